@@ -7,7 +7,7 @@ from starlette.types import Scope
 from app.alerts import alerts_api
 from app.auth import audit_api, secrets_api, tokens_api, users_api
 from app.compare import comparison_api, notes_api, shared_links_api
-from app.files import ingest_api, weight_uploads_api
+from app.files import ingest_api, json_lines_api, weight_uploads_api
 from app.http import openapi_docs
 from app.live import streams_api
 from app.projects import projects_api
@@ -47,6 +47,7 @@ modules = (
     environment_api,
     export_api,
     ingest_api,
+    json_lines_api,
     weight_uploads_api,
     workers_api,
     storage_api,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,8 +32,9 @@ from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
-from db.tables import User
+from db.tables import WRITE, User
 from db.telemetry import metric_pyramids, pyramid
+from halfstep.api_client import local_server
 from halfstep.cli import logs
 from halfstep.cli.application import App, Command, ServingCommand, single
 from halfstep.cli.options import AsJson, RunId
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from app.serve import Server
 
 OPERATOR = "operator"
+LOCAL_SCRIPTS = "scripts on this machine"  # name of their token
 #: Interval at which Python switches between threads.
 SWITCH_SECONDS = 0.001
 
@@ -71,8 +73,8 @@ def up() -> None:
     settings, database = _open()
     check_store(settings)
     listening = _listen(settings)
-    server = _server(settings, database)
-    _handle_signals(server)  # before the worker starts, so that it is never orphaned
+    server = make_server(settings, database)
+    handle_signals(server)  # before the worker starts, so that it is never orphaned
     # A session of its own, so that a Ctrl-C reaches the worker only once, from this process. The
     # worker is killed with this process, to release its name for the next one, which continues its
     # runs.
@@ -84,7 +86,8 @@ def up() -> None:
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
-        _serve(server, listening, settings, database)
+        with _found_by_scripts(settings, database):
+            _serve(server, listening, settings, database)
     finally:
         if worker.poll() is None:
             worker.terminate()
@@ -102,8 +105,8 @@ def server() -> None:
     settings, database = _open()
     check_store(settings)
     listening = _listen(settings)
-    server = _server(settings, database)
-    _handle_signals(server)
+    server = make_server(settings, database)
+    handle_signals(server)
     _serve(server, listening, settings, database)
 
 
@@ -372,7 +375,8 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def _server(settings: Settings, database: Database) -> "Server":
+def make_server(settings: Settings, database: Database) -> "Server":
+    """Return the server, with its log configured."""
     from app.serve import Server  # deferred: takes half a second, which other commands save
 
     logs.configure("server", settings.log_level, settings.log_format, sys.stderr)
@@ -385,7 +389,7 @@ def _server(settings: Settings, database: Database) -> "Server":
     return server
 
 
-def _handle_signals(server: "Server") -> None:
+def handle_signals(server: "Server") -> None:
     """Stop the server on SIGINT, SIGTERM and SIGHUP.
 
     uvicorn raises the signal again when it has stopped, which would end this process with the
@@ -406,6 +410,33 @@ def _serve(
     with published_address(settings):
         _print_link(settings, database)
         server.run(sockets=[listening])
+
+
+@contextmanager
+def _found_by_scripts(settings: Settings, database: Database) -> Iterator[None]:
+    """Let watched scripts of this user find the server without a token."""
+    with ExitStack() as stack:
+        if settings.local_scripts:
+            try:
+                token = _token_of_scripts(settings, database)
+                url = _local_address(settings)
+                stack.enter_context(local_server.announced(settings.data, url, token))
+            except (OSError, RuntimeError, Invalid) as error:  # RuntimeError: no home folder
+                say(f"Scripts on this machine need a token: {error}")
+        yield
+
+
+def _token_of_scripts(settings: Settings, database: Database) -> str:
+    """Return the token of the last start, or a new one. Raises Invalid."""
+    token = local_server.token_of(settings.data)
+    with database.writing() as session:
+        known = accounts.find_api_token(session, token) if token else None
+        if token and known and known.kind == WRITE:
+            return token
+        user = accounts.first_admin(session) or _named(session, OPERATOR)
+        token, _row = accounts.make_api_token(session, user, LOCAL_SCRIPTS, WRITE, days=None)
+        audit.note_typed(session, "up", f"token for {LOCAL_SCRIPTS}")
+    return token
 
 
 def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
@@ -447,9 +478,14 @@ def _local_address(settings: Settings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def sign_in_link(settings: Settings, token: str) -> str:
+    """Return a link with the public address if there is one."""
+    return f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
+
+
 def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
-    """Print a one-time sign-in link, with the public address if there is one."""
-    link = f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
+    """Print a one-time sign-in link."""
+    link = sign_in_link(settings, token)
     text = "The link signs you in once, within a day. `halfstep link NAME` prints another."
     print_result(
         {"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from benchmarks.report import report
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Checkpoint, Event
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.files import checksum
 from trainer.distributed.ranks import Control
@@ -79,7 +79,7 @@ class Told:
 
     forwards: list[float]
     boundaries: list[float]
-    saves: list[tuple[float, Event]]
+    saves: list[tuple[float, Checkpoint]]
     peak_bytes: int
 
 
@@ -108,7 +108,7 @@ class Peak(threading.Thread):
 def loop(width: int, steps: int, folder: Path | None) -> Told:
     """Train for some steps, and save to the folder, if any."""
     boundaries: list[float] = []
-    saves: list[tuple[float, Event]] = []
+    saves: list[tuple[float, Checkpoint]] = []
     Wide.width, Wide.forwards = width, []
 
     def control() -> Control:
@@ -116,7 +116,7 @@ def loop(width: int, steps: int, folder: Path | None) -> Told:
         return Control()
 
     def on_event(event: Event) -> None:
-        if event["event"] == "checkpoint":
+        if isinstance(event, Checkpoint):
             saves.append((time.perf_counter(), event))
 
     values = {
@@ -172,19 +172,19 @@ def main() -> None:
     # From the boundary of step n to the forward pass of step n + 1.
     saves = saving.saves
     gaps = [after - at for at, after in zip(saving.boundaries, saving.forwards[1:], strict=False)]
-    saved = {event["step"] for _told, event in saves}
+    saved = {event.step for _told, event in saves}
     usual = statistics.median(gap for step, gap in enumerate(gaps, 1) if step not in saved)
     stalls = [gaps[step - 1] - usual for step in sorted(saved) if step < STEPS]
     share = statistics.median(stalls) / seconds_in_line
     steps = list(zip(saving.forwards, saving.boundaries, strict=True))
-    spans = [(saved_at - event["write_seconds"], saved_at) for saved_at, event in saves]
+    spans = [(saved_at - event.write_seconds, saved_at) for saved_at, event in saves]
     beside, undisturbed = (
         [end - at for at, end in steps if any(a <= at <= b for a, b in spans) == is_beside]
         for is_beside in (True, False)
     )
     slower = statistics.median(beside) / statistics.median(undisturbed) - 1
     memory = (saving.peak_bytes - bare.peak_bytes) / size_bytes
-    writing = statistics.median(event["write_seconds"] for _told, event in saves)
+    writing = statistics.median(event.write_seconds for _told, event in saves)
     report(
         "checkpoint_stall",
         f"≤ {BAR_STALL:.0%} of torch.save and SHA-256 in line; ≤ {BAR_MEMORY} × the state more "

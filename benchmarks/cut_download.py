@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.report import report
 from benchmarks.site import Site, serving
 from db.files import checkpoints
+from tests.spool_made import checkpoint_of
 
 CUTS = 5
 PIECE_BYTES = 2**20
@@ -84,7 +85,7 @@ def publish(site: Site, size_bytes: int) -> str:
     event: dict[str, Any] = {"step": 1, "reason": "end", "request": None, "files": [saved]}
     with site.database.writing() as session:
         key = path.relative_to(site.settings.data).as_posix()
-        checkpoints.publish(session, 1, 1, event, [key])
+        checkpoints.publish(session, 1, 1, checkpoint_of(event), [key])
     return digest.hexdigest()
 
 

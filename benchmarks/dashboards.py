@@ -36,6 +36,7 @@ from db.tables import Run, Status
 from db.telemetry import telemetry
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
+from halfstep.telemetry.events import Metric
 from halfstep.telemetry.spool import STEP_DTYPE
 
 LISTED, COMPARED = 50, 20
@@ -122,8 +123,8 @@ def _flush(each: dict[str, Any]) -> telemetry.Flush:
     steps["step"] = np.arange(1, len(steps) + 1)
     steps["elapsed_ms"], steps["step_us"] = steps["step"] * 5, 5000
     steps["loss"], steps["scale"] = each["losses"], 65536.0
-    last = {"step": len(steps), "name": "val/accuracy", "value": each["accuracy"]}
-    return telemetry.Flush(steps=[steps], events=[{"event": "metric", "elapsed_ms": 1, **last}])
+    accuracy = Metric(step=len(steps), name="val/accuracy", value=each["accuracy"], elapsed_ms=1)
+    return telemetry.Flush(steps=[steps], events=[accuracy])
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def spool() -> bytes:
             for step in range(1, STEPS + 1):
                 for name in range(NAMES):
                     named = f"g{name // 100:03d}/u{name % 100:02d}"
-                    event = {"event": "metric", "step": step, "name": named}
-                    writer.event({**event, "value": float(name + step), "elapsed_ms": step * 100})
+                    value, elapsed_ms = float(name + step), step * 100
+                    writer.event(Metric(step=step, name=named, value=value, elapsed_ms=elapsed_ms))
         return (Path(folder) / "1-0.spool").read_bytes()
 
 

@@ -17,8 +17,9 @@ from db.access import accounts
 from db.database import Database
 from db.queue import claims, workers
 from db.runs import runs
-from db.tables import SKIPPED
 from db.telemetry import telemetry
+from halfstep.telemetry.events import Culprit, Scaler
+from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import STEP_DTYPE
 
 BATCH_STEPS = 5000
@@ -80,23 +81,22 @@ def _steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     return made
 
 
-def _skip(step: int) -> Iterator[dict[str, Any]]:
+def _skip(step: int) -> Iterator[Scaler]:
     """Make the events of a skipped step, and of the growth half-way to it."""
     for kind, optimizer, at, before, after in (
         ("growth", None, step - SKIP_EVERY // 2, 32768.0, 65536.0),
         ("skip", "AdamW", step, 65536.0, 32768.0),
         ("backoff", None, step, 65536.0, 32768.0),
     ):
-        culprits = [{"name": "blocks.3.mlp.weight"}] if kind == "skip" else []
-        yield {
-            "event": "scaler",
-            "kind": kind,
-            "step": at,
-            "optimizer": optimizer,
-            "scale_before": before,
-            "scale_after": after,
-            "culprits": culprits,
-        }
+        culprits = [Culprit(name="blocks.3.mlp.weight")] if kind == "skip" else []
+        yield Scaler(
+            kind=kind,
+            step=at,
+            optimizer=optimizer,
+            scale_before=before,
+            scale_after=after,
+            culprits=culprits,
+        )
 
 
 def long_run() -> Database:

@@ -35,7 +35,8 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from benchmarks.report import report
-from halfstep.monitor.hooks import UNGUARDED, Hooks, Listener
+from halfstep.monitor.hooks import UNGUARDED, USUAL, Hooks, Listener
+from halfstep.monitor.usual_steps import UsualSteps
 
 TURN, ROUNDS = 600, 5  # steps, of which one or two hand over what the others left
 BAR_MICROSECONDS, BAR_RATIO = 15.0, 1 / 20
@@ -120,6 +121,8 @@ class NoopWatch:
     """Listens as a watched loop does, and does nothing."""
 
     def __init__(self) -> None:
+        self.closed_steps = 0
+        self.usual = UsualSteps(self, 0)  # off
         self.stepping: list[torch.optim.Optimizer] = []
         self.scaler_steps = 0
 
@@ -150,7 +153,7 @@ def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
 
 
 def _clocked(listener: Any, held: list[float]) -> Any:
-    """Put a clock around the methods of a listener that are called without the guard."""
+    """Put a clock around the methods that are called without the guard: see hooks.UNGUARDED."""
 
     def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -161,8 +164,9 @@ def _clocked(listener: Any, held: list[float]) -> Any:
 
         return timed
 
-    for name in UNGUARDED:
-        setattr(listener, name, clocked(getattr(type(listener), name).__get__(listener)))
+    for owner, names in ((listener, UNGUARDED), (listener.usual, USUAL)):
+        for name in names:
+            setattr(owner, name, clocked(getattr(type(owner), name).__get__(owner)))
     return listener
 
 

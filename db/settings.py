@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 
 from db.errors import Invalid
+from halfstep.field_errors import reason
 
 #: A label of RFC 1123, as in names of Kubernetes objects.
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
@@ -111,6 +112,13 @@ class Settings(BaseSettings):
         SecretStr,
         Field(description="Bearer token for /metrics (Prometheus); empty: no such endpoint"),
     ] = SecretStr("")
+    local_scripts: Annotated[
+        bool,
+        Field(
+            description="Whether watched scripts of the user who runs `halfstep up` find it "
+            "without a token"
+        ),
+    ] = True
     worker_name: Annotated[
         str,
         Field(
@@ -395,9 +403,11 @@ class Settings(BaseSettings):
         try:
             return cls()
         except ValidationError as error:
-            wrong = error.errors()
             raise Invalid(
-                {f"HALFSTEP_{e['loc'][0]}".upper(): f"{e['input']!r}: {e['msg']}" for e in wrong}
+                {
+                    f"HALFSTEP_{wrong['loc'][0]}".upper(): f"{wrong['input']!r}: {reason(wrong)}"
+                    for wrong in error.errors()
+                }
             ) from error
 
     @property

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
@@ -39,8 +39,34 @@ from halfstep.api_client.responses import (
 from halfstep.api_client.saved_calls import SavedCalls
 from halfstep.api_client.tls import DeferredContext
 from halfstep.session.nesting import merged
+from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import (
+        AcceptedRequest,
+        AdvisedFinding,
+        ArtifactFile,
+        BulkResult,
+        CheckpointFileRow,
+        ComparedSeries,
+        DeletedRun,
+        Event,
+        FullEnvironment,
+        ListedRun,
+        LogLine,
+        ProjectRow,
+        RunComparison,
+        RunDetail,
+        RunList,
+        RunSummary,
+        SeriesPage,
+        Storage,
+        SweepDetail,
+        SweepSummary,
+        SweepTrial,
+        Uploaded,
+        WorkerState,
+    )
     from halfstep.api_client.series import Series
 
 URL = "http://127.0.0.1:8000"
@@ -93,9 +119,9 @@ class Client(AlertCalls, SavedCalls):
         """Return the address of a run's page."""
         return f"{str(self._http.base_url).rstrip('/')}/runs/{run_id}"
 
-    def recipes(self) -> list[dict[str, Any]]:
+    def recipes(self) -> list[JsonObject]:
         """Return the recipes, each with the JSON Schema of its configuration."""
-        return list(self._get("/api/v1/recipes"))
+        return cast("list[JsonObject]", list(self._get("/api/v1/recipes")))
 
     def runs(
         self,
@@ -104,7 +130,7 @@ class Client(AlertCalls, SavedCalls):
         sort: str = "-id",
         limit: int = 50,
         values: Sequence[str] = (),
-    ) -> list[dict[str, Any]]:
+    ) -> "list[ListedRun]":
         """Return runs, newest first by default.
 
         filter: conditions that all must hold, as on the runs page: "sweep status:failed
@@ -120,15 +146,15 @@ class Client(AlertCalls, SavedCalls):
         sort: str = "-id",
         limit: int = 50,
         values: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    ) -> "RunList":
         """Return a page of runs with the total number of matches.
 
         "runs": as from `runs`; "total": number of matches; "notes": names in filter and sort that
         no setting or metric has. Fetches several of the server's pages if necessary.
         """
-        query: dict[str, Any] = {"filter": filter, "sort": sort, "values": ",".join(values)}
+        query: JsonObject = {"filter": filter, "sort": sort, "values": ",".join(values)}
         query["limit"] = min(limit, MOST_RUNS)
-        page = dict(self._get("/api/v1/runs", query))
+        page = cast("RunList", self._get("/api/v1/runs", query))
         while page["next"] is not None and len(page["runs"]) < limit:
             query |= {"before": page["next"], "limit": min(limit - len(page["runs"]), MOST_RUNS)}
             further = self._get("/api/v1/runs", query)
@@ -136,16 +162,16 @@ class Client(AlertCalls, SavedCalls):
             page["next"] = further["next"]
         return page
 
-    def run(self, run_id: int) -> dict[str, Any]:
+    def run(self, run_id: int) -> "RunDetail":
         """Return one run, with its configuration and history."""
-        return dict(self._get(f"/api/v1/runs/{run_id}"))
+        return cast("RunDetail", dict(self._get(f"/api/v1/runs/{run_id}")))
 
-    def environment(self, run_id: int) -> dict[str, Any]:
+    def environment(self, run_id: int) -> "FullEnvironment":
         """Return a run's environment: machine, versions, command, folder.
 
         For a queued run also its source and git.
         """
-        return dict(self._get(f"/api/v1/runs/{run_id}/environment"))
+        return cast("FullEnvironment", dict(self._get(f"/api/v1/runs/{run_id}/environment")))
 
     def submit(
         self,
@@ -155,7 +181,7 @@ class Client(AlertCalls, SavedCalls):
         name: str = "",
         tags: Sequence[str] = (),
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "RunSummary":
         """Queue a run. Settings missing from config have the recipe's defaults.
 
         further: priority, nodes, devices_per_node, after_id, parent_id, parent_step and
@@ -163,7 +189,9 @@ class Client(AlertCalls, SavedCalls):
         Raises ApiError, whose errors name each wrong field, its value and the allowed values.
         """
         body = {"recipe": recipe, "config": dict(config or {}), "name": name}
-        return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
+        return cast(
+            "RunSummary", self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
+        )
 
     def submit_command(
         self,
@@ -180,7 +208,7 @@ class Client(AlertCalls, SavedCalls):
         name: str = "",
         tags: Sequence[str] = (),
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "RunSummary":
         """Queue a command line for a worker that offers commands.
 
         parameters: a value for each placeholder, such as {lr}.  folder: on the worker, or within
@@ -192,14 +220,16 @@ class Client(AlertCalls, SavedCalls):
         """
         command = _command(line, folder, git, commit, venv, variables, secrets, schema)
         body = {"command": command, "config": dict(parameters or {}), "name": name}
-        return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
+        return cast(
+            "RunSummary", self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
+        )
 
     def upload_weights(
         self,
         path: Path | str,
         *,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> dict[str, Any]:
+    ) -> "Uploaded":
         """Upload a .safetensors or .pt file; its "upload" is the value for `weights.upload`.
 
         A file that no run starts from is deleted after a day.  on_progress: called with the number
@@ -221,7 +251,7 @@ class Client(AlertCalls, SavedCalls):
             answer = self._http.put(
                 address, content=pieces(), headers=headers, timeout=STORING_SECONDS
             )
-            stored = dict(content(answer))
+            stored = cast("Uploaded", content(answer))
         if stored["sha256"] != digest.hexdigest():
             received = stored["sha256"]
             text = f"the server received SHA-256 {received}, not {digest.hexdigest()}"
@@ -234,7 +264,7 @@ class Client(AlertCalls, SavedCalls):
         *,
         patience: float = AWAY_SECONDS,
         on_outage: Callable[[str], None] = lambda text: None,
-    ) -> dict[str, Any]:
+    ) -> "RunDetail":
         """Return the run once it has ended, with any status. patience, on_outage: see `follow`."""
         # maxlen=1: days of training yield many states.
         [run] = deque(self.follow(run_id, patience=patience, on_outage=on_outage), maxlen=1)
@@ -246,14 +276,14 @@ class Client(AlertCalls, SavedCalls):
         *,
         patience: float = AWAY_SECONDS,
         on_outage: Callable[[str], None] = lambda text: None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> "Iterator[RunDetail]":
         """Yield the run now and after each change, until it has ended.
 
         patience: seconds for which an unavailable server, such as one that restarts, is retried
         before ApiError is raised.  on_outage: called with a message once per outage.
         """
-        run: dict[str, Any] = {}
-        while run.get("status") not in ENDED:
+        run: RunDetail | None = None
+        while run is None or run["status"] not in ENDED:
             if run:
                 time.sleep(POLL_SECONDS)
             before, run = run, _patiently(lambda: self.run(run_id), patience, on_outage)
@@ -287,7 +317,7 @@ class Client(AlertCalls, SavedCalls):
         from halfstep.api_client import series  # with numpy
 
         if points is not None:
-            metrics: dict[str, Any] = {}
+            metrics: JsonObject = {}
             after: str | None = ""
             while after is not None:
                 page = self.chart(
@@ -309,13 +339,13 @@ class Client(AlertCalls, SavedCalls):
         metric_search: str = "",
         metric_after: str = "",
         metrics: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    ) -> "SeriesPage":
         """Return a run page's chart data: series, metrics and skips, downsampled to points.
 
         metric_search: part of the metrics' names.  metric_after: `metrics_next` of the previous
         page; a page has 100 metrics.  metrics: up to 50 names that are always included.
         """
-        query: dict[str, Any] = {"first": first, "points": points}
+        query: JsonObject = {"first": first, "points": points}
         if last is not None:
             query["last"] = last
         if metric_search:
@@ -324,15 +354,18 @@ class Client(AlertCalls, SavedCalls):
             query["metric_after"] = metric_after
         if metrics:
             query["metric"] = list(metrics)
-        return dict(self._get(f"/api/v1/runs/{run_id}/series", query))
+        return cast("SeriesPage", dict(self._get(f"/api/v1/runs/{run_id}/series", query)))
 
-    def compare(self, run_ids: Sequence[int]) -> dict[str, Any]:
+    def compare(self, run_ids: Sequence[int]) -> "RunComparison":
         """Compare up to 50 runs, as /compare does.
 
         Returns the runs, each with its last and best figures, the settings that differ, and the
         missing runs.
         """
-        return dict(self._get("/api/v1/comparison", {"runs": ",".join(map(str, run_ids))}))
+        return cast(
+            "RunComparison",
+            dict(self._get("/api/v1/comparison", {"runs": ",".join(map(str, run_ids))})),
+        )
 
     def charts(
         self,
@@ -342,9 +375,9 @@ class Client(AlertCalls, SavedCalls):
         first: int = 1,
         last: int | None = None,
         points: int = 1000,
-    ) -> dict[int, dict[str, Any]]:
+    ) -> "dict[int, ComparedSeries]":
         """Return the comparison's chart data: series or metrics of each run, by run id."""
-        query: dict[str, Any] = {"runs": ",".join(map(str, run_ids)), "series": list(series)}
+        query: JsonObject = {"runs": ",".join(map(str, run_ids)), "series": list(series)}
         query |= {"first": first, "points": points} | ({} if last is None else {"last": last})
         pages = self._get("/api/v1/comparison/series", query)["runs"]
         return {int(run_id): page for run_id, page in pages.items()}
@@ -359,21 +392,25 @@ class Client(AlertCalls, SavedCalls):
                 raise error_of(answer)
             yield answer.iter_text()
 
-    def events(self, run_id: int) -> Iterator[dict[str, Any]]:
+    def events(self, run_id: int) -> "Iterator[Event]":
         """Yield the scaler's events in order of step: skips with culprits, growth, backoff."""
-        return self._pages(f"/api/v1/runs/{run_id}/events", "events")
+        return cast("Iterator[Event]", self._pages(f"/api/v1/runs/{run_id}/events", "events"))
 
-    def findings(self, run_id: int) -> list[dict[str, Any]]:
+    def findings(self, run_id: int) -> "list[AdvisedFinding]":
         """Return a run's findings, each a problem and its remedy, the most severe first."""
-        return list(self._pages(f"/api/v1/runs/{run_id}/findings", "findings"))
+        return cast(
+            "list[AdvisedFinding]", list(self._pages(f"/api/v1/runs/{run_id}/findings", "findings"))
+        )
 
-    def artifacts(self, run_id: int) -> list[dict[str, Any]]:
+    def artifacts(self, run_id: int) -> "list[ArtifactFile]":
         """Return a run's artifacts: images, texts and tables, newest step first."""
-        return list(self._pages(f"/api/v1/runs/{run_id}/artifacts", "artifacts"))
+        return cast(
+            "list[ArtifactFile]", list(self._pages(f"/api/v1/runs/{run_id}/artifacts", "artifacts"))
+        )
 
-    def set_scale(self, run_id: int, scale: float) -> dict[str, Any]:
+    def set_scale(self, run_id: int, scale: float) -> "AcceptedRequest":
         """Request another loss scale for a running fp16 run, from its next step on."""
-        return self._post(f"/api/v1/runs/{run_id}/scale", {"scale": scale})
+        return cast("AcceptedRequest", self._post(f"/api/v1/runs/{run_id}/scale", {"scale": scale}))
 
     def fork(
         self,
@@ -384,7 +421,7 @@ class Client(AlertCalls, SavedCalls):
         name: str = "",
         tags: Sequence[str] = (),
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "RunSummary":
         """Queue a run that starts from another run's checkpoint, with the same configuration.
 
         config: settings to change.  step: the checkpoint's; by default the newest.
@@ -399,16 +436,16 @@ class Client(AlertCalls, SavedCalls):
         further |= {"parent_id": run_id, "parent_step": step}
         return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
 
-    def continue_run(self, run_id: int) -> dict[str, Any]:
+    def continue_run(self, run_id: int) -> "RunSummary":
         """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""
-        return self._post(f"/api/v1/runs/{run_id}/continuation")
+        return cast("RunSummary", self._post(f"/api/v1/runs/{run_id}/continuation"))
 
-    def log(self, run_id: int, *, last: int | None = None) -> list[dict[str, Any]]:
+    def log(self, run_id: int, *, last: int | None = None) -> "list[LogLine]":
         """Return the lines of a run's log, oldest first. last: only the last ones, up to 5,000."""
         if last is not None:
             return list(self._get(f"/api/v1/runs/{run_id}/log", {"limit": last})["log"])
-        pages: list[list[dict[str, Any]]] = []
-        query: dict[str, Any] | None = {"limit": LOG_LINES_A_PAGE}
+        pages: list[list[LogLine]] = []
+        query: JsonObject | None = {"limit": LOG_LINES_A_PAGE}
         while query is not None:
             page = self._get(f"/api/v1/runs/{run_id}/log", query)
             pages.append(page["log"])
@@ -427,9 +464,9 @@ class Client(AlertCalls, SavedCalls):
                 raise error_of(answer)
             yield from _gunzipped(answer.iter_raw())
 
-    def cancel(self, run_id: int) -> dict[str, Any]:
+    def cancel(self, run_id: int) -> "RunSummary":
         """Cancel a run; one in training writes a checkpoint first."""
-        return self._post(f"/api/v1/runs/{run_id}/cancellation")
+        return cast("RunSummary", self._post(f"/api/v1/runs/{run_id}/cancellation"))
 
     def edit(
         self,
@@ -438,49 +475,49 @@ class Client(AlertCalls, SavedCalls):
         name: str | None = None,
         tags: Sequence[str] | None = None,
         note: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> "RunDetail":
         """Change a run's name, tags or note, which is Markdown; None leaves a field unchanged."""
         body = {"name": name, "tags": None if tags is None else list(tags), "note": note}
-        return self._patch(f"/api/v1/runs/{run_id}", body)
+        return cast("RunDetail", self._patch(f"/api/v1/runs/{run_id}", body))
 
-    def delete(self, *run_ids: int) -> dict[str, Any]:
+    def delete(self, *run_ids: int) -> "BulkResult":
         """Move ended runs to the trash; return those `done`, and those `refused`."""
         return self.bulk("delete", run_ids)
 
-    def restore(self, *run_ids: int) -> dict[str, Any]:
+    def restore(self, *run_ids: int) -> "BulkResult":
         """Restore runs from the trash; returns the same as `delete`."""
         return self.bulk("restore", run_ids)
 
-    def move(self, *run_ids: int, project: str) -> dict[str, Any]:
+    def move(self, *run_ids: int, project: str) -> "BulkResult":
         """Move runs to another project; returns the same as `delete`."""
         return self.bulk("move", run_ids, project=project)
 
     def bulk(
         self, action: str, run_ids: Sequence[int], *, tag: str = "", project: str | None = None
-    ) -> dict[str, Any]:
+    ) -> "BulkResult":
         """Apply an action to up to 200 runs; a run that refuses does not stop the others.
 
         action: add_tag or remove_tag, with a tag; cancel, delete, restore; move, with a project; or
         erase, which permanently deletes runs in the trash.
         """
         body = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
-        return self._post("/api/v1/runs/bulk", body)
+        return cast("BulkResult", self._post("/api/v1/runs/bulk", body))
 
-    def trash(self) -> list[dict[str, Any]]:
+    def trash(self) -> "list[DeletedRun]":
         """Return the deleted runs that can be restored, newest first."""
-        return list(self._pages("/api/v1/trash", "runs"))
+        return cast("list[DeletedRun]", list(self._pages("/api/v1/trash", "runs")))
 
-    def storage(self) -> dict[str, Any]:
+    def storage(self) -> "Storage":
         """Return the server's free space, and the space that files of runs use."""
-        return dict(self._get("/api/v1/storage"))
+        return cast("Storage", dict(self._get("/api/v1/storage")))
 
-    def pause(self, run_id: int) -> dict[str, Any]:
+    def pause(self, run_id: int) -> "RunSummary":
         """Pause a run, with a checkpoint."""
-        return self._post(f"/api/v1/runs/{run_id}/pause")
+        return cast("RunSummary", self._post(f"/api/v1/runs/{run_id}/pause"))
 
-    def resume(self, run_id: int) -> dict[str, Any]:
+    def resume(self, run_id: int) -> "RunSummary":
         """Queue a paused run again."""
-        return self._post(f"/api/v1/runs/{run_id}/resumption")
+        return cast("RunSummary", self._post(f"/api/v1/runs/{run_id}/resumption"))
 
     def begin_sweep(
         self,
@@ -495,7 +532,7 @@ class Client(AlertCalls, SavedCalls):
         at_once: int = 1,
         tags: Sequence[str] = (),
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "SweepDetail":
         """Start a sweep: runs that differ in the settings in `space`.
 
         space: by path of a setting, a list of values, or "16..64 step 16", "uniform(a, b)",
@@ -503,10 +540,12 @@ class Client(AlertCalls, SavedCalls):
         minimise or maximise; by default derived from the metric's name.  further: seed, name,
         priority, nodes, devices_per_node.
         """
-        body: dict[str, Any] = {"recipe": recipe, "space": dict(space)}
+        body: JsonObject = {"recipe": recipe, "space": dict(space)}
         body["config"] = dict(config or {})
         body |= {"kind": kind, "metric": metric, "goal": goal, "runs": runs, "at_once": at_once}
-        return self._post("/api/v1/sweeps", body | {"tags": ", ".join(tags), **further})
+        return cast(
+            "SweepDetail", self._post("/api/v1/sweeps", body | {"tags": ", ".join(tags), **further})
+        )
 
     def sweep_command(
         self,
@@ -522,7 +561,7 @@ class Client(AlertCalls, SavedCalls):
         secrets: Sequence[str] = (),
         schema: Mapping[str, Mapping[str, Any]] | None = None,
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "SweepDetail":
         """Start a sweep of a command line: runs that differ in the placeholders in `space`.
 
         parameters: a value for each other placeholder.  further: see `begin_sweep`; the rest: see
@@ -531,40 +570,50 @@ class Client(AlertCalls, SavedCalls):
         command = _command(line, folder, git, commit, venv, variables, secrets, schema)
         return self.begin_sweep("", space, parameters, command=command, **further)
 
-    def sweeps(self, *, limit: int = 50) -> list[dict[str, Any]]:
+    def sweeps(self, *, limit: int = 50) -> "list[SweepSummary]":
         """Return sweeps, newest first."""
-        return list(self._get("/api/v1/sweeps", {"limit": limit})["sweeps"])
+        return cast(
+            "list[SweepSummary]", list(self._get("/api/v1/sweeps", {"limit": limit})["sweeps"])
+        )
 
-    def sweep(self, sweep_id: int) -> dict[str, Any]:
+    def sweep(self, sweep_id: int) -> "SweepDetail":
         """Return one sweep: its progress, and its best run so far."""
-        return dict(self._get(f"/api/v1/sweeps/{sweep_id}"))
+        return cast("SweepDetail", dict(self._get(f"/api/v1/sweeps/{sweep_id}")))
 
-    def trials(self, sweep_id: int) -> list[dict[str, Any]]:
+    def trials(self, sweep_id: int) -> "list[SweepTrial]":
         """Return a sweep's runs with their settings and values, the best first."""
         query = {"sort": "value", "limit": 1000}
-        return list(self._get(f"/api/v1/sweeps/{sweep_id}/trials", query)["trials"])
+        return cast(
+            "list[SweepTrial]",
+            list(self._get(f"/api/v1/sweeps/{sweep_id}/trials", query)["trials"]),
+        )
 
     def extend_sweep(
         self, sweep_id: int, *, runs: int | None = None, space: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    ) -> "SweepDetail":
         """Add runs to a sweep; to a grid, more values of its settings."""
-        return self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space})
+        return cast(
+            "SweepDetail",
+            self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space}),
+        )
 
-    def move_sweep(self, sweep_id: int, *, project: str) -> dict[str, Any]:
+    def move_sweep(self, sweep_id: int, *, project: str) -> "SweepDetail":
         """Move a sweep and all of its runs to another project."""
-        return self._put(f"/api/v1/sweeps/{sweep_id}/project", {"project": project})
+        return cast(
+            "SweepDetail", self._put(f"/api/v1/sweeps/{sweep_id}/project", {"project": project})
+        )
 
-    def pause_sweep(self, sweep_id: int) -> dict[str, Any]:
+    def pause_sweep(self, sweep_id: int) -> "SweepDetail":
         """Pause a sweep: it submits no more runs; runs under way continue."""
-        return self._post(f"/api/v1/sweeps/{sweep_id}/pause")
+        return cast("SweepDetail", self._post(f"/api/v1/sweeps/{sweep_id}/pause"))
 
-    def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
+    def resume_sweep(self, sweep_id: int) -> "SweepDetail":
         """Resume a paused or failed sweep."""
-        return self._post(f"/api/v1/sweeps/{sweep_id}/resumption")
+        return cast("SweepDetail", self._post(f"/api/v1/sweeps/{sweep_id}/resumption"))
 
-    def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
+    def cancel_sweep(self, sweep_id: int) -> "SweepDetail":
         """Cancel a sweep, and its queued and training runs."""
-        return self._post(f"/api/v1/sweeps/{sweep_id}/cancellation")
+        return cast("SweepDetail", self._post(f"/api/v1/sweeps/{sweep_id}/cancellation"))
 
     def wait_for_sweep(
         self,
@@ -572,46 +621,49 @@ class Client(AlertCalls, SavedCalls):
         *,
         patience: float = AWAY_SECONDS,
         on_outage: Callable[[str], None] = lambda text: None,
-    ) -> dict[str, Any]:
+    ) -> "SweepDetail":
         """Return the sweep once it has ended or failed.
 
         patience, on_outage: see `follow`.
         """
-        sweep: dict[str, Any] = {}
-        while sweep.get("status") not in ENDED:
+        sweep: SweepDetail | None = None
+        while sweep is None or sweep["status"] not in ENDED:
             if sweep:
                 time.sleep(POLL_SECONDS)
             sweep = _patiently(lambda: self.sweep(sweep_id), patience, on_outage)
         return sweep
 
-    def projects(self) -> list[dict[str, Any]]:
+    def projects(self) -> "list[ProjectRow]":
         """Return the projects visible to the user, with their quotas and permissions."""
-        return list(self._get("/api/v1/projects"))
+        return cast("list[ProjectRow]", list(self._get("/api/v1/projects")))
 
-    def rename_project(self, name: str, new_name: str) -> dict[str, Any]:
+    def rename_project(self, name: str, new_name: str) -> "ProjectRow":
         """Rename a project. For admins."""
         body = {"name": name, "new_name": new_name}
-        return self._patch("/api/v1/projects/name", body)
+        return cast("ProjectRow", self._patch("/api/v1/projects/name", body))
 
     def delete_project(self, name: str) -> None:
         """Delete a project that has no runs, with its sweeps. For admins."""
         self._delete("/api/v1/projects", {"name": name})
 
-    def workers(self) -> Iterator[dict[str, Any]]:
+    def workers(self) -> "Iterator[WorkerState]":
         """Yield the workers, in the order of their registration."""
-        return self._pages("/api/v1/workers", "workers")
+        return cast("Iterator[WorkerState]", self._pages("/api/v1/workers", "workers"))
 
-    def drain_worker(self, worker_id: int, *, stop: bool = False) -> dict[str, Any]:
+    def drain_worker(self, worker_id: int, *, stop: bool = False) -> "WorkerState":
         """Stop a worker from taking runs. stop: also return its current runs to the queue."""
-        return self._post(f"/api/v1/workers/{worker_id}/drain", {"stop": stop})
+        return cast("WorkerState", self._post(f"/api/v1/workers/{worker_id}/drain", {"stop": stop}))
 
-    def undrain_worker(self, worker_id: int) -> dict[str, Any]:
+    def undrain_worker(self, worker_id: int) -> "WorkerState":
         """Let a worker take runs again."""
-        return self._post(f"/api/v1/workers/{worker_id}/undrain")
+        return cast("WorkerState", self._post(f"/api/v1/workers/{worker_id}/undrain"))
 
-    def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
+    def checkpoints(self, run_id: int) -> "list[CheckpointFileRow]":
         """Return a run's checkpoint files, newest step first."""
-        return list(self._pages(f"/api/v1/runs/{run_id}/checkpoints", "checkpoints"))
+        return cast(
+            "list[CheckpointFileRow]",
+            list(self._pages(f"/api/v1/runs/{run_id}/checkpoints", "checkpoints")),
+        )
 
     def download(
         self,
@@ -674,7 +726,7 @@ class Client(AlertCalls, SavedCalls):
                     on_progress(file.tell())
             return _name(answer)
 
-    def _pages(self, path: str, name: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, path: str, name: str) -> Iterator[JsonObject]:
         after: str | None = ""
         while after is not None:
             page = self._get(path, {"after": after})
@@ -691,25 +743,26 @@ class Client(AlertCalls, SavedCalls):
         if answer.is_error:
             raise error_of(answer)
 
-    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> JsonObject:
         check_body(body)
         with spoken():
             return dict(content(self._http.post(path, json=body)))
 
-    def _patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _patch(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         check_body(body)
         with spoken():
             return dict(content(self._http.patch(path, json=body)))
 
-    def _put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _put(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         check_body(body)
         with spoken():
             return dict(content(self._http.put(path, json=body)))
 
 
-def _patiently(
-    request: Callable[[], dict[str, Any]], patience: float, on_outage: Callable[[str], None]
-) -> dict[str, Any]:
+T = TypeVar("T")
+
+
+def _patiently(request: Callable[[], T], patience: float, on_outage: Callable[[str], None]) -> T:
     """Return a request's result; retry with exponential backoff while the server is away."""
     pause, until = POLL_SECONDS, time.monotonic() + patience
     while True:
@@ -742,7 +795,7 @@ def _command(
     variables: Mapping[str, str] | None,
     secrets: Sequence[str],
     schema: Mapping[str, Mapping[str, Any]] | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         "line": line,
         "folder": folder,

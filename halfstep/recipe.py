@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, default_collate
 from halfstep.config_groups import RecipeConfig
 from halfstep.data_paths import data_path
 from halfstep.run_config import ConfigError, RunConfig
+from halfstep.telemetry.plain_json import JsonObject
 
 __all__ = [
     "ConfigError",
@@ -104,7 +105,7 @@ class Recipe(ABC):
     title: ClassVar[str]
     description: ClassVar[str]
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig
-    defaults: ClassVar[dict[str, Any]] = {}  # {"training": {"steps": 400}, …}
+    defaults: ClassVar[JsonObject] = {}  # {"training": {"steps": 400}, …}
 
     _train_size: int = 0
     modules: dict[str, nn.Module]

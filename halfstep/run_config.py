@@ -29,6 +29,7 @@ from halfstep.config_groups import (
     Training,
     Weights,
 )
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Default bounds of a recipe's fields: integers that JavaScript represents exactly, numbers within
 #: the range of fp32.
@@ -98,7 +99,7 @@ class Configurable(Protocol):
 
     name: ClassVar[str]
     Config: ClassVar[type[RecipeConfig]]
-    defaults: ClassVar[dict[str, Any]]
+    defaults: ClassVar[JsonObject]
 
 
 @lru_cache(maxsize=64)  # creation takes 50 ms
@@ -139,7 +140,7 @@ def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
             node = definition | {key: value for key, value in node.items() if key != "$ref"}
         return _bounded({key: resolved(value) for key, value in node.items()})
 
-    result: dict[str, Any] = resolved(schema)
+    result: JsonObject = resolved(schema)
     return result
 
 
@@ -153,7 +154,7 @@ def _bounded(node: dict[str, Any]) -> dict[str, Any]:
     return node | low | high
 
 
-def parse_config(recipe: type[Configurable], values: dict[str, Any]) -> RunConfig[Any]:
+def parse_config(recipe: type[Configurable], values: JsonObject) -> RunConfig[Any]:
     """Validate values and fill in defaults. Raises ConfigError with a line per invalid field."""
     try:
         return config_model(recipe).model_validate(values)
@@ -180,7 +181,7 @@ def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
     return field_errors.reason(error)
 
 
-def _group(group: type[Group], overrides: dict[str, Any]) -> type[Group]:
+def _group(group: type[Group], overrides: JsonObject) -> type[Group]:
     if unknown := overrides.keys() - group.model_fields.keys():
         raise ConfigError(f"unknown defaults for {group.__name__}: {sorted(unknown)}")
     fields: dict[str, Any] = {

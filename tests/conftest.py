@@ -251,6 +251,12 @@ PASSWORDS = accounts._passwords
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep `halfstep up` of the person who runs the tests out of sight of watched scripts."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def cheap_passwords() -> None:
     """Hundreds of passwords are hashed, each for a tenth of a second if it is to keep a secret."""
     accounts._passwords = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))

@@ -196,12 +196,17 @@ def heeded(number: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def up(
-    stop: signal.Signals = signal.SIGINT, **environment: str
+    stop: signal.Signals = signal.SIGINT,
+    python: str | Path = sys.executable,
+    **environment: str,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `halfstep up` and yield it with the link that it prints; stop: what ends it."""
+    """Run `halfstep up` and yield it with the link that it prints.
+
+    stop: what ends it.  python: interpreter of the environment in which it is installed.
+    """
     with heeded(stop):
         process = warm.Popen(
-            [sys.executable, "-m", "halfstep.cli.main", "up"],
+            [str(python), "-m", "halfstep.cli.main", "up"],
             env={
                 **os.environ,
                 "HALFSTEP_PORT": str(free_port()),

@@ -1,10 +1,29 @@
-"""Writes what no honest training spools, past the writer that would refuse it."""
+"""Events as JSON objects, and spools with what no honest training writes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from halfstep.telemetry.event_codec import parse
+from halfstep.telemetry.events import Artifact, Checkpoint, CheckpointFile, Event
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, VERSION, frame
+
+
+def event_of(fields: dict[str, Any]) -> Event:
+    """Return the event with these fields."""
+    return parse(msgspec.to_builtins(fields, enc_hook=float))  # of numpy's numbers
+
+
+def fields_of(item: Any) -> Any:
+    """Return an event as a JSON object whose floats are floats; steps and the like unchanged."""
+    return msgspec.to_builtins(item) if isinstance(item, Event) else item
+
+
+def events_of(items: list[Any]) -> list[dict[str, Any]]:
+    """Return the events among a spool's items, as JSON objects."""
+    return [fields_of(item) for item in items if isinstance(item, Event)]
 
 
 def spool_raw(folder: Path, attempt: int, *payloads: bytes, kind: int = EVENT) -> Path:
@@ -21,3 +40,18 @@ def spool_raw(folder: Path, attempt: int, *payloads: bytes, kind: int = EVENT) -
 def spool_anything(folder: Path, attempt: int, *events: Any) -> Path:
     """Append events, whatever they hold."""
     return spool_raw(folder, attempt, *(json.dumps(event).encode() for event in events))
+
+
+def artifact_of(fields: Artifact | dict[str, Any]) -> Artifact:
+    """Return the event of an artifact; its path may be missing."""
+    if isinstance(fields, Artifact):
+        return fields
+    names = Artifact.__struct_fields__
+    return Artifact(**{"path": None} | {k: v for k, v in fields.items() if k in names})  # type: ignore[arg-type]
+
+
+def checkpoint_of(fields: dict[str, Any]) -> Checkpoint:
+    """Return the event of a checkpoint; paths of its files may be missing."""
+    files = [CheckpointFile(**{"path": None} | file) for file in fields["files"]]  # type: ignore[arg-type]
+    rest = {k: v for k, v in fields.items() if k not in ("event", "files")}
+    return Checkpoint(files=files, **rest)

@@ -9,6 +9,7 @@ from benchmarks import many_names, synthetic, telemetry_cost
 from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
+from tests.spool_made import events_of
 
 pytestmark = pytest.mark.slow
 
@@ -51,9 +52,7 @@ def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
     assert all(cost.is_same for cost in costs.values())
     all_turns = turns + telemetry_cost.WARM_UP_TURNS
     for name in costs:
-        result = [
-            each["event"] for each in SpoolReader(tmp_path / name).poll() if isinstance(each, dict)
-        ]
+        result = [each["event"] for each in events_of(SpoolReader(tmp_path / name).poll())]
         looks = TOLD.values() if name == "all" else [TOLD[name]] if name in TOLD else []
         per_turn = {"layer_norms": telemetry_cost.TURN_STEPS}
         assert {kind: result.count(kind) for kind in set(result)} == {

@@ -176,9 +176,9 @@ def _loaded(file: str) -> str:
         raise NotRegisteredError(f"there is no file {path}")
     reference = str(path) if file.endswith(".py") else f"{path}:{file.rpartition(':')[2]}"
     offered = offer(reference)
-    if "error" in offered:
-        place = f"{offered['place']}: " if offered["place"] else ""
-        raise NotRegisteredError(f"{path} cannot be offered: {place}{offered['error']}")
+    if offered.error:
+        place = f"{offered.place}: " if offered.place else ""
+        raise NotRegisteredError(f"{path} cannot be offered: {place}{offered.error}")
     return f"{path}:{load_recipe(reference).__name__}"
 
 
@@ -188,7 +188,7 @@ def _register(reference: str, *, as_json: bool) -> None:
     from trainer.registry import load_recipe
 
     registered_recipes.add(reference)
-    names = {each["reference"]: each["name"] for each in recipes()}
+    names = {each.reference: each.name for each in recipes()}
     name, declared = names[reference], load_recipe(reference).name
     holder = next((other for other, each in names.items() if each == declared != name), None)
     result = {"reference": reference, "kept_in": str(registered_recipes.path()), "name": name}

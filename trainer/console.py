@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
+from msgspec import UNSET
 
 from halfstep.cli.live import EXIT_CODES, LEARNED_NOTHING
 from halfstep.config_groups import RecipeConfig
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
-from halfstep.telemetry.spool import ENCODER, SKIPPED, Event, Steps, json_safe
+from halfstep.telemetry import events
+from halfstep.telemetry.event_codec import fields_of
+from halfstep.telemetry.events import Checkpoint, Event, Metric, Retry
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.plain_json import ENCODER, JsonObject
+from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.weight_files import WeightsError
 from trainer.diagnosis.source_locations import first_line
@@ -95,8 +101,7 @@ def train_recipe(
         leave(EXIT_CODES["failed"], _error_line(source, error), _own_frames(str(source), error))
     ended_as = summary.outcome
     if as_json:
-        line = {"event": "ended", "status": outcome.status, "step": outcome.step}
-        _print_json(line | {"outcome": ended_as})
+        _print_json(_Ended(status=outcome.status, step=outcome.step, outcome=ended_as))
     else:
         printer.flush()
         _print(f"{ended_as or outcome.status} after {outcome.step} steps{summary.why}")
@@ -106,7 +111,7 @@ def train_recipe(
 
 def nested(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         *groups, field = path.split(".")
@@ -148,6 +153,25 @@ def _is_its(name: str, file: str) -> bool:
     return name == file or not name.startswith(OURS)
 
 
+class _Ended(Event, frozen=True, kw_only=True, tag="ended"):
+    """The last line of `halfstep recipe train --json`."""
+
+    status: str  # of the training: "finished", "cancelled", …
+    step: int  # the last one
+    outcome: str | None  # "no_updates" or "diverged" if the training learned nothing
+
+
+class _LastStep(Event, frozen=True, kw_only=True, tag="steps"):
+    """The last of the steps that arrived on the host together."""
+
+    step: int
+    loss: float
+    scale: float
+    grad_norm: float
+    lr: float
+    step_us: float  # mean of all these steps
+
+
 class _Ends:
     """Determines how a run ended, in the terms of a server (db.runs.outcomes)."""
 
@@ -160,8 +184,8 @@ class _Ends:
         self._is_applied |= bool((records["flags"] & SKIPPED == 0).any())
 
     def event(self, event: Event) -> None:
-        if event["event"] == "retry":
-            self._is_applied |= event["applied"]
+        if isinstance(event, Retry):
+            self._is_applied |= event.applied
 
     @property
     def outcome(self) -> Literal["no_updates", "diverged"] | None:
@@ -220,11 +244,11 @@ class _Printer:
         self._steps = config.training.steps
         self._last_steps: dict[str, int] = {}  # the latest step of each metric
         # Metrics of every step: the latest one is printed with the line.
-        self._held: dict[str, Event] = {}
+        self._held: dict[str, Metric] = {}
 
     def event(self, event: Event) -> None:
-        if event["event"] == "metric":
-            name, step = event["name"], event["step"]
+        if isinstance(event, Metric):
+            name, step = event.name, event.step
             before, self._last_steps[name] = self._last_steps.get(name), step
             if before == step - 1:
                 self._held[name] = event
@@ -251,66 +275,65 @@ def _print_steps_json(records: Steps) -> None:
     """Print the last drained step as JSON; step_us: mean of all drained steps."""
     last = records[-1]
     values = {name: last[name].item() for name in ("step", "loss", "scale", "grad_norm", "lr")}
-    _print_json({"event": "steps", **values, "step_us": records["step_us"].mean().item()})
+    _print_json(_LastStep(**values, step_us=records["step_us"].mean().item()))
 
 
 def _print_json(event: Event) -> None:
     """Print an event as one JSON object; floats that JSON lacks become text: "NaN"."""
-    _print(ENCODER.encode(json_safe(event)))
+    _print(ENCODER.encode(fields_of(event)))
 
 
 def print_event(event: Event) -> None:
     """Print an event on a line of its own."""
     match event:
-        case {"event": "scaler", "kind": "skip", "step": step, "culprits": culprits}:
-            names = ", ".join(map(_culprit, culprits))
-            _print(f"step {step:>6}  skipped: gradients not finite in {names}")
-        case {"event": "scaler", "kind": kind, "step": step}:
-            _print(f"step {step:>6}  {kind}: {event['scale_before']:g} → {event['scale_after']:g}")
-        case {"event": "replay", "step": step, "found": True}:
+        case events.Scaler(kind="skip", step=step, culprits=culprits):
+            where = ", ".join(map(_culprit, culprits))
+            _print(f"step {step:>6}  skipped: gradients not finite in {where}")
+        case events.Scaler(kind=kind, step=step):
+            _print(f"step {step:>6}  {kind}: {event.scale_before:g} → {event.scale_after:g}")
+        case events.Replay(step=step, found=True):
             _print(
-                f"step {step:>6}  replayed: {event['operation']} of {event['module']}, "
-                f"{event['direction']}, makes the first non-finite {event['dtype']} out of "
-                f"numbers up to {event['largest_input']:g}"
+                f"step {step:>6}  replayed: {event.operation} of {event.module}, "
+                f"{event.direction}, makes the first non-finite {event.dtype} out of "
+                f"numbers up to {event.largest_input:g}"
             )
-        case {"event": "replay", "step": step}:
-            _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event['notes'])}")
-        case {"event": "poison", "step": step, "buffers": names}:
+        case events.Replay(step=step):
+            _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event.notes)}")
+        case events.Poison(step=step, buffers=names):
             _print(f"step {step:>6}  left an inf or NaN in {', '.join(names)}")
-        case {"event": "shapes", "layers": layers}:
+        case events.Shapes(layers=layers):
             _print(f"misses tensor cores, its sizes no multiples of 8: {', '.join(layers)}")
-        case {"event": "retry", "step": step, "applied": applied, "loss": loss}:
+        case events.Retry(step=step, applied=applied, loss=loss):
             _print(
                 f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: loss {loss:g}"
             )
-        case {"event": "spike", "step": step, "loss": loss, "z": z} if (
-            "rolled_back_to" not in event
-        ):
+        case events.Spike(step=step, loss=loss, z=z) if event.rolled_back_to is UNSET:
             _print(f"step {step:>6}  the loss rose to {loss:.4g}, z {z:.3g}")
-        case {"event": "rolled_back", "step": step, "from_step": now, "examples": examples}:
+        case events.RolledBack(step=step, from_step=now, examples=examples):
             _print(f"step {now:>6}  back to step {step}, on without {examples} examples")
-        case {"event": "artifact", "step": step, "path": path, "size_bytes": size}:
+        case events.Artifact(step=step, path=path, size_bytes=size):
             _print(f"step {step:>6}  saved {path} ({size} bytes)")
-        case {"event": "metric", "name": "run/seconds", "value": value}:
+        case Metric(name="run/seconds", value=value):
             _print(f"Total execution time = {value:.3f} sec")  # the AMP recipe's own two lines
-        case {"event": "metric", "name": "run/peak_memory_bytes", "value": value}:
+        case Metric(name="run/peak_memory_bytes", value=value):
             _print(f"Max memory used by tensors = {value:.0f} bytes")
-        case {"event": "metric", "name": name, "value": value, "step": step}:
+        case Metric(name=name, value=value, step=step):
             _print(f"step {step:>6}  {name} {value:.4f}")
-        case {"event": "checkpoint", "files": files, "step": step}:
+        case Checkpoint(files=files, step=step):
             for file in files:
-                _print(f"step {step:>6}  saved {file['path']} ({file['size_bytes']} bytes)")
-            size, seconds = sum(file["size_bytes"] for file in files), event["write_seconds"]
+                _print(f"step {step:>6}  saved {file.path} ({file.size_bytes} bytes)")
+            size, seconds = sum(file.size_bytes for file in files), event.write_seconds or math.nan
             _print(
                 f"step {step:>6}  written in {seconds:.3f} s, {size / seconds / 1e6:.0f} MB/s; "
-                f"training stood still for {event['stall_seconds']:.3f} s"
+                f"training stood still for {event.stall_seconds:.3f} s"
             )
-        case {"event": "weights", "source": source, "loaded": loaded, "count": count}:
+        case events.Weights(source=source, loaded=loaded, count=count):
             _print(f"started from {source}: {loaded} of {count} weights")
-            for kind in ("missing", "unexpected", "mismatched"):
-                if event[kind]:
-                    _print(f"  {kind}: {', '.join(event[kind])}")
-        case {"event": "resumed", "step": step, "notes": notes}:
+            lists = (event.missing, event.unexpected, event.mismatched)
+            for title, names in zip(("missing", "unexpected", "mismatched"), lists, strict=True):
+                if names:
+                    _print(f"  {title}: {', '.join(names)}")
+        case events.Resumed(step=step, notes=notes):
             _print(f"resumed after step {step}: {'; '.join(notes) or 'bit-exactly'}")
 
 
@@ -373,7 +396,7 @@ class _AnyRecipe:
 
     name: ClassVar = "any"
     Config: ClassVar = RecipeConfig
-    defaults: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[JsonObject] = {}
 
 
 def _group_help(prefix: str, group: dict[str, Any]) -> str:
@@ -385,9 +408,9 @@ def _group_help(prefix: str, group: dict[str, Any]) -> str:
     return text
 
 
-def _culprit(culprit: dict[str, Any]) -> str:
-    counted = f" ({culprit['inf']} inf, {culprit['nan']} NaN)" if "inf" in culprit else ""
-    return f"{culprit['name']}{counted}"
+def _culprit(culprit: events.Culprit) -> str:
+    is_counted = culprit.inf is not UNSET
+    return culprit.name + (f" ({culprit.inf} inf, {culprit.nan} NaN)" if is_counted else "")
 
 
 def _print(line: str) -> None:

@@ -1,21 +1,22 @@
 """The job of an attempt by its files: job in, spool out, control in between."""
 
-import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from halfstep.run_config import parse_config
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import ControlState, Stop, TrainingJob, read_message
+from halfstep.telemetry.events import Checkpoint, Event, Metric
 from halfstep.telemetry.spool import SpoolWriter, Steps
 from trainer.console import print_event
-from trainer.distributed.ranks import Control, Request, Stop, joined, rendezvous
+from trainer.distributed.ranks import Control, Request, joined, rendezvous
 from trainer.loop import Outcome, train
 from trainer.registry import load_recipe
 
@@ -32,22 +33,22 @@ class Job:
 
     def train(self) -> Outcome:
         """Train to the end or to a stop. A recipe's exceptions are not caught."""
-        job = json.loads(self._files.job.read_text())
+        job = read_message(self._files.job, TrainingJob)
         folder = self._files.folder
-        recipe = load_recipe(job["recipe"])
-        config = parse_config(recipe, job["config"])
+        recipe = load_recipe(job.recipe)
+        config = parse_config(recipe, job.config)
         with ExitStack() as stack:
-            meet = partial(rendezvous, self._files, job.get("host", "localhost"))
-            joining = joined(torch.device(job["device"]), meet, job.get("timeout_seconds"))
+            meet = partial(rendezvous, self._files, job.host)
+            joining = joined(torch.device(job.device), meet, job.timeout_seconds)
             ranks, device = stack.enter_context(joining)
-            on_event: Callable[[dict[str, Any]], None] = _ignore
+            on_event: Callable[[Event], None] = _ignore
             on_steps: Callable[[Steps], None] = _ignore
             if ranks.rank == 0:
                 spool = stack.enter_context(SpoolWriter(self._files.spool, self._files.attempt))
 
-                def on_event(event: dict[str, Any]) -> None:
+                def on_event(event: Event) -> None:
                     spool.event(event)
-                    if event["event"] in ("metric", "checkpoint"):
+                    if isinstance(event, Checkpoint | Metric):
                         print_event(event)
 
                 def on_steps(records: Steps) -> None:
@@ -63,10 +64,10 @@ class Job:
                 control=self._control,
                 checkpoint_folder=folder / "checkpoints",
                 artifact_folder=folder / "artifacts",
-                resume=folder / job["resume"] if job["resume"] else None,
-                weights={name: Path(path) for name, path in job.get("weights", {}).items()},
-                started_at=job["started_at"],
-                seconds_before=job.get("seconds_before", 0.0),
+                resume=folder / job.resume if job.resume else None,
+                weights={name: Path(path) for name, path in job.weights.items()},
+                started_at=job.started_at,
+                seconds_before=job.seconds_before,
                 ranks=ranks,
                 is_checked=True,  # by the supervisor, from its SHA-256
             )
@@ -98,10 +99,15 @@ class ControlFile:
             return Control()
         seen = (status.st_mtime_ns, status.st_ino)
         if seen != self._seen:
-            control = json.loads(self._path.read_text())
-            self._seen, self._stop = seen, control["stop"]
-            requests = [Request(**each) for each in control["requests"]]
-            self._coming = [each for each in requests if each.id not in self._taken]
+            self._seen = seen
+            try:
+                control = read_message(self._path, ControlState)
+            except ValueError as error:  # the training goes on as before
+                sys.stderr.write(f"Halfstep: a control request is ignored: {error}\n")
+            else:
+                self._stop = control.stop
+                requests = [Request(each.id, each.kind, each.value) for each in control.requests]
+                self._coming = [each for each in requests if each.id not in self._taken]
         if not self._coming:
             return Control(self._stop)
         request = self._coming.pop(0)

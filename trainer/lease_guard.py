@@ -4,7 +4,6 @@ After each renewal of the lease the supervisor writes two times by the machine's
 lease-<attempt>.json: when to request a checkpoint and an end, and when to kill the process.
 """
 
-import json
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ import time
 
 from halfstep.clock import clock
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import Lease, read_message
 
 POLL_SECONDS = 0.2
 
@@ -31,8 +31,8 @@ class Guard(threading.Thread):
     def run(self) -> None:
         """Poll the lease file; the database is not needed."""
         while self._path.exists():
-            lease = json.loads(self._path.read_text())
-            if clock() > lease["kill"]:
+            lease = read_message(self._path, Lease)
+            if clock() > lease.kill:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._asks = clock() > lease["ask"]
+            self._asks = clock() > lease.ask
             time.sleep(POLL_SECONDS)

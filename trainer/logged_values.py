@@ -11,8 +11,8 @@ from torch import Tensor
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import RecipeError
 from halfstep.session.logged_values import as_scalar, is_number
-from halfstep.telemetry.events import problem_of
-from halfstep.telemetry.spool import BadEvent, Event
+from halfstep.telemetry.event_codec import BadEvent, encode
+from halfstep.telemetry.events import Event, Metric
 from trainer.checkpoints.artifacts import check_names, files_of
 from trainer.checkpoints.background_writer import Writer
 from trainer.observers import Observer, best_effort, tell_failed
@@ -104,11 +104,15 @@ class Logged(Observer):
 
     def _is_recordable(self, name: str, step: int) -> bool:
         if name not in self._names:
-            event = {"event": "metric", "step": step, "name": name, "value": 0, "elapsed_ms": 0}
-            wrong = problem_of(event)
-            self._names[name] = wrong is None
-            if wrong and [*self._names.values()].count(False) <= MOST_REFUSED:
-                tell_failed(LOGGING, step, BadEvent(wrong), self._on_event)
+            event = Metric(step=step, name=name, value=0, elapsed_ms=0)
+            try:
+                encode(event)
+            except BadEvent as error:
+                self._names[name] = False
+                if [*self._names.values()].count(False) <= MOST_REFUSED:
+                    tell_failed(LOGGING, step, error, self._on_event)
+            else:
+                self._names[name] = True
         return self._names[name]
 
     def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
@@ -129,5 +133,4 @@ class Logged(Observer):
 
     def _report(self, step: int, names: list[str], elapsed_ms: int, arrived: list[Tensor]) -> None:
         for name, value in zip(names, arrived[0].tolist(), strict=True):
-            event = {"event": "metric", "step": step, "name": name, "value": value}
-            self._on_event(event | {"elapsed_ms": elapsed_ms})
+            self._on_event(Metric(step=step, name=name, value=value, elapsed_ms=elapsed_ms))

@@ -17,7 +17,8 @@ import torch
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event, Steps
+from halfstep.telemetry.events import Event, Metric, Obeyed
+from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.resume import go_back_to
 from trainer.distributed.ranks import Control, Ranks
@@ -152,7 +153,7 @@ def _attempt(run: Run, step: int) -> bool:
         observers.before_update()
         second = retry_in_fp32(context, batches, step, run.device)
         run.on_event(second)
-        is_retried = second["applied"]
+        is_retried = second.applied
         if ema is not None and is_retried:
             ema.update(dict.fromkeys(found_inf, 0.0))
     telemetry.tick(context.batches.waited_seconds)
@@ -210,7 +211,7 @@ def _boundary(
     stop, request = None if is_last else agreed.stop, agreed.request
     if request and request.kind == "scale":  # first, so that a checkpoint contains it
         context.scale_rule.set(context.scaler, request.value)  # queued on the device
-        on_event({"event": "obeyed", "step": step, "request": request.id})
+        on_event(Obeyed(step=step, request=request.id))
     requested = request.id if request and request.kind == "checkpoint" else None
     is_due = _is_due(run.config.checkpoints.every_steps, step)
     if is_last or stop or requested is not None or is_due:
@@ -235,8 +236,7 @@ def _is_due(every_steps: int | None, step: int) -> bool:
 def _report(run: Run, step: int, metrics: Mapping[str, float]) -> None:
     elapsed_ms = run.step_observers.telemetry.elapsed_ms()
     for name, value in metrics.items():
-        event = {"event": "metric", "step": step, "name": name, "value": value}
-        run.on_event(event | {"elapsed_ms": elapsed_ms})
+        run.on_event(Metric(step=step, name=name, value=value, elapsed_ms=elapsed_ms))
 
 
 if __name__ == "__main__":

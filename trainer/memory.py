@@ -6,14 +6,15 @@ JSON object by reference; recipes that cannot be created there, for example beca
 of their tensors, are left out.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterable
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
+from halfstep.machine_offer import RecipeMemory
 from halfstep.recipe import Recipe
 from halfstep.run_config import parse_config
 from trainer.registry import load_recipe
@@ -32,10 +33,10 @@ def main() -> None:
             counted[reference] = count(load_recipe(reference))
         except (Exception, SystemExit) as error:  # one broken recipe must not hide the others
             sys.stderr.write(f"{reference}: {type(error).__name__}: {error}\n")
-    sys.stdout.write(json.dumps(counted) + "\n")
+    sys.stdout.write(msgspec.json.encode(counted).decode() + "\n")
 
 
-def count(recipe_class: type[Recipe]) -> dict[str, int]:
+def count(recipe_class: type[Recipe]) -> RecipeMemory:
     """Return bytes of weights, gradients, optimizer state, and half-precision copies.
 
     weights: with buffers, in the recipe's dtypes.  casts: with autocast.
@@ -58,12 +59,12 @@ def count(recipe_class: type[Recipe]) -> dict[str, int]:
         for value in state.values()
         if isinstance(value, Tensor)
     ]
-    return {
-        "weight_bytes": _bytes({*weights, *buffers}),
-        "gradient_bytes": _bytes(trained),
-        "optimizer_bytes": _bytes(states),
-        "cast_bytes": HALF_BYTES * sum(each.numel() for each in _cast(recipe)),
-    }
+    return RecipeMemory(
+        weight_bytes=_bytes({*weights, *buffers}),
+        gradient_bytes=_bytes(trained),
+        optimizer_bytes=_bytes(states),
+        cast_bytes=HALF_BYTES * sum(each.numel() for each in _cast(recipe)),
+    )
 
 
 def _cast(recipe: Recipe) -> set[Tensor]:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from halfstep.telemetry.spool import Event, Steps
+from halfstep.telemetry.events import Event, FailedDiagnosis
+from halfstep.telemetry.spool import Steps
 
 if TYPE_CHECKING:
     from trainer.optimizers import StepResult, WatchedOptimizer
@@ -137,5 +138,5 @@ def tell_failed(name: str, step: int, error: Exception, on_event: Callable[[Even
     sys.stderr.write("".join(traceback.format_exception(error)))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].replace("\0", "")
     text = text.encode(errors="backslashreplace").decode()  # text that a database can store
-    on_event({"event": "failed_diagnosis", "step": step, "diagnosis": name, "error": text})
+    on_event(FailedDiagnosis(step=step, diagnosis=name, error=text))
     error.__traceback__ = None  # its frames refer to tensors

@@ -6,17 +6,18 @@ result.
 
 import hashlib
 import inspect
-import json
 import re
 import sys
 from importlib.metadata import entry_points
 from itertools import dropwhile
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
 
 import torch
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
+from halfstep.machine_offer import Device, MachineOffer, RecipeOffer, encoded_offer
 from halfstep.recipe import Recipe
 from halfstep.run_config import config_schema
 from trainer import machine, registered_recipes
@@ -39,37 +40,35 @@ MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 
 def main() -> None:
     """Print devices, recipes and versions."""
-    answer = {"devices": devices(), "recipes": recipes(), "versions": machine.versions()}
-    sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
+    answer = MachineOffer(devices=devices(), recipes=recipes(), versions=machine.versions())
+    sys.stdout.write(encoded_offer(answer) + "\n")
 
 
-def devices() -> list[dict[str, Any]]:
+def devices() -> list[Device]:
     """Return every CUDA device, or the CPU as one device if there is none."""
     if not torch.cuda.is_available():
         return [
-            {
-                "kind": "cpu",
-                "index": 0,
-                "name": machine.device_name(torch.device("cpu")),
-                "memory_bytes": machine.host_memory_bytes(),
-                "compute_capability": None,
-                "fp16": True,  # slow, but with real arithmetic and overflows
-                "bf16": True,
-                "tf32": False,
-                "fp8": False,
-            }
+            Device(
+                kind="cpu",
+                index=0,
+                name=machine.device_name(torch.device("cpu")),
+                memory_bytes=machine.host_memory_bytes(),
+                compute_capability=None,
+                fp16=True,  # slow, but with real arithmetic and overflows
+                bf16=True,
+                tf32=False,
+                fp8=False,
+            )
         ]
     return [_cuda_device(index) for index in range(torch.cuda.device_count())]
 
 
-def recipes() -> list[dict[str, Any]]:
+def recipes() -> list[RecipeOffer]:
     """Return every recipe by its declared name, with the schema of its configuration.
 
-    A broken recipe has an "error" instead, one with missing packages "needs".
-    reference: argument for load_recipe, for a file its path. If two recipes declare one name, the
-    later one is named by its reference.
+    If two recipes declare one name, the later one is named by its reference.
     """
-    offers: list[dict[str, Any]] = []
+    offers: list[RecipeOffer] = []
     references, problem = configured_recipes(), ""
     try:
         references = known_recipes()
@@ -78,39 +77,45 @@ def recipes() -> list[dict[str, Any]]:
     taken = set(references)
     for reference in references:
         entry = offer(reference)
-        if entry["name"] != reference and entry["name"] in taken:
-            entry["name"] = reference
-        taken.add(entry["name"])
+        if entry.name != reference and entry.name in taken:
+            entry = replace(entry, name=reference)
+        taken.add(entry.name)
         offers.append(entry)
     if problem:
         name = str(registered_recipes.path())
-        offers.append({"name": name, "reference": name, "error": problem})
+        offers.append(RecipeOffer(name=name, reference=name, error=problem))
     return offers
 
 
-def offer(reference: str) -> dict[str, Any]:
+def offer(reference: str) -> RecipeOffer:
     """Return the description of one recipe, or why it cannot be offered."""
     file = file_of(reference)
-    entry: dict[str, Any] = {"name": reference, "reference": reference}
-    entry |= {"file": str(file)} if file else {"package": _package(reference)}
+    entry = RecipeOffer(
+        name=reference,
+        reference=reference,
+        file=str(file) if file else UNSET,
+        package=UNSET if file else _package(reference),
+    )
     try:
         recipe = load_recipe(reference)
-        if file:
-            entry["name"] = _declared_name(recipe)
-        return entry | {
-            "title": str(recipe.title)[:MOST_TITLE],
-            "description": str(recipe.description)[:MOST_DESCRIPTION],
-            "schema": config_schema(recipe),
-            **_source(recipe),
-            "check": registered_recipes.check_of(reference) if file else None,
-        }
+        source, sha256 = _source(recipe)
+        return replace(
+            entry,
+            name=_declared_name(recipe) if file else reference,
+            title=str(recipe.title)[:MOST_TITLE],
+            description=str(recipe.description)[:MOST_DESCRIPTION],
+            schema=config_schema(recipe),
+            source=source,
+            sha256=sha256,
+            check=registered_recipes.check_of(reference) if file else None,
+        )
     except MissingRequirementError as error:
-        return entry | {"needs": error.needs}
+        return replace(entry, needs=error.needs)
     except UnknownRecipeError as error:  # its message is for users
-        return {**entry, "name": reference, "error": str(error)[:MOST_ERROR], "place": ""}
+        return replace(entry, error=str(error)[:MOST_ERROR], place="")
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
-        return {**entry, "name": reference, "error": text, "place": place_of(file, error)}
+        return replace(entry, error=text, place=place_of(file, error))
 
 
 def place_of(file: Path | None, error: BaseException) -> str:
@@ -121,21 +126,21 @@ def place_of(file: Path | None, error: BaseException) -> str:
     return place(name, error)
 
 
-def _cuda_device(index: int) -> dict[str, Any]:
+def _cuda_device(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
-    return {
-        "kind": "cuda",
-        "index": index,
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "compute_capability": f"{properties.major}.{properties.minor}",
-        "fp16": capability >= (5, 3),  # the first with fp16 arithmetic
-        "bf16": capability >= (8, 0),
-        "tf32": capability >= (8, 0),
+    return Device(
+        kind="cuda",
+        index=index,
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        fp16=capability >= (5, 3),  # the first with fp16 arithmetic
+        bf16=capability >= (8, 0),
+        tf32=capability >= (8, 0),
         # See trainer.precision.fp8, which loads torchao.
-        "fp8": capability >= (8, 9) and machine.versions()["torchao"] is not None,
-    }
+        fp8=capability >= (8, 9) and machine.versions()["torchao"] is not None,
+    )
 
 
 def _declared_name(recipe: type[Recipe]) -> str:
@@ -160,13 +165,13 @@ def _package(reference: str) -> str:
     return ""
 
 
-def _source(recipe: type) -> dict[str, str]:
+def _source(recipe: type) -> tuple[str, str] | tuple[UnsetType, UnsetType]:
     """Return a recipe's source file and its SHA-256, if known."""
     try:
         file = Path(inspect.getsourcefile(recipe) or "").resolve()
-        return {"source": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        return str(file), hashlib.sha256(file.read_bytes()).hexdigest()
     except (OSError, TypeError):
-        return {}
+        return UNSET, UNSET
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ This module imports nothing heavy before `main` has set the parent death signal.
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ import psutil
 from halfstep.process import end_with_parent
 from halfstep.sandbox import Sandbox
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import Status, TrainingOutcome, encoded
 from trainer.distributed.local_ranks import NodeRank, start_ranks
 from trainer.distributed.sockets import shorten
 from trainer.lease_guard import Guard
@@ -122,18 +122,17 @@ def failure_kind_of(error: BaseException) -> tuple[str, str]:
 
 def write_outcome(
     files: AttemptFiles,
-    status: str,
+    status: Status,
     step: int,
     error: str | None = None,
     failure_kind: str | None = None,
 ) -> None:
     """Write the attempt's outcome. The first rank to fail wins: the others fail because of it."""
+    outcome = TrainingOutcome(status=status, step=step, error=error, failure_kind=failure_kind)
     path = files.outcome
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        json.dump(
-            {"status": status, "step": step, "error": error, "failure_kind": failure_kind}, file
-        )
+        file.write(encoded(outcome))
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):

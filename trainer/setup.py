@@ -18,7 +18,8 @@ from halfstep.clock import clock
 from halfstep.config_groups import Training
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.telemetry.spool import Event, Steps
+from halfstep.telemetry.events import Event, Length, Resumed
+from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.checkpointing import Saver
 from trainer.checkpoints.initial_weights import start_from_weights
@@ -125,7 +126,7 @@ def prepare_run(
     if training.epochs is not None:
         config = with_steps_of_epochs(config, recipe.train_size, ranks.world_size)
         training = config.training
-        on_event({"event": "length", "step": 0, "steps": training.steps})
+        on_event(Length(step=0, steps=training.steps))
     seed_everything(training.seed + ranks.rank)  # from here on each rank has its own dropout
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
@@ -156,7 +157,7 @@ def prepare_run(
             is_fork=is_fork,
             is_checked=is_checked,
         )
-        on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
+        on_event(Resumed(step=progress.step, exact=not notes, notes=notes))
 
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)

@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from halfstep.config_groups import Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Retry
 from trainer.data.batches import Batches
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.shards import check_one_loss
@@ -110,7 +110,7 @@ def all_skipped(result: StepResult) -> bool:
 
 def retry_in_fp32(
     context: StepContext, batches: Iterable[Any], step: int, device: torch.device
-) -> Event:
+) -> Retry:
     """Attempt the same batches without autocast; return the event with the result.
 
     The weights are those of the skipped attempt. Dropout draws new masks, and BatchNorm counts the
@@ -126,13 +126,12 @@ def retry_in_fp32(
     )
     context.recipe.scaler = scaler
     norms = torch.stack([update.total_norm for update in retried.updates.values()])
-    return {
-        "event": "retry",
-        "step": step,
-        "loss": retried.loss.item(),
-        "grad_norm": torch.linalg.vector_norm(norms).item(),
-        "applied": not all_skipped(retried),
-    }
+    return Retry(
+        step=step,
+        loss=retried.loss.item(),
+        grad_norm=torch.linalg.vector_norm(norms).item(),
+        applied=not all_skipped(retried),
+    )
 
 
 def forward_passes(

@@ -21,7 +21,8 @@ from halfstep.clock import clock
 from halfstep.config_groups import Diagnosis, Training
 from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import Rows
-from halfstep.telemetry.spool import Event, Steps
+from halfstep.telemetry.events import Event
+from halfstep.telemetry.spool import Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer

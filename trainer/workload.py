@@ -11,7 +11,7 @@ import torch
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, Workload
 from trainer.machine import device_name
 
 #: TFLOP/s by device: in fp16, bf16, TF32 and fp32. None: not in hardware.
@@ -38,15 +38,14 @@ def workload(recipe: Recipe, config: RunConfig[Any], device: torch.device, devic
     examples = training.batch_size * training.accumulation_steps * devices
     tokens, flops = recipe.tokens_per_example, recipe.flops()
     peak = peak_flops(device_name(device), config) if flops is not None else None
-    return {
-        "event": "workload",
-        "step": 0,
-        "examples": examples,
-        "tokens": None if tokens is None else examples * tokens,
-        "flops": None if flops is None else float(examples * flops),
-        "peak_flops": None if peak is None else peak * devices,
-        "device": device_name(device) if device.type == "cuda" else device.type,
-    }
+    return Workload(
+        step=0,
+        examples=examples,
+        tokens=None if tokens is None else examples * tokens,
+        flops=None if flops is None else float(examples * flops),
+        peak_flops=None if peak is None else peak * devices,
+        device=device_name(device) if device.type == "cuda" else device.type,
+    )
 
 
 def peak_flops(name: str, config: RunConfig[Any]) -> float | None:

@@ -5,7 +5,6 @@ another one when a recipe's file changes. A further child measures the memory of
 after the start, so that queued runs begin first.
 """
 
-import json
 import logging
 import math
 import subprocess
@@ -13,10 +12,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from db.errors import HalfstepError
 from db.settings import Settings
+from halfstep.machine_offer import MachineOffer, RecipeMemory, RecipeOffer, read_offer
 from worker import gpus
 from worker.sandbox import run_environment
 
@@ -27,7 +31,6 @@ LONGEST_SECONDS = 120.0
 #: Delay between loading recipes and measuring their memory.
 COUNTED_AFTER_SECONDS = 60.0
 
-Offer = dict[str, Any]  # {devices, recipes, versions}
 #: State of each file, which changes when it is written; None if it is missing.
 Seen = dict[str, tuple[int, int, int] | None]
 
@@ -42,11 +45,11 @@ class Capabilities:
         self._child: subprocess.Popen[bytes] | None = None
         self._outputs: list[IO[bytes]] = []  # output and errors of the child
         self._deadline = 0.0
-        self._offer: Offer = {"recipes": []}
+        self._offer = MachineOffer()
         self._counter: subprocess.Popen[bytes] | None = None
         self._count_at = 0.0
 
-    def learn(self) -> Offer:
+    def learn(self) -> MachineOffer:
         """Read devices, recipes and versions, and wait. Raises HalfstepError."""
         return self._parse_output(self._start_probe().wait())
 
@@ -55,7 +58,7 @@ class Capabilities:
         """Whether recipes are being reloaded."""
         return self._child is not None
 
-    def news(self) -> Offer | None:
+    def news(self) -> MachineOffer | None:
         """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
             if self._file_states() != self._seen:
@@ -88,7 +91,7 @@ class Capabilities:
             self._counter.communicate()
             self._counter = None
 
-    def _counted(self) -> Offer | None:
+    def _counted(self) -> MachineOffer | None:
         """Return the capabilities once they include the memory of the recipes."""
         now = time.monotonic()
         if self._counter is None and now > self._count_at:
@@ -102,16 +105,18 @@ class Capabilities:
             return None
         answer, _errors = self._counter.communicate()
         self._counter, self._count_at = None, math.inf
-        counted = json.loads(answer.splitlines()[-1]) if answer else {}
-        for recipe in self._offer["recipes"]:
-            if recipe["reference"] in counted:
-                recipe["memory"] = counted[recipe["reference"]]
+        counted = _memory(answer)
+        recipes = [
+            replace(each, memory=counted.get(each.reference, each.memory))
+            for each in self._offer.recipes
+        ]
+        self._offer = replace(self._offer, recipes=recipes)
         return self._offer if counted else None
 
     def _count(self) -> "subprocess.Popen[bytes] | None":
         """Start measuring the memory of loadable recipes that lack it."""
-        known = [each for each in self._offer["recipes"] if "schema" in each]
-        references = [each["reference"] for each in known if "memory" not in each]
+        known = [each for each in self._offer.recipes if each.is_offered]
+        references = [each.reference for each in known if each.memory is UNSET]
         if not references:
             self._count_at = math.inf
             return None
@@ -136,27 +141,29 @@ class Capabilities:
             stderr=self._outputs[1],
         )
 
-    def _parse_output(self, exit_code: int) -> Offer:
+    def _parse_output(self, exit_code: int) -> MachineOffer:
         answer, errors = self._printed()
         if exit_code != 0:
             raise HalfstepError(f"This machine's devices cannot be detected:\n{errors[-4000:]}")
-        offer: Offer = json.loads(answer.splitlines()[-1])
-        for recipe in offer["recipes"]:
-            if "error" in recipe:
-                place = f"{recipe['place']}: " if recipe.get("place") else ""
+        try:
+            offer = read_offer(answer.splitlines()[-1])
+        except (ValueError, IndexError) as error:
+            text = f"This machine's devices cannot be detected: {error}"
+            raise HalfstepError(f"{text}\n{errors[-4000:]}") from error
+        for recipe in offer.recipes:
+            if recipe.error is not UNSET:
+                place = f"{recipe.place}: " if recipe.place else ""
                 words = "recipe %s cannot be offered: %s%s"
-                logger.error(words, recipe["name"], place, recipe["error"])
-            if "needs" in recipe:
-                words = "recipe %s is not offered: it needs %s"
-                logger.info(words, recipe["name"], recipe["needs"])
-        before = {
-            _version(each): each["memory"] for each in self._offer["recipes"] if "memory" in each
-        }
-        for recipe in offer["recipes"]:
-            if _version(recipe) in before:
-                recipe["memory"] = before[_version(recipe)]
+                logger.error(words, recipe.name, place, recipe.error)
+            if recipe.needs is not UNSET:
+                logger.info("recipe %s is not offered: it needs %s", recipe.name, recipe.needs)
+        before = {_version(each): each.memory for each in self._offer.recipes}
+        recipes = [
+            replace(each, memory=before.get(_version(each), UNSET)) for each in offer.recipes
+        ]
+        offer = replace(offer, recipes=recipes)
         self._offer, self._count_at = offer, time.monotonic() + COUNTED_AFTER_SECONDS
-        self._files = {each["file"] for each in offer["recipes"] if "file" in each}
+        self._files = {each.file for each in offer.recipes if isinstance(each.file, str)}
         # Files known before keep the state that they had when the child started.
         states = self._file_states()
         self._seen = {file: self._seen.get(file, state) for file, state in states.items()}
@@ -175,8 +182,16 @@ class Capabilities:
         return {file: _state(Path(file)) for file in {registered, *self._files}}
 
 
-def _version(recipe: dict[str, Any]) -> tuple[str, str | None]:
-    return recipe["reference"], recipe.get("sha256")
+def _version(recipe: RecipeOffer) -> tuple[str, str | UnsetType]:
+    return recipe.reference, recipe.sha256
+
+
+def _memory(answer: bytes) -> dict[str, RecipeMemory]:
+    """Return the memory of recipes by reference, as `trainer.memory` printed it."""
+    try:
+        return msgspec.json.decode(answer.splitlines()[-1], type=dict[str, RecipeMemory])
+    except (msgspec.DecodeError, IndexError):  # it was killed, or a recipe printed at its exit
+        return {}
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:

@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 from sqlalchemy.orm import Session
 
 from db.alerts.notifications import SIGNED_IN, Listener
@@ -32,11 +33,12 @@ from db.settings import Settings
 from db.tables import RunNode, Status
 from halfstep.cli import logs
 from halfstep.cli.application import ServingCommand, single
+from halfstep.machine_offer import MachineOffer, rows
 from halfstep.process import close_to_others
 from halfstep.telemetry.folder_lock import FolderLock
 from worker.attempts import node_group
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
-from worker.capabilities import Capabilities, Offer
+from worker.capabilities import Capabilities
 from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
 from worker.expired_leases import ExpiredLeases
@@ -182,19 +184,20 @@ class Worker:
     def _register(self) -> None:
         """Detect what this machine offers and register it. Raises NoDevices."""
         offer = self.capabilities.learn()
-        cpu = offer["devices"][0]
-        if cpu["kind"] == "cpu":
-            offer["devices"] = [{**cpu, "index": i} for i in range(self.settings.cpu_devices)]
-        if not offer["devices"]:
+        cpu = offer.devices[0]
+        if cpu.kind == "cpu":
+            copies = [replace(cpu, index=i) for i in range(self.settings.cpu_devices)]
+            offer = replace(offer, devices=copies)
+        if not offer.devices:
             raise NoDevices
-        self.device_indexes = {device["index"] for device in offer["devices"]}
-        self.recipes = workers.recipe_names(offer["recipes"])
-        self.device_memory_bytes = workers.device_memory_bytes(offer["devices"])
-        self.precisions = workers.precisions(offer["devices"])
-        obstacles = self._unavailable_limits(len(offer["devices"]))
-        files = {
-            each[key] for each in offer["recipes"] for key in ("file", "source") if key in each
-        }
+        devices, recipes = rows(offer.devices), rows(offer.recipes)
+        self.device_indexes = {device.index for device in offer.devices}
+        self.recipes = workers.recipe_names(recipes)
+        self.device_memory_bytes = workers.device_memory_bytes(devices)
+        self.precisions = workers.precisions(devices)
+        obstacles = self._unavailable_limits(len(offer.devices))
+        named = [path for each in offer.recipes for path in (each.file, each.source)]
+        files = {path for path in named if isinstance(path, str)}
         if obstacle := self._sandbox_obstacle(files):
             obstacles["sandbox"] = obstacle
         with self.database.writing() as session:
@@ -207,12 +210,14 @@ class Worker:
                 is_sandboxed=self.settings.sandbox and "sandbox" not in obstacles,
                 sandbox=obstacles,
                 only_run_id=self.only,
-                **offer,
+                devices=devices,
+                recipes=recipes,
+                versions=offer.versions,
             )
             self.id = worker.id
         offered = [*_names(offer), *(["commands"] if self.settings.allow_commands else [])]
-        devices = f"{len(offer['devices'])} x {cpu['name']}"
-        logger.info("%s offers %s: %s", self.name, devices, ", ".join(offered))
+        machine = f"{len(offer.devices)} x {cpu.name}"
+        logger.info("%s offers %s: %s", self.name, machine, ", ".join(offered))
 
     def _sandbox_obstacle(self, recipe_files: set[str]) -> str:
         """Return why the sandbox enabled in the settings is ineffective, or ""."""
@@ -254,8 +259,8 @@ class Worker:
         if offer is None:
             return
         with self.database.writing() as session:
-            workers.offer(session, self.id, offer["recipes"])
-        self.recipes = workers.recipe_names(offer["recipes"])
+            workers.offer(session, self.id, rows(offer.recipes))
+        self.recipes = workers.recipe_names(rows(offer.recipes))
         self.may_have_work = True
         logger.info("%s offers %s", self.name, ", ".join(_names(offer)))
 
@@ -510,8 +515,8 @@ def _name(settings: Settings, only: int | None) -> str:
     return settings.worker_name or f"{socket.gethostname()}{alone}"
 
 
-def _names(offer: Offer) -> list[str]:
-    return [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
+def _names(offer: MachineOffer) -> list[str]:
+    return [recipe.name for recipe in offer.recipes if recipe.is_offered]
 
 
 @single(ServingCommand)

@@ -24,10 +24,12 @@ from db.errors import NotFound
 from db.health import scaling_health
 from db.queue import workers
 from db.runs import comparisons, groups, runs
+from db.runs.command_spec import read_command
 from db.runs.groups import FP8, TF32
 from db.settings import Settings
-from db.tables import ENDED, NONFINITE_LOSS, RECIPE, Run, User
+from db.tables import ENDED, RECIPE, Run, User
 from db.telemetry import windows
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 #: Metrics of every recipe; the recipe's own metrics follow.
 MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
@@ -440,7 +442,8 @@ def _settings(some_runs: list[Run]) -> list[tuple[str, list[Any]]]:
 def _flat(run: Run) -> dict[str, Any]:
     flat: dict[str, Any] = {"recipe": run.recipe} if run.recipe else {}
     if run.command:
-        flat |= {"command": run.command["line"], "commit": run.command["commit"]}
+        command = read_command(run.command)
+        flat |= {"command": command.line, "commit": command.commit}
     flat |= {"precision": run.precision} | dict(config_schema.flat(run.whole_config))
     if run.source == RECIPE and "scaler.enabled" in flat:
         # The setting has no effect in a precision without a loss scale.

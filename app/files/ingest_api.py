@@ -5,6 +5,7 @@ has the code "offset" with the expected position, "stale_attempt" if a later att
 "ended" if the run has ended.
 """
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -25,7 +26,7 @@ from db.names import cleaned
 from db.tables import LARGEST_COUNT, LARGEST_ID
 from db.telemetry import ingest
 from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
-from halfstep.telemetry.spool import json_safe
+from halfstep.telemetry.plain_json import json_safe
 
 router = APIRouter(prefix="/ingest", tags=["watched runs"])
 
@@ -43,12 +44,18 @@ class WatchedRun(BaseModel):
     id: Annotated[
         str, Field(pattern="^[0-9a-f]{32}$", description="Identifier chosen by the client")
     ]
-    attempt: RowId
+    attempt: RowId = 1
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
     project: ShortText | None = None
     config: Annotated[dict[str, Any] | None, Field(description="Reported by its script")] = None
     tags: Annotated[list[ShortText], Field(max_length=50)] = []
-    started: Annotated[AwareDatetime, Field(description="Start of the run, by its machine's clock")]
+    started: Annotated[
+        AwareDatetime,
+        Field(
+            default_factory=lambda: datetime.now(UTC),
+            description="Start of the run, by its machine's clock; default: now",
+        ),
+    ]
     host: ShortText = ""
     versions: Annotated[dict[ShortText, ShortText], Field(max_length=50)] = {}
     command: Annotated[

@@ -13,7 +13,7 @@ from db.database import Database, is_outage
 from db.errors import HalfstepError, Invalid
 from db.tables import User
 from db.telemetry import ingest
-from halfstep.telemetry.events import shown
+from halfstep.telemetry.plain_json import shown
 from halfstep.telemetry.spool import SpoolPart, Unrecordable
 
 #: Bytes of the spool per transaction: about 20,000 steps.

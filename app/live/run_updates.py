@@ -1,6 +1,5 @@
 """Messages of live streams: changes of a run, and changed rows of the list of runs."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,11 +8,13 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
+from msgspec import UNSET, UnsetType
 from sqlalchemy.orm import Session
 
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Poll, Update
+from app.live.messages import ListMessage, RunEnd, RunMessage, TableRows, encoded
 from app.runs import columns as list_columns
 from app.runs import list_facts
 from app.runs.columns import Column
@@ -36,6 +37,7 @@ from db.settings import Settings
 from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
 from db.telemetry import series, windows
 from db.telemetry.telemetry import SPIKE
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
@@ -108,14 +110,13 @@ def of_run(
             if changes is None:
                 return _the_end(cursor) if run.status in ENDED else None
             message = _message(session, settings, changes, parts, chosen)
-        text = json.dumps(message, separators=(",", ":"))
-        return Update(text, str(changes.cursor), is_last=changes.is_over)
+        return Update(encoded(message), str(changes.cursor), is_last=changes.is_over)
 
     return poll
 
 
 def _the_end(cursor: str) -> Update:
-    return Update(json.dumps({"is_over": True}), cursor, is_last=True)
+    return Update(encoded(RunEnd()), cursor, is_last=True)
 
 
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
@@ -133,32 +134,34 @@ def _message(
     changes: series.Changes,
     parts: Collection[str],
     chosen: Choice,
-) -> dict[str, Any]:
+) -> RunMessage:
     run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
-    message: dict[str, Any] = {
-        "run": summary.model_dump(mode="json"),
-        "is_over": changes.is_over,
-        "resumptions": history.resumptions(session, run.id),
-        "labels": labels_mark(run),
-        "diagnosed": sorted({row.kind for row in changes.diagnoses}),
-    }
-    if any(row.kind == SPIKE for row in changes.diagnoses):
-        message["spikes"] = spikes(session, run.id)
     shown = chosen.names(session, run.id).names if changes.metrics else []
-    if "steps" in parts:
-        message["steps"] = changes.steps if changes.steps["step"] else None
-    for name, model, rows in (
-        ("events", Event, changes.events),
-        ("metrics", MetricPoint, [row for row in changes.metrics if row.name in {*shown}]),
-        ("log", LogLine, changes.log_lines),
-        ("checkpoints", CheckpointFileRow, changes.checkpoints),
-    ):
-        if name in parts:
-            message[name] = _dumped(model, rows)
+    metrics = [row for row in changes.metrics if row.name in {*shown}]
+    has_spikes = any(row.kind == SPIKE for row in changes.diagnoses)
+    steps = changes.steps if changes.steps["step"] else None
+    fragments: dict[str, str] | UnsetType = UNSET
+    rows: dict[str, TableRows] | UnsetType = UNSET
     if "fragments" in parts:
-        message |= _fragments(session, summary, run, changes, shown)
-    return message
+        fragments, rows = _fragments(session, summary, run, changes, shown)
+    return RunMessage(
+        run=summary.model_dump(mode="json"),
+        is_over=changes.is_over,
+        resumptions=history.resumptions(session, run.id),
+        labels=labels_mark(run),
+        diagnosed=sorted({row.kind for row in changes.diagnoses}),
+        spikes=spikes(session, run.id) if has_spikes else UNSET,
+        steps=steps if "steps" in parts else UNSET,
+        events=_dumped(Event, changes.events) if "events" in parts else UNSET,
+        metrics=_dumped(MetricPoint, metrics) if "metrics" in parts else UNSET,
+        log=_dumped(LogLine, changes.log_lines) if "log" in parts else UNSET,
+        checkpoints=_dumped(CheckpointFileRow, changes.checkpoints)
+        if "checkpoints" in parts
+        else UNSET,
+        fragments=fragments,
+        rows=rows,
+    )
 
 
 def _fragments(
@@ -167,7 +170,7 @@ def _fragments(
     run: Run,
     changes: series.Changes,
     metrics: Sequence[str],
-) -> dict[str, Any]:
+) -> tuple[dict[str, str], dict[str, TableRows]]:
     """Return the page's fragments as a whole, and the changed rows of its tables.
 
     metrics: names of the shown ones.
@@ -199,26 +202,17 @@ def _fragments(
     if changes.goes_back:
         skipped = skipped_steps(session, run.id)
         fragments["skips"] = fragment("run/_skips.html", run=summary, skipped=skipped)
-    return {
-        "fragments": fragments,
-        "rows": {
-            name: rows
-            for name, rows in _rows(session, summary, changes, metrics)
-            if name not in fragments
-        },
-    }
+    tables = dict(_rows(session, summary, changes, metrics))
+    return fragments, {name: rows for name, rows in tables.items() if name not in fragments}
 
 
 def _rows(
     session: Session, run: RunSummary, changes: series.Changes, metrics: Sequence[str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the changed rows, by table.
-
-    html: a table of these rows only.  keys: of all rows, in order; without it rows stay and new
-    ones come first.  most: the number of rows that stay.
-    """
+) -> Iterator[tuple[str, TableRows]]:
+    """Yield the changed rows, by table."""
     if changes.statuses:
-        yield "history", {"html": fragment("run/_history.html", statuses=changes.statuses)}
+        html = fragment("run/_history.html", statuses=changes.statuses)
+        yield "history", TableRows(html=html)
     if changes.has_new_files:
         files = checkpoints.of_run(session, run.id)
         html = fragment(
@@ -230,21 +224,22 @@ def _rows(
         )
         whole = [file for file in files if not file.is_shard]
         in_order = sorted(whole, key=lambda file: file.step)
-        yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
+        yield "checkpoints", TableRows(html=html, keys=[str(file.id) for file in in_order])
         newest = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
         steps = {file.step for file in changes.artifacts}
         files_by_step = by_step([file for file in newest if file.step in steps])
         html = fragment("run/_artifacts.html", run=run, artifacts=files_by_step)
         keys = [str(step) for step in sorted(by_step(newest))]
-        yield "artifacts", {"html": html, "keys": keys}
+        yield "artifacts", TableRows(html=html, keys=keys)
     if steps := _shown_skips(session, changes):
         skipped = skipped_steps(session, run.id, steps=steps)
         html = fragment("run/_skips.html", run=run, skipped=skipped)
-        yield "skips", {"html": html, "most": SKIPS_SHOWN}
+        yield "skips", TableRows(html=html, most=SKIPS_SHOWN)
     if names := {metric.name for metric in changes.metrics}.intersection(metrics):
         measured = windows.measured(session, run.id, names=names)
         keys = sorted(metrics, key=metric_order)
-        yield "metrics", {"html": fragment("run/_metrics.html", metrics=measured), "keys": keys}
+        html = fragment("run/_metrics.html", metrics=measured)
+        yield "metrics", TableRows(html=html, keys=keys)
 
 
 def labels_mark(run: Run) -> int:
@@ -291,7 +286,7 @@ def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
     return result
 
 
-def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:
+def _dumped(model: Any, rows: list[Any]) -> list[JsonObject]:
     return [model.model_validate(row).model_dump(mode="json") for row in rows]
 
 
@@ -350,10 +345,13 @@ def of_list(
             )
             for run in summaries
         }
-        message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
-        if shown_facts:
-            message["facts"] = fragment("runs/_facts.html", facts=shown_facts)
-        return Update(json.dumps(message), now)
+        message = ListMessage(
+            newest=newest,
+            is_worker_up=is_worker_up,
+            rows=shown,
+            facts=fragment("runs/_facts.html", facts=shown_facts) if shown_facts else UNSET,
+        )
+        return Update(encoded(message), now)
 
     return poll
 

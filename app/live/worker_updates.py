@@ -1,9 +1,8 @@
 """Messages of the workers page's live stream: changed rows."""
 
-import json
-
 from app.html.rendering import fragment
 from app.live.live import Poll, Update
+from app.live.messages import WorkersMessage, encoded
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
@@ -28,7 +27,8 @@ def of_workers(database: Database, grants: Grants) -> Poll:
         seen = dict(mark.split("-", 1) for mark in cursor.split(".") if "-" in mark)
         changed = [row for row in rows if seen.get(str(row.id)) != row.mark]
         html = fragment("workers/_workers.html", rows=changed)
-        return Update(json.dumps({"html": html, "keys": [str(row.id) for row in rows]}), now)
+        keys = [str(row.id) for row in rows]
+        return Update(encoded(WorkersMessage(html=html, keys=keys)), now)
 
     return poll
 

@@ -9,8 +9,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.html.formats import count
-from db.tables import ENDED, SKIPPED, Run, ScalerEvent, Step
+from db.tables import ENDED, Run, ScalerEvent, Step
 from db.telemetry import latest_metrics, series
+from halfstep.telemetry.flags import SKIPPED
 
 #: Names of the metric that is the second tile, the first that a run has; else its first metric.
 VALIDATION_LOSSES = (

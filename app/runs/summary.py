@@ -14,8 +14,9 @@ from db.queue.pending_reasons import Queue
 from db.runs import run_metadata, runs
 from db.runs.outcomes import RunOutcome, run_outcome
 from db.settings import Settings
-from db.tables import ACTIVE, COMMAND, ENDED, NONFINITE_LOSS, RECIPE, Run, Status
+from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
 from db.telemetry.series import json_number
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 TIMED_AFTER = 10  # steps, before which the time left is unknown
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".

@@ -14,6 +14,7 @@ from app.submission.config_schema import Schema
 from db.access import secrets
 from halfstep.cli import command_line
 from halfstep.session import queued_run
+from halfstep.telemetry.plain_json import JsonObject
 
 MOST_PARAMETERS, MOST_VARIABLES, MOST_CHOICES = 50, 100, 100
 LINE_CHARACTERS, VALUE_CHARACTERS = 10_000, 10_000
@@ -63,12 +64,12 @@ class Command(BaseModel):
     ] = {}
 
 
-def schema(parameters: dict[str, Any]) -> Schema:
+def schema(parameters: JsonObject) -> Schema:
     """Return the JSON Schema of a command's configuration."""
     return {"type": "object", "additionalProperties": False, "properties": parameters}
 
 
-def as_submitted(stored: dict[str, Any]) -> Command:
+def as_submitted(stored: JsonObject) -> Command:
     """Convert a stored command to a submission."""
     parameters = {
         name: {field: value for field, value in rules.items() if field != "title"}
@@ -87,7 +88,7 @@ def default_name(line: str) -> str:
 
 
 def check(
-    session: Session, command: Command, config: dict[str, Any], devices: int
+    session: Session, command: Command, config: JsonObject, devices: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """Return the command to store, all parameter values, and errors by path."""
     stored = command.model_dump(exclude={"parameters"}) | {"parameters": {}}

@@ -11,7 +11,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-Schema = dict[str, Any]
+from halfstep.telemetry.plain_json import JsonObject
+
+Schema = JsonObject
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def properties(schema: Schema) -> Iterator[Property]:
             yield Property(name, "", rules)
 
 
-def get(config: dict[str, Any], path: str, default: Any = None) -> Any:
+def get(config: JsonObject, path: str, default: Any = None) -> Any:
     """Return the value at a path."""
     value: Any = config
     for part in path.split("."):
@@ -111,7 +113,7 @@ def get(config: dict[str, Any], path: str, default: Any = None) -> Any:
     return value
 
 
-def put(config: dict[str, Any], path: str, value: Any) -> None:
+def put(config: JsonObject, path: str, value: Any) -> None:
     """Set the value at a path."""
     *groups, name = path.split(".")
     for group in groups:
@@ -119,7 +121,7 @@ def put(config: dict[str, Any], path: str, value: Any) -> None:
     config[name] = value
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(config: JsonObject, prefix: str = "") -> list[tuple[str, Any]]:
     """Return each field's path and value."""
     pairs: list[tuple[str, Any]] = []
     for name, value in config.items():
@@ -130,7 +132,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
     """Fill in defaults; unknown fields stay, and are rejected by validation."""
     result = {
         key: dict(value) if isinstance(value, dict) else value for key, value in config.items()
@@ -142,7 +144,7 @@ def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
+def mistakes(schema: Schema, config: JsonObject) -> dict[str, str]:
     """Return the errors of a configuration by path."""
     fields = {field.path: field for field in properties(schema)}
     errors: dict[str, str] = {}
@@ -181,7 +183,7 @@ def parsed(schema: Schema, value: Any) -> Any:
     return value
 
 
-def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> dict[str, str]:
+def beyond(schema: Schema, config: JsonObject, paths: Collection[str]) -> dict[str, str]:
     """Return errors of integers beyond the range of a float, by path."""
     return {
         field.path: violation(field, value)

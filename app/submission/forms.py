@@ -19,6 +19,7 @@ from app.submission.config_schema import (
     put,
     with_defaults,
 )
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Collapsed groups for advanced users; they open if they contain an error or a changed value.
 ADVANCED = {
@@ -103,7 +104,7 @@ class FieldSet:
         return ", ".join(text[0].lower() + text[1:] for text in texts)
 
 
-def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> list[FieldSet]:
+def field_sets(schema: Schema, config: JsonObject, errors: dict[str, str]) -> list[FieldSet]:
     """Return the field sets: the recipe's own group first, then the order of the schema."""
     groups = {
         name: FieldSet(name, rules.get("title", name), rules.get("description", ""))
@@ -138,13 +139,13 @@ def main_settings(field_sets: list[FieldSet]) -> tuple[list[Input], list[FieldSe
     return main, [each for each in others if each.inputs]
 
 
-def precision_input(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> Input:
+def precision_input(schema: Schema, config: JsonObject, errors: dict[str, str]) -> Input:
     """Return the precision control, shown above all groups."""
     precision = next(prop for prop in properties(schema) if prop.path == "precision")
     return _input(precision, config, errors)
 
 
-def _input(prop: Property, config: dict[str, Any], errors: dict[str, str]) -> Input:
+def _input(prop: Property, config: JsonObject, errors: dict[str, str]) -> Input:
     rules = prop.rules
     kinds = {"boolean": "checkbox", "integer": "number", "number": "number"}
     kind = "select" if "enum" in rules else kinds.get(rules.get("type", ""), "text")
@@ -165,21 +166,19 @@ def input_text(value: Any) -> str:
 
 def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the posted configuration."""
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     for prop in properties(schema):
         put(config, prop.path, parsed(prop, str(posted.get(prop.path, "")).strip()))
     return config
 
 
-def carried(
-    before: Schema, after: Schema, config: dict[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
+def carried(before: Schema, after: Schema, config: JsonObject) -> tuple[dict[str, Any], list[str]]:
     """Return the changed values that another recipe accepts, for its form.
 
     Also returns the paths of those that it does not accept, which get its defaults.
     """
     known = {prop.path: prop.default for prop in properties(before)}
-    accepted: dict[str, Any] = {}
+    accepted: JsonObject = {}
     for prop in properties(after):
         value = get(config, prop.path)
         if prop.path in known and value != known[prop.path]:

@@ -1,6 +1,6 @@
 """Form of a new command."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -21,6 +21,7 @@ from db.errors import Conflict, Invalid
 from db.queue import workers
 from db.runs import runs
 from halfstep.field_errors import reason
+from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
 
@@ -83,7 +84,7 @@ def _form(
     session: Session,
     principal: Principal,
     form: CommandForm,
-    values: dict[str, Any],
+    values: JsonObject,
     errors: dict[str, str] | None = None,
 ) -> HTMLResponse:
     defaults = {"priority": "0", "devices_per_node": "1"}

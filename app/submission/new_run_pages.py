@@ -34,6 +34,7 @@ from db.files.uploads import SETTING
 from db.queue import estimates, workers
 from db.queue.estimates import Measured
 from db.runs import presets, runs
+from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
 
@@ -92,7 +93,7 @@ def new_run(
     """
     if preset is not None:
         return _preset(request, session, principal, preset)
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
     if source is not None:
         run = runs.get(session, source)
@@ -153,7 +154,7 @@ def other_recipe(
     values |= dict.fromkeys(("parent_id", "parent_step", "compared_with"), "")
     offered = workers.recipes(session)
     before, after = workers.named(offered, recipe), workers.named(offered, other)
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     refused: list[str] = []
     if before and after:
         typed = forms.read(before["schema"], posted)
@@ -177,7 +178,7 @@ def submit_run(
     """Queue the run, or show the form with its errors."""
     recipe = str(posted.get("recipe", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
         options, errors = numbers(values, posted)
@@ -213,7 +214,7 @@ def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any
 
     sent: the fields of the posted form; those without a null default must not be empty.
     """
-    read: dict[str, Any] = dict(WHOLE_NUMBERS)
+    read: JsonObject = dict(WHOLE_NUMBERS)
     errors = {}
     for name in WHOLE_NUMBERS:
         try:
@@ -255,7 +256,7 @@ def form(
     session: Session,
     principal: Principal,
     recipe: str,
-    config: dict[str, Any],
+    config: JsonObject,
     values: dict[str, str],
     errors: dict[str, str] | None = None,
     refused: Sequence[str] = (),

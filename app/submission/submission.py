@@ -22,6 +22,7 @@ from db.queue.idempotency import hash_of_request, made_by
 from db.runs import groups, run_metadata, runs
 from db.tables import LARGEST_ID, Project, Run, User
 from halfstep.run_config import RunConfig
+from halfstep.telemetry.plain_json import JsonObject
 
 LIMITS = {
     "priority": (-100, 100),
@@ -133,7 +134,7 @@ def submit(
 
 
 def _expected_seconds(
-    session: Session, submission: Submission, recipe: str, config: dict[str, Any]
+    session: Session, submission: Submission, recipe: str, config: JsonObject
 ) -> float | None:
     """Return the time of the slowest similar run; None if there is none."""
     training = config["training"]
@@ -158,7 +159,7 @@ def _expected_seconds(
     return float(training["steps"] - (submission.parent_step or 0)) / similar.slowest
 
 
-def same_sizes(settings: dict[str, Any], requested: Mapping[str, str]) -> bool:
+def same_sizes(settings: JsonObject, requested: Mapping[str, str]) -> bool:
     """Return whether settings equal the requested ones in every size that both have.
 
     Rates and fractions are not sizes.
@@ -222,7 +223,7 @@ def most_priority(session: Session, project: str, priority: int) -> int:
 
 
 def _check_permissions(
-    session: Session, grants: Grants, submission: Submission, config: dict[str, Any]
+    session: Session, grants: Grants, submission: Submission, config: JsonObject
 ) -> dict[str, str]:
     """Return errors for parts of a run that the user has no permission for."""
     project = _project(session, grants, submission)
@@ -234,7 +235,7 @@ def _check_permissions(
 
 
 def check_sources(
-    session: Session, grants: Grants, submission: Submission, config: dict[str, Any]
+    session: Session, grants: Grants, submission: Submission, config: JsonObject
 ) -> dict[str, str]:
     """Return errors of the files that a run starts from, and of the run it is compared with.
 
@@ -285,15 +286,15 @@ def _recipe_name(session: Session, submission: Submission) -> str:
 class Checked(NamedTuple):
     """A validated submission."""
 
-    command: dict[str, Any]
-    config: dict[str, Any]  # complete and parsed
+    command: JsonObject
+    config: JsonObject  # complete and parsed
     errors: dict[str, str]  # by path of the field
 
 
 def check(session: Session, submission: Submission) -> Checked:
     """Validate a submission; return what to queue and the errors."""
     if submission.command is None:
-        command: dict[str, Any] = {}
+        command: JsonObject = {}
         config, errors = _check_recipe(session, submission)
     else:
         devices = submission.devices_per_node
@@ -340,7 +341,7 @@ def _check_recipe(
     return config, errors
 
 
-def _contradictions(config: dict[str, Any]) -> dict[str, str]:
+def _contradictions(config: JsonObject) -> dict[str, str]:
     """Return errors of contradictory settings, on which a worker would fail.
 
     The schema detects all other errors.
@@ -356,7 +357,7 @@ def _contradictions(config: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) -> tuple[str, str]:
+def _blamed(config: JsonObject, group: tuple[int | str, ...], message: str) -> tuple[str, str]:
     """Return the setting or group that a message begins with, and the message."""
     path = [*map(str, group), *message.split(maxsplit=1)[0].split(".")]
     value: Any = config
@@ -365,7 +366,7 @@ def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) 
     return ".".join(path if value is not path else path[:1]), message
 
 
-def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
+def _find_weights(session: Session, config: JsonObject) -> dict[str, str]:
     """Return errors of the initial weights; resolve "newest" to a step."""
     weights = config.get("weights", {})
     run_id, step = weights.get("run"), weights.get("step")

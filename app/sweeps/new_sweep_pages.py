@@ -26,6 +26,7 @@ from db.errors import Invalid, NotFound
 from db.queue import workers
 from db.sweeps.sweeps import LOSS, MAXIMISE, MINIMISE
 from db.tables import Sweep
+from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
 
@@ -137,8 +138,8 @@ def _submission(
     recipe: str, schema: Schema, typed: Mapping[str, str], values: Mapping[str, str]
 ) -> SweepSubmission:
     """Return the submission of the form. Raises Invalid for invalid numbers."""
-    config: dict[str, Any] = {}
-    space: dict[str, Any] = {}
+    config: JsonObject = {}
+    space: JsonObject = {}
     for field in config_schema.properties(schema):
         if search_space.is_search(field, typed[field.path]):
             space[field.path] = typed[field.path]

@@ -25,6 +25,7 @@ from app.http.parameters import flaws, outsized
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
 from db.sweeps.sweeps import HYPERBAND
+from halfstep.telemetry.plain_json import JsonObject
 
 GRID, RANDOM, TPE = "grid", "random", "tpe"
 KINDS = (GRID, RANDOM, TPE, HYPERBAND)
@@ -62,7 +63,7 @@ def is_search(field: Property, text: str) -> bool:
     return is_searchable(field) and is_more
 
 
-def read(schema: Schema, given: dict[str, Any], kind: str) -> tuple[Space, dict[str, str]]:
+def read(schema: Schema, given: JsonObject, kind: str) -> tuple[Space, dict[str, str]]:
     """Return the space, and errors by path.
 
     given: by path, a text in the notation, a list of values, or an entry of a space.
@@ -249,7 +250,7 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
 def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
     """Return the point of a random search by number; deterministic."""
     generator = np.random.default_rng([seed, number])
-    point: dict[str, Any] = {}
+    point: JsonObject = {}
     for path, search in space.items():
         if "values" in search:
             point[path] = search["values"][int(generator.integers(len(search["values"])))]
@@ -269,7 +270,7 @@ def rounded(number: float, search: dict[str, Any]) -> float:
     return float(min(max(float(f"{number:.{DIGITS}g}"), search["low"]), search["high"]))
 
 
-def name(point: dict[str, Any]) -> str:
+def name(point: JsonObject) -> str:
     """Return a run's name from its point: lr=0.003, or training.lr=0.003 if lr is ambiguous."""
     ends = Counter(path.rpartition(".")[2] for path in point)
     labels = {path: path.rpartition(".")[2] for path in point}

@@ -31,6 +31,7 @@ from db.sweeps import sweeps
 from db.sweeps.sweeps import HYPERBAND, LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import Sweep, User
 from halfstep.cli import command_line
+from halfstep.telemetry.plain_json import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class SweepSubmission(BaseModel):
 
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
     command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
-    config: Annotated[dict[str, Any], Field(description="Common to all runs")] = {}
+    config: Annotated[JsonObject, Field(description="Common to all runs")] = {}
     space: Annotated[
         SpaceGiven,
         Field(
@@ -92,8 +93,8 @@ class SweepSubmission(BaseModel):
 class Checked(NamedTuple):
     """A validated sweep."""
 
-    command: dict[str, Any]  # as stored; empty for a recipe
-    config: dict[str, Any]  # common to all runs
+    command: JsonObject  # as stored; empty for a recipe
+    config: JsonObject  # common to all runs
     space: Space
     goal: str
     runs: int  # number of runs
@@ -246,7 +247,7 @@ def _count(submission: SweepSubmission, space: Space) -> tuple[int, dict[str, st
     return min(submission.runs or size, size), {}
 
 
-def _goal(submission: SweepSubmission, config: dict[str, Any]) -> tuple[str, dict[str, str]]:
+def _goal(submission: SweepSubmission, config: JsonObject) -> tuple[str, dict[str, str]]:
     if submission.goal:
         return submission.goal, {}
     is_low = metric_direction.lowest(submission.metric, [config])
@@ -257,7 +258,7 @@ def _goal(submission: SweepSubmission, config: dict[str, Any]) -> tuple[str, dic
 
 
 def _submission(
-    sweep: SweepSubmission | Sweep, schema: Schema | None, point: dict[str, Any]
+    sweep: SweepSubmission | Sweep, schema: Schema | None, point: JsonObject
 ) -> Submission:
     """Return the run of a point. schema: adds defaults to an incomplete configuration."""
     config = config_schema.with_defaults(schema or {}, sweep.config)

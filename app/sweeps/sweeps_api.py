@@ -27,6 +27,7 @@ from db.access.permissions import Permission
 from db.sweeps import sweeps
 from db.sweeps.sweeps import Tally
 from db.tables import Run, Status, Sweep, Trial, User
+from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
@@ -42,7 +43,7 @@ class SweepTrial(BaseModel):
     run_id: int
     name: str
     status: Status
-    params: Annotated[dict[str, Any], Field(description="By path of a setting")]
+    params: Annotated[JsonObject, Field(description="By path of a setting")]
     state: Annotated[
         str,
         Field(description="open, complete, pruned, or failed: without a finite value"),
@@ -80,7 +81,7 @@ class SweepDetail(SweepSummary):
     """A sweep with its common configuration and its best run."""
 
     command: Annotated[Command | None, Field(description="Instead of a recipe")]
-    config: dict[str, Any]
+    config: JsonObject
     best_trial: SweepTrial | None
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from halfstep.telemetry.plain_json import JsonObject
+
 #: Configuration setting in which halfstep.wandb_compat stores {pattern: metric}.
 SETTING = "step_metric"
 MOST = 3
@@ -14,7 +16,7 @@ class StepMetric(NamedTuple):
     is_usual: bool  # the default axis of all metrics
 
 
-def step_metrics(config: dict[str, Any]) -> list[StepMetric]:
+def step_metrics(config: JsonObject) -> list[StepMetric]:
     """Return the metrics that a script has defined as x axes, the first few."""
     defined = config.get(SETTING)
     if not isinstance(defined, dict):

@@ -15,6 +15,7 @@ from db.health import findings
 from db.health.finding import Finding
 from db.queue import workers
 from db.tables import RECIPE, Run
+from halfstep.telemetry.plain_json import JsonObject
 
 BF16, FP32 = "bf16", "fp32"
 #: Factor by which a learning rate is lowered.
@@ -29,7 +30,7 @@ class Action(BaseModel):
     label: str
     address: Annotated[str, Field(description="URL of the prefilled form of a new run")]
     step: Annotated[int | None, Field(description="Step of the checkpoint to start from, if any")]
-    settings: Annotated[dict[str, Any], Field(description="Changed settings by path")]
+    settings: Annotated[JsonObject, Field(description="Changed settings by path")]
 
 
 class AdvisedFinding(BaseModel):
@@ -132,7 +133,7 @@ def _usual_rate(field: config_schema.Property) -> float:
     return USUAL
 
 
-def _action(run: Run, settings: dict[str, Any], step: int | None) -> Action:
+def _action(run: Run, settings: JsonObject, step: int | None) -> Action:
     words = ", ".join(
         f"{path} {str(value).lower() if isinstance(value, bool) else value}"
         if isinstance(value, str | bool)

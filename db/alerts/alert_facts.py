@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from db.alerts.alert_conditions import RECENT_STEPS, Facts
 from db.health import input_bound, scaling_health
 from db.runs import runs
-from db.tables import FLAGGED, NONFINITE_LOSS, AlertRule, Diagnosis, Run, RunStatus, Status, Step
+from db.tables import FLAGGED, AlertRule, Diagnosis, Run, RunStatus, Status, Step
 from db.telemetry import latest_metrics
 from db.telemetry.telemetry import SPIKE
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 
 def read(session: Session, some_runs: Sequence[Run], needs: set[str], moment: float) -> list[Facts]:

@@ -10,26 +10,38 @@ from db.errors import NotFound
 from db.paging import Page, page
 from db.queue.queue import lock_active_attempt
 from db.tables import Artifact, Diagnosis
+from halfstep.telemetry import events
 
 #: Name prefix of the files of a run's output; artifacts of recipes cannot have it.
 LOG = "log/"
 IS_LOG = Artifact.name.startswith(LOG)
 
 
-def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], key: str) -> None:
+def log_artifact(part: events.LogPart) -> events.Artifact:
+    """Return a part of the log as an artifact; its name begins with LOG."""
+    return events.Artifact(
+        step=0,
+        name=LOG + part.path.rpartition("/")[2],
+        path=part.path,
+        size_bytes=part.size_bytes,
+        sha256=part.sha256,
+    )
+
+
+def publish(session: Session, run_id: int, attempt: int, event: events.Artifact, key: str) -> None:
     """Record an artifact that is stored under a key. Raises StaleAttempt.
 
     The key is empty while the file exists only on the training machine.
     """
     run = lock_active_attempt(session, run_id, attempt)
-    identity = {"run_id": run_id, "step": event["step"], "name": event["name"]}
+    identity = {"run_id": run_id, "step": event.step, "name": event.name}
     row = session.scalar(select(Artifact).filter_by(**identity))
     if row is None:
         row = Artifact(**identity)
         session.add(row)
-    is_same, before = row.sha256 == event["sha256"], row.stored_bytes
-    row.key, row.path = key or (row.key if is_same else ""), event.get("path")
-    row.size_bytes, row.sha256 = event["size_bytes"], event["sha256"]
+    is_same, before = row.sha256 == event.sha256, row.stored_bytes
+    row.key, row.path = key or (row.key if is_same else ""), event.path
+    row.size_bytes, row.sha256 = event.size_bytes, event.sha256
     run.stored_bytes += row.stored_bytes - before
     run.revision += 1
     run.files_revision = row.revision = run.revision

@@ -13,6 +13,7 @@ from db.health.spikes import spikes
 from db.paging import Page, page
 from db.queue.queue import lock_active_attempt
 from db.tables import ACTIVE, RECIPE, CheckpointFile, ControlRequest, Diagnosis, Metric, Run, Status
+from halfstep.telemetry import events
 
 #: Latest spikes that retain a checkpoint each: limited, since a noisy loss could fill the disk.
 MOST_SPIKES = 10
@@ -20,7 +21,7 @@ IS_SHARD = CheckpointFile.kind.startswith("shard.", autoescape=True)
 
 
 def publish(
-    session: Session, run_id: int, attempt: int, event: dict[str, Any], keys: Sequence[str]
+    session: Session, run_id: int, attempt: int, event: events.Checkpoint, keys: Sequence[str]
 ) -> None:
     """Record the files of one checkpoint event, which are stored under these keys.
 
@@ -32,38 +33,38 @@ def publish(
     run.revision += 1
     run.files_revision = run.revision
     _forget_shards(session, run, event)
-    for file, key in zip(event["files"], keys, strict=True):
+    for file, key in zip(event.files, keys, strict=True):
         row = session.scalar(
             select(CheckpointFile).where(
                 CheckpointFile.run_id == run_id,
-                CheckpointFile.step == event["step"],
-                CheckpointFile.kind == file["kind"],
+                CheckpointFile.step == event.step,
+                CheckpointFile.kind == file.kind,
             )
         )
         if row is None:
-            row = CheckpointFile(run_id=run_id, step=event["step"], kind=file["kind"])
+            row = CheckpointFile(run_id=run_id, step=event.step, kind=file.kind)
             session.add(row)
-        is_same, before = row.sha256 == file["sha256"], row.stored_bytes
+        is_same, before = row.sha256 == file.sha256, row.stored_bytes
         row.key = key or (row.key if is_same else "")
-        row.attempt, row.path, row.reason = attempt, file.get("path"), event["reason"]
+        row.attempt, row.path, row.reason = attempt, file.path, event.reason
         row.revision = run.revision
-        row.size_bytes, row.sha256 = file["size_bytes"], file["sha256"]
+        row.size_bytes, row.sha256 = file.size_bytes, file.sha256
         run.stored_bytes += row.stored_bytes - before
-    if event.get("request"):
+    if event.request:
         session.execute(
             update(ControlRequest)
-            .where(ControlRequest.run_id == run_id, ControlRequest.id <= event["request"])
+            .where(ControlRequest.run_id == run_id, ControlRequest.id <= event.request)
             .where(ControlRequest.kind == "checkpoint", ControlRequest.acknowledged_at.is_(None))
             .values(acknowledged_at=now())
         )
 
 
-def _forget_shards(session: Session, run: Run, event: dict[str, Any]) -> None:
+def _forget_shards(session: Session, run: Run, event: events.Checkpoint) -> None:
     """Delete the rows of this step's former shards: for example, there were more ranks before."""
-    kinds = {file["kind"] for file in event["files"]}
+    kinds = {file.kind for file in event.files}
     if "checkpoint" not in kinds:
         return
-    at = (CheckpointFile.run_id == run.id, CheckpointFile.step == event["step"])
+    at = (CheckpointFile.run_id == run.id, CheckpointFile.step == event.step)
     for row in session.scalars(select(CheckpointFile).where(*at, IS_SHARD)).all():
         if row.kind not in kinds:
             run.stored_bytes -= row.stored_bytes

@@ -16,17 +16,9 @@ from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
-from db.tables import (
-    FLAGGED,
-    NONFINITE_LOSS,
-    UNKNOWN_LOSS,
-    Diagnosis,
-    Run,
-    RunNode,
-    ScalerEvent,
-    Step,
-)
+from db.tables import FLAGGED, Diagnosis, Run, RunNode, ScalerEvent, Step
 from db.telemetry.scales import in_words
+from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
 
 #: Kinds of events of which the newest counts, and of which the earliest counts.
 NEWEST = (

@@ -17,20 +17,10 @@ from db.health.input_bound import DataWait, data_wait
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
-from db.tables import (
-    ACTIVE,
-    FLAGGED,
-    NONFINITE_LOSS,
-    RECIPE,
-    SKIPPED,
-    Run,
-    ScalerEvent,
-    Status,
-    Step,
-    Worker,
-)
+from db.tables import ACTIVE, FLAGGED, RECIPE, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import histograms, latest_metrics, series
 from db.telemetry.scales import in_words
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 
 SKIPS_READ = 50
 REPLAYS_READ = 50

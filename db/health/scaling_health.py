@@ -9,19 +9,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
-from db.tables import (
-    FLAGGED,
-    NONFINITE_LOSS,
-    NORM_OVERFLOW,
-    NOT_STEPPED,
-    RECIPE,
-    SKIPPED,
-    Diagnosis,
-    Run,
-    ScalerEvent,
-    Step,
-)
+from db.tables import FLAGGED, RECIPE, Diagnosis, Run, ScalerEvent, Step
 from db.telemetry.scales import in_words
+from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 
 WINDOW = 1000
 #: Applied steps in a row that end the first search for a scale, as in the trainer.

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.tables import Diagnosis
 from db.telemetry.telemetry import SPIKE
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Latest spikes in the table and chart of a page; the table `diagnoses` has all.
 MOST = 200
@@ -21,7 +22,7 @@ def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str,
 
 
 @cache
-def _latest_query() -> Select[Any]:
+def _latest_query() -> Select[int, JsonObject]:
     query = select(Diagnosis.step, Diagnosis.content)
     query = query.where(Diagnosis.run_id == bindparam("run_id"), Diagnosis.kind == SPIKE)
     return query.order_by(Diagnosis.step.desc()).limit(bindparam("most"))

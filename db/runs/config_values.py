@@ -9,6 +9,7 @@ from sqlalchemy import delete, insert
 from sqlalchemy.orm import Session
 
 from db.tables import Run, RunConfigValue
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Limits for arbitrary configurations: settings, path length that PostgreSQL can index, and length
 #: to which texts are cut.
@@ -22,7 +23,7 @@ def note(session: Session, run: Run) -> None:
         session.execute(insert(RunConfigValue), rows)
 
 
-def note_script(session: Session, run: Run, config: dict[str, Any]) -> None:
+def note_script(session: Session, run: Run, config: JsonObject) -> None:
     """Replace the configuration that a command's script reported, and the settings."""
     run.script_config = config
     note(session, run)

@@ -1,12 +1,13 @@
 """Environment of each attempt of a run, recorded for reproduction."""
 
 import zlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, defer
 
 from db.tables import RunEnvironment
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Maximum stored size of a source or a diff, in UTF-8 bytes.
 LONGEST_BYTES = 256_000
@@ -19,9 +20,7 @@ class Texts(NamedTuple):
     diff: str | None
 
 
-def record(
-    session: Session, run_id: int, attempt: int, content: dict[str, Any], texts: Texts
-) -> None:
+def record(session: Session, run_id: int, attempt: int, content: JsonObject, texts: Texts) -> None:
     """Store the environment of an attempt. The caller must hold the run."""
     session.merge(
         RunEnvironment(

@@ -11,6 +11,7 @@ from db.errors import Invalid, NotFound
 from db.queue.workers import ALIVE
 from db.runs.runs import check_not_deleted
 from db.tables import NOT_DELETED, RECIPE, Metric, Run, RunNode, Status, User, Worker
+from halfstep.telemetry.plain_json import JsonObject
 
 TF32, FP8 = "TF32", "fp8"
 MOST_COMPARED = 20
@@ -25,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def variant(config: dict[str, Any]) -> str:
+def variant(config: JsonObject) -> str:
     """Return the name of the variant that a configuration belongs to."""
     precision = str(config["precision"])
     if precision == "fp16" and not config.get("scaler", {}).get("enabled", True):
@@ -79,7 +80,7 @@ def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _special(config: dict[str, Any]) -> str:
+def _special(config: JsonObject) -> str:
     return ", ".join(
         f"{' and '.join(config['modules'][precision])} in {precision}"
         for precision in ("fp32", "bf16")

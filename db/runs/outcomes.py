@@ -4,7 +4,8 @@ from typing import Literal, get_args
 
 from sqlalchemy import ColumnElement, and_, exists, func, not_
 
-from db.tables import NONFINITE_LOSS, Diagnosis, Run, Status
+from db.tables import Diagnosis, Run, Status
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 RunOutcome = Literal[
     "no_updates",  # finished, and each of its steps was skipped

@@ -44,6 +44,7 @@ from db.tables import (
     User,
 )
 from db.telemetry import pyramid
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Prefixes of metrics of evaluations.
 EVALUATIONS = ("val/", "eval/", "test/")
@@ -64,7 +65,7 @@ def submit(
     session: Session,
     *,
     recipe: str,
-    config: dict[str, Any],
+    config: JsonObject,
     owner: User,
     name: str = "",
     tags: str = "",
@@ -116,8 +117,8 @@ def submit(
 def submit_command(
     session: Session,
     *,
-    command: dict[str, Any],
-    config: dict[str, Any],
+    command: JsonObject,
+    config: JsonObject,
     owner: User,
     name: str,
     tags: str = "",
@@ -164,7 +165,7 @@ def _queue(session: Session, run: Run, owner: User) -> None:
 
 
 def _check_parent(
-    session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
+    session: Session, recipe: str, config: JsonObject, parent_id: int, parent_step: int | None
 ) -> None:
     """Check that a run can start from another's checkpoint. Raises Invalid."""
     parent = check_not_deleted(session.get(Run, parent_id), "parent_id", parent_id)

@@ -18,6 +18,7 @@ from db.runs import runs
 from db.runs.outcomes import run_outcome
 from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
 from db.telemetry import latest_metrics
+from halfstep.telemetry.plain_json import JsonObject
 
 RUNNING, PAUSED, CANCELLED, FAILED = "running", "paused", "cancelled", "failed"
 #: Displayed status of a sweep with all runs ended.
@@ -235,7 +236,7 @@ def settle(session: Session, sweep: Sweep) -> int:
     return len(rows) - len(ended)
 
 
-def add(session: Session, sweep: Sweep, run: Run, params: dict[str, Any]) -> Trial:
+def add(session: Session, sweep: Sweep, run: Run, params: JsonObject) -> Trial:
     """Add a run as the next trial; the caller must hold the sweep's lock."""
     sweep.submitted += 1
     sweep.revision += 1

@@ -1,12 +1,11 @@
 """Tables of alerts: rules, alerts, channels and deliveries."""
 
-from typing import Any
-
 from sqlalchemy import BigInteger, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
 from db.tables.base import OfRun, Table
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Conditions of an open alert and of a pending delivery, with the exact text of their indexes.
 IS_OPEN, IS_DUE = text("resolved_at IS NULL"), text("ended_at IS NULL")
@@ -64,7 +63,7 @@ class Alert(OfRun, Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
     condition: Mapped[str]
     text: Mapped[str]
-    content: Mapped[dict[str, Any]]  # payload for channels, see docs/how-to/alerts.md
+    content: Mapped[JsonObject]  # payload for channels, see docs/how-to/alerts.md
     created_at: Mapped[float] = mapped_column(default=now())
     resolved_at: Mapped[float | None]  # when the condition became false again
     read_at: Mapped[float | None]

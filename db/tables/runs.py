@@ -16,6 +16,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
 from db.tables.base import OfProject, OfRun, Table
+from halfstep.telemetry.plain_json import JsonObject
 
 
 class Status(StrEnum):
@@ -78,9 +79,9 @@ class Run(OfProject, Table):
     recipe: Mapped[str]
     # {line, folder, git, commit, venv, variables, secrets, parameters}: secrets are names,
     # parameters are JSON Schemas by name.
-    command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    config: Mapped[dict[str, Any]]
-    script_config: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    command: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    config: Mapped[JsonObject]
+    script_config: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="", server_default="")  # Markdown
@@ -225,7 +226,7 @@ class RunEnvironment(OfRun, Table):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     # {worker, host, platform, devices, versions, command, folder, file, git}; file and git may be
     # null.
-    content: Mapped[dict[str, Any]]
+    content: Mapped[JsonObject]
     source: Mapped[bytes | None]  # the file's text, compressed
     diff: Mapped[bytes | None]  # git's diff, compressed
 
@@ -282,10 +283,10 @@ class Sweep(OfProject, Table):
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     project: Mapped[str] = mapped_column(default="", server_default="")
     recipe: Mapped[str]  # empty for a command
-    command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # as in runs
-    config: Mapped[dict[str, Any]]  # common to all runs
+    command: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))  # as in runs
+    config: Mapped[JsonObject]  # common to all runs
     # Values or distribution by path of a setting, see app.sweeps.search_space.
-    space: Mapped[dict[str, Any]]
+    space: Mapped[JsonObject]
     kind: Mapped[str]  # grid, random, tpe or hyperband
     metric: Mapped[str]  # name of a metric, or loss
     goal: Mapped[str]  # minimise or maximise
@@ -321,7 +322,7 @@ class Trial(OfRun, Table):
     sweep_id: Mapped[int] = mapped_column(ForeignKey("sweeps.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
-    params: Mapped[dict[str, Any]]  # values by path of the setting
+    params: Mapped[JsonObject]  # values by path of the setting
     # open until the run has ended, then complete, pruned, or failed if no value is finite.
     state: Mapped[str]
     value: Mapped[float | None]  # the metric's last value

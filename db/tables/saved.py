@@ -7,6 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
 from db.tables.base import OfProject, Table
+from halfstep.telemetry.plain_json import JsonObject
 
 
 class Note(Table):
@@ -30,7 +31,7 @@ class Preset(OfProject, Table):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
     name: Mapped[str]
     recipe: Mapped[str]
-    config: Mapped[dict[str, Any]]  # settings that differ from the recipe's defaults
+    config: Mapped[JsonObject]  # settings that differ from the recipe's defaults
     place: Mapped[dict[str, Any]]  # devices, priority and other fields outside of the configuration
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     saved_at: Mapped[float] = mapped_column(default=now(), onupdate=now())

@@ -7,13 +7,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
 from db.tables.base import OfRun, Table
+from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
+from halfstep.telemetry.plain_json import JsonObject
 
-#: Bits of steps.flags; bit 8 + i is set if optimizer i skipped.
-SKIPPED = 1
-NONFINITE_LOSS = 2
-NORM_OVERFLOW = 4
-NOT_STEPPED = 8  # the loop updated the scaler and made no step: neither applied nor skipped
-UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its loss is NULL, and not NaN
 IS_NOT_STEPPED = text(f"(flags & {NOT_STEPPED}) <> 0")
 #: Conditions on steps, with the exact text of their indexes.
 FLAGGED = {
@@ -62,7 +58,7 @@ class Step(OfRun, Table):
     grad_norm: Mapped[float | None]  # L2 over all parameters, unscaled, before the clip
     grad_norm_clipped: Mapped[float | None]  # after the clip, null if it changed nothing
     lr: Mapped[float | None]
-    flags: Mapped[int]
+    flags: Mapped[int]  # bits of halfstep.telemetry.flags; 8 + i: optimizer i was skipped
     # The part of step_us spent waiting for data, null if unknown.
     data_us: Mapped[int | None] = mapped_column(BigInteger)
 
@@ -161,7 +157,7 @@ class Diagnosis(OfRun, Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     kind: Mapped[str]
     step: Mapped[int] = mapped_column(BigInteger)
-    content: Mapped[dict[str, Any]]
+    content: Mapped[JsonObject]
 
 
 class SystemSample(OfRun, Table):

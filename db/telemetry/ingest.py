@@ -7,7 +7,7 @@ import json
 import math
 import signal
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -32,7 +32,10 @@ from db.tables import (
     WatchedAttempt,
 )
 from db.telemetry import series
-from db.telemetry.recording import Recording, in_words
+from db.telemetry.recording import Item, Recording, in_words
+from halfstep.telemetry import events
+from halfstep.telemetry.event_codec import BadEvent, convert, fields_of
+from halfstep.telemetry.plain_json import JsonObject
 
 #: The process that writes a spool of an attempt.
 Writer: TypeAlias = Literal["training", "sidecar"]
@@ -235,7 +238,7 @@ def record(
     session: Session,
     run: Run,
     place: WatchedAttempt,
-    items: Sequence[Any],
+    items: Sequence[Item],
     *,
     end: tuple[int, int],
     writer: Writer = "training",
@@ -243,34 +246,53 @@ def record(
 ) -> None:
     """Write items of a writer's spool and their end: the sequence and offset to continue from."""
     last = series.log_lines(session, run.id, most=1)
+    remarks = [*remarks]
+    resumed = _held([place.resumed] if place.resumed else [], events.Resumed, remarks)
     recording = Recording(
         run.id,
         run.attempt,
         has_begun=run.resumed_step is not None,
         last_line=last[0].number if last else 0,
-        resumed=place.resumed,
-        early=place.early,
+        resumed=resumed[0] if resumed else None,
+        early=_held(place.early, events.StepEvent, remarks),
         may_log_alone=run.step == 0,
     )
     recording.take(items)
-    remarks = [*remarks]
-    if len(json.dumps(recording.early)) > EARLY_BYTES:
-        recording.early = []
+    early = [fields_of(event) for event in recording.early]
+    if len(json.dumps(early)) > EARLY_BYTES:
+        recording.early, early = [], []
         limit = f"{EARLY_BYTES:,} bytes"
         remarks.append(f"events of more than {limit} before the first step were dropped")
     for item in items:
-        if isinstance(item, dict) and item["event"] == "resumed":
+        if isinstance(item, events.Resumed):
             recording.append_log(in_words(item))
     for text in remarks:
         recording.append_log(text)
     if recording:
-        not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
+        not_here = [[""] * len(event.files) for event in recording.checkpoints]
         recording.write(session, not_here, [""] * len(recording.artifacts))
-    place.resumed, place.early = recording.resumed, recording.early
+    place.resumed = fields_of(recording.resumed) if recording.resumed else None
+    place.early = early
     if writer == "sidecar":
         place.sidecar_sequence, place.sidecar_offset = end
     else:
         place.sequence, place.offset = end
+
+
+E = TypeVar("E", bound=events.Event)
+
+
+def _held(rows: Sequence[JsonObject], kind: type[E], remarks: list[str]) -> list[E]:
+    """Return the events that were held before; add a remark about one that cannot be read."""
+    held: list[E] = []
+    for fields in rows:
+        try:
+            event = convert(fields)
+        except BadEvent as error:
+            remarks.append(f"an event could not be recorded: {error}")
+        else:
+            held += [event] if isinstance(event, kind) else []
+    return held
 
 
 def end(

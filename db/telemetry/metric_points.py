@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from db.tables import clean
 from db.telemetry.summaries import Ints, Points
+from halfstep.telemetry.events import Metric
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,16 @@ class MetricPoints:
     points: Points
 
     @classmethod
-    def of(cls, events: Iterable[dict[str, Any]]) -> Self:
+    def of(cls, events: Iterable[Metric]) -> Self:
         """Convert spool events to points; the last event of a metric and step counts."""
         names: dict[str, int] = {}
         indexes: dict[str, int] = {}  # by original name, to clean each only once
         rows: dict[tuple[int, int], tuple[int, float]] = {}
         for event in events:
-            if (index := indexes.get(event["name"])) is None:
-                index = names.setdefault(clean(event["name"]), len(names))
-                indexes[event["name"]] = index
-            rows[index, event["step"]] = event["elapsed_ms"], float(event["value"])
+            if (index := indexes.get(event.name)) is None:
+                index = names.setdefault(clean(event.name), len(names))
+                indexes[event.name] = index
+            rows[index, event.step] = event.elapsed_ms, float(event.value)
         keys = np.array(list(rows), np.int64).reshape(-1, 2)
         elapsed_ms, values = zip(*rows.values(), strict=True) if rows else ((), ())
         order = np.lexsort((keys[:, 1], keys[:, 0]))

@@ -1,7 +1,7 @@
 """Conversion of a training's spool items to database rows.
 
 Shared by the two readers of spools: a worker's recorder and the server that receives watched runs.
-An item is a structured array of steps or an event, as halfstep.telemetry.spool describes them.
+An item is a structured array of steps or an event of halfstep.telemetry.events.
 """
 
 import math
@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from sqlalchemy.orm import Session
 
 from db.files import artifacts, checkpoints
@@ -16,15 +17,14 @@ from db.queue import queue
 from db.runs import config_values
 from db.tables import COMMAND, RECIPE, Run
 from db.telemetry import telemetry
+from halfstep.telemetry import events
+from halfstep.telemetry.events import StepEvent
 
-Event: TypeAlias = dict[str, Any]
+#: Steps as a structured array of the spool's records, or an event.
+Item: TypeAlias = np.ndarray[Any, Any] | events.Event
 
 #: The constant scale of a training without a loss scaler.
 UNSCALED = 1.0
-SAMPLE_COLUMNS = (
-    *("elapsed_ms", "device", "utilization"),
-    *("memory_bytes", "power_watts", "temperature_celsius"),
-)
 #: Precision by the dtype of most matrix products.
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -50,8 +50,8 @@ class Recording:
         *,
         has_begun: bool,
         last_line: int,
-        resumed: Event | None = None,
-        early: Sequence[Event] = (),
+        resumed: events.Resumed | None = None,
+        early: Sequence[StepEvent] = (),
         may_log_alone: bool = False,
         begins_anew: bool = False,
         shares_log: bool = False,
@@ -63,16 +63,16 @@ class Recording:
         self._is_own = True
         self.has_begun, self.resumed, self.early = has_begun, resumed, list(early)
         self.pending = telemetry.Flush()
-        self.checkpoints: list[Event] = []  # to publish with the pending items
-        self.artifacts: list[Event] = []  # likewise
-        self._rolled_back: list[Event] = []  # rollbacks of the training
-        self._configured: Event | None = None  # the script's latest configuration
+        self.checkpoints: list[events.Checkpoint] = []  # to publish with the pending items
+        self.artifacts: list[events.Artifact] = []  # likewise
+        self._rolled_back: list[events.RolledBack] = []  # rollbacks of the training
+        self._configured: events.Configured | None = None  # the script's latest configuration
 
     def __bool__(self) -> bool:
         return bool(self.pending or self._rolled_back or self._configured or self.files)
 
     @property
-    def files(self) -> list[Event]:
+    def files(self) -> list[events.Checkpoint | events.Artifact]:
         """Files to publish: checkpoints, then artifacts."""
         return [*self.checkpoints, *self.artifacts]
 
@@ -87,53 +87,53 @@ class Recording:
         pending = (self.pending.steps, self._rolled_back, self._configured, self.files)
         return any(map(bool, pending))
 
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: events.Line) -> None:
         """Add a line to the run's log."""
-        numbered = {**line, "attempt": self._attempt}
-        self._last_line = telemetry.number_line(numbered, self._last_line)
-        self.pending.log_lines.append(numbered)
+        row = telemetry.LogRow.of(line, self._attempt)
+        self._last_line = telemetry.number_line(row, self._last_line)
+        self.pending.log_lines.append(row)
 
     def append_log(self, text: str) -> None:
         """Add a line in the stream "halfstep" to the run's log."""
-        self.log({"time": time.time(), "stream": "halfstep", "text": text})
+        self.log(events.Line(time=time.time(), stream="halfstep", text=text))
 
-    def take(self, items: Sequence[Any], *, is_own: bool = True) -> None:
+    def take(self, items: Sequence[Item], *, is_own: bool = True) -> None:
         """Sort spool items by kind into the pending rows.
 
         is_own: the items are of this attempt, not left over from an earlier one.
         """
         self._is_own = is_own
         for item in items:
-            if not isinstance(item, dict):
-                self.pending.steps += [item] if len(item) else []
-            elif item["event"] == "rolled_back":
-                self._take_back(item)
-            elif item["event"] == "configured":
-                self._configured = item
-            elif item["event"] == "artifact":
-                self.artifacts.append(item)
-            elif item["event"] == "line":
-                self.log({name: value for name, value in item.items() if name != "event"})
-            elif item["event"] == "sample":
-                self.pending.samples.append({name: item[name] for name in SAMPLE_COLUMNS})
-            elif item["event"] == "log_part":
-                name = artifacts.LOG + item["path"].rpartition("/")[2]
-                self.artifacts.append({**item, "event": "artifact", "step": 0, "name": name})
-            elif item["event"] == "checkpoint":
-                self.checkpoints.append(item)
-                if {"write_seconds", "stall_seconds"} <= item.keys():
-                    self.pending.events.append(item)  # save timings are stored as a diagnosis
-            elif item["event"] != "resumed":
-                self.pending.events.append(item)
-            elif is_own:
-                self.resumed = item
+            match item:
+                case np.ndarray():
+                    self.pending.steps += [item] if len(item) else []
+                case events.RolledBack():
+                    self._take_back(item)
+                case events.Configured():
+                    self._configured = item
+                case events.Artifact():
+                    self.artifacts.append(item)
+                case events.Line():
+                    self.log(item)
+                case events.Sample():
+                    self.pending.samples.append(item)
+                case events.LogPart():
+                    self.artifacts.append(artifacts.log_artifact(item))
+                case events.Checkpoint():
+                    self.checkpoints.append(item)
+                    if item.is_timed:
+                        self.pending.events.append(item)  # its cost is stored as a diagnosis
+                case events.Resumed():
+                    self.resumed = item if is_own else self.resumed
+                case StepEvent():
+                    self.pending.events.append(item)
         if is_own:
             self._hold_back()
 
-    def publish(self, events: Sequence[Event]) -> None:
+    def publish(self, files: Sequence[events.Checkpoint | events.Artifact]) -> None:
         """Replace the files to publish with the pending items."""
-        self.checkpoints = [event for event in events if event["event"] == "checkpoint"]
-        self.artifacts = [event for event in events if event["event"] == "artifact"]
+        self.checkpoints = [each for each in files if isinstance(each, events.Checkpoint)]
+        self.artifacts = [each for each in files if isinstance(each, events.Artifact)]
 
     def write(
         self,
@@ -156,22 +156,22 @@ class Recording:
         run = session.get_one(Run, run_id)
         self._note_precision(run)
         if self._configured and run.source == COMMAND:
-            config_values.note_script(session, run, self._configured["config"])
-        for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
-            checkpoints.publish(session, run_id, attempt, event, keys)
-        for event, key in zip(self.artifacts, artifact_keys, strict=True):
-            artifacts.publish(session, run_id, attempt, event, key)
+            config_values.note_script(session, run, self._configured.config)
+        for checkpoint, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
+            checkpoints.publish(session, run_id, attempt, checkpoint, keys)
+        for artifact, key in zip(self.artifacts, artifact_keys, strict=True):
+            artifacts.publish(session, run_id, attempt, artifact, key)
 
     def _note_precision(self, run: Run) -> None:
         """Set a script's precision from its events, or from its scaler if no dtype is known."""
         if run.source == RECIPE:
             return
         for event in self.pending.events:
-            if event["event"] == "precision" and run.precision not in ("fp16", "bf16"):
-                run.precision = PRECISIONS.get(event["dtype"], run.precision)
+            if isinstance(event, events.Precision) and run.precision not in ("fp16", "bf16"):
+                run.precision = PRECISIONS.get(event.dtype, run.precision)
         if not run.precision:
             is_scaled = run.scale not in (None, UNSCALED)
-            is_scaled |= any(event["event"] == "scaler" for event in self.pending.events)
+            is_scaled |= any(isinstance(event, events.Scaler) for event in self.pending.events)
             run.precision = "fp16" if is_scaled else ""
 
     def forget(self) -> None:
@@ -193,39 +193,38 @@ class Recording:
 
     def _begin(self, session: Session) -> None:
         """Mark the attempt as started and delete the earlier steps that it replaces."""
-        resumed = self.resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
-        step, restart = resumed["step"], None if self._attempt == 1 else "restarts at step 1"
+        resumed = self.resumed or events.Resumed(step=0, exact=self._attempt == 1, notes=[])
+        step, restart = resumed.step, None if self._attempt == 1 else "restarts at step 1"
         reason = in_words(resumed) if self.resumed else restart
         queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
-        if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
+        if not (resumed.exact and queue.is_repeatable(session, self._run_id, after=step)):
             # This attempt will not reproduce the later steps of an earlier attempt.
             telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
-    def _take_back(self, event: Event) -> None:
+    def _take_back(self, event: events.RolledBack) -> None:
         """Discard pending items of the steps that the training rolled back."""
 
-        def stays(pending_event: Event) -> bool:
-            is_before = bool(pending_event["step"] <= event["step"])
-            return is_before or pending_event["event"] in telemetry.OUTLAST
+        def stays(pending_event: StepEvent) -> bool:
+            return pending_event.step <= event.step or pending_event.tag in telemetry.OUTLAST
 
         self._rolled_back.append(event)
         pending = self.pending
-        pending.steps = [steps[steps["step"] <= event["step"]] for steps in pending.steps]
+        pending.steps = [steps[steps["step"] <= event.step] for steps in pending.steps]
         pending.steps = [steps for steps in pending.steps if len(steps)]
         pending.events = [row for row in pending.events if stays(row)]
         self.early = [row for row in self.early if stays(row)]
 
     def _hold_back(self) -> None:
         """Hold events of new steps until the first step, so that `_begin` does not delete them."""
-        after: float = self.resumed["step"] if self.resumed else 0
+        after: float = self.resumed.step if self.resumed else 0
         if self.has_begun or self.pending.steps or self._rolled_back or self._is_known_whence:
             after = math.inf
-        events = self.early + self.pending.events
-        self.early = [event for event in events if event["step"] > after]
-        self.pending.events = [event for event in events if event["step"] <= after]
+        rows = self.early + self.pending.events
+        self.early = [row for row in rows if row.step > after]
+        self.pending.events = [row for row in rows if row.step <= after]
 
 
-def in_words(resumed: Event) -> str:
+def in_words(resumed: events.Resumed) -> str:
     """Return a sentence fragment on how an attempt resumed."""
-    how = "exactly" if resumed["exact"] else f"not bit-exactly: {'; '.join(resumed['notes'])}"
-    return f"resumed at step {resumed['step']}, {how}"
+    how = "exactly" if resumed.exact else f"not bit-exactly: {'; '.join(resumed.notes)}"
+    return f"resumed at step {resumed.step}, {how}"

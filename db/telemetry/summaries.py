@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from db.tables import SKIPPED
+from halfstep.telemetry.flags import SKIPPED
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -5,9 +5,10 @@ A flush is one fenced transaction and may be repeated: an existing row is replac
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import asdict
 from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
@@ -16,10 +17,6 @@ from db.database import now
 from db.queue.queue import lock_active_attempt
 from db.tables import (
     IS_NOT_STEPPED,
-    NONFINITE_LOSS,
-    NOT_STEPPED,
-    SKIPPED,
-    UNKNOWN_LOSS,
     ControlRequest,
     Diagnosis,
     LogLine,
@@ -36,6 +33,10 @@ from db.telemetry import bulk_writes, latest_metrics, metric_pyramids, pyramid
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.metric_pyramids import NEVER
 from db.telemetry.summaries import Points
+from halfstep.telemetry import events
+from halfstep.telemetry.event_codec import fields_of
+from halfstep.telemetry.events import Sample, StepEvent
+from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 
 #: Columns of a batch of steps, in the order of the spool's records.
 STEP_COLUMNS = (
@@ -56,8 +57,6 @@ SPEED_STEPS = 200  # over which a run's speed is averaged
 SPIKE = "spike"
 #: Events of a step that stay recorded when the training rolls back beyond the step.
 OUTLAST = (SPIKE, "failed_diagnosis", "obeyed", "length")
-#: Fields of the spool's event with the workload of a step.
-WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
 
 #: The first and the latest lines of a run's log that the database keeps.
@@ -66,22 +65,37 @@ LINES_PER_CHECK = 5_000  # lines between two checks for excess lines
 
 
 @dataclass
+class LogRow:
+    """A line of a run's log; a row with `lines` stands for lines that only the log's file has."""
+
+    attempt: int
+    time: float  # seconds since 1970
+    stream: str
+    text: str
+    lines: int = 0
+    number: int = 0  # from 1, once `number_line` has set it
+
+    @classmethod
+    def of(cls, line: events.Line, attempt: int) -> Self:
+        """Return the row of a printed line."""
+        return cls(attempt, float(line.time), line.stream, line.text or "", line.lines or 0)
+
+
+@dataclass
 class Flush:
     """Rows of one transaction."""
 
     # Structured arrays with the fields STEP_COLUMNS.
     steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    log_lines: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    events: list[StepEvent] = field(default_factory=list)
+    log_lines: list[LogRow] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.steps or self.events or self.log_lines or self.samples)
 
 
-def number_lines(
-    session: Session, run_id: int, attempt: int, lines: Iterable[dict[str, Any]]
-) -> None:
+def number_lines(session: Session, run_id: int, attempt: int, lines: Iterable[LogRow]) -> None:
     """Number lines after the last stored line of the run's log. Raises StaleAttempt."""
     lock_active_attempt(session, run_id, attempt)
     newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
@@ -90,13 +104,13 @@ def number_lines(
         last = number_line(line, last)
 
 
-def number_line(line: dict[str, Any], last: int) -> int:
+def number_line(line: LogRow, last: int) -> int:
     """Number a line after `last` and return the number, for a gap that of its last line."""
-    line["number"] = last + 1
-    if "lines" not in line:
+    line.number = last + 1
+    if not line.lines:
         return last + 1
-    line["text"] = _gap(last + 1, last + int(line["lines"]))
-    return last + int(line["lines"])
+    line.text = _gap(last + 1, last + line.lines)
+    return last + line.lines
 
 
 def _gap(first: int, last: int) -> str:
@@ -120,7 +134,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         run.not_stepped = _count_not_stepped(connection, run_id)
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
-    _upsert(connection, SystemSample, [{"run_id": run_id, **row} for row in flush.samples])
+    _upsert(connection, SystemSample, [{"run_id": run_id, **asdict(row)} for row in flush.samples])
     run.revision += 1
 
 
@@ -131,10 +145,10 @@ def _count_not_stepped(connection: Connection, run_id: int) -> int:
     return connection.scalar(hinted) or 0
 
 
-def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any]]) -> None:
+def _record_lines(connection: Connection, run_id: int, lines: list[LogRow]) -> None:
     """Write log lines; replace excess old ones by one line with their numbers."""
     columns = ("number", "attempt", "time", "stream", "text")
-    rows = [{"run_id": run_id, **{name: line[name] for name in columns}} for line in lines]
+    rows = [{"run_id": run_id, **{name: getattr(line, name) for name in columns}} for line in lines]
     _upsert(connection, LogLine, rows)
     if not rows or rows[0]["number"] // LINES_PER_CHECK == rows[-1]["number"] // LINES_PER_CHECK:
         return
@@ -157,21 +171,21 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
     _delete_after(session, run, after)
 
 
-def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]) -> None:
+def take_back(session: Session, run_id: int, attempt: int, event: events.RolledBack) -> None:
     """Delete the steps that a training rolled back and add a status; keep the spike.
 
-    event: the spool's rolled_back event. If the spool is read again, the status is added only once.
+    If the spool is read again, the status is added only once.
     Raises StaleAttempt.
     """
     run = lock_active_attempt(session, run_id, attempt)
-    after = event["step"]
+    after = event.step
     _delete_after(session, run, after, retained=OUTLAST)
     run.rollbacks, run.rollback_step = run.rollbacks + 1, after
     run.revision += 1
     reason = (
-        f"rollback {event['rollbacks']}: from step {event['from_step']} to step {after}, for the "
-        f"loss of {float(event['loss']):.4g} at step {event['spike']}; on without "
-        f"{event['examples']:,} examples"
+        f"rollback {event.rollbacks}: from step {event.from_step} to step {after}, for the "
+        f"loss of {float(event.loss):.4g} at step {event.spike}; on without "
+        f"{event.examples:,} examples"
     )
     known = select(RunStatus.id).where(
         RunStatus.run_id == run_id, RunStatus.attempt == attempt, RunStatus.reason == reason
@@ -276,37 +290,39 @@ def _speed(run: Run, step_us: np.ndarray[Any, Any]) -> float:
     return 1e6 / (before + share * (latest - before))
 
 
-def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, Any]]) -> None:
+def _record_events(connection: Connection, run: Run, rows: Iterable[events.StepEvent]) -> None:
     scaler_events: list[dict[str, Any]] = []
-    metrics: list[dict[str, Any]] = []
+    metrics: list[events.Metric] = []
     diagnoses: list[dict[str, Any]] = []
     acknowledged: list[int] = []
-    for event in events:
-        if event["event"] == "scaler":
+    for event in rows:
+        if isinstance(event, events.Metric):
+            metrics.append(event)
+        elif isinstance(event, events.Scaler):
             scaler_events.append(
                 {
                     "run_id": run.id,
-                    "step": event["step"],
-                    "kind": event["kind"],
-                    "optimizer": event["optimizer"] or "",
-                    "scale_before": float(event["scale_before"]),
-                    "scale_after": float(event["scale_after"]),
-                    "loss_nonfinite": event.get("loss_nonfinite", False),
-                    "culprits": event.get("culprits", []),
+                    "step": event.step,
+                    "kind": event.kind,
+                    "optimizer": event.optimizer or "",
+                    "scale_before": float(event.scale_before),
+                    "scale_after": float(event.scale_after),
+                    "loss_nonfinite": event.loss_nonfinite,
+                    "culprits": [fields_of(each) for each in event.culprits],
                 }
             )
-        elif event["event"] == "metric":
-            metrics.append(event)
-        elif event["event"] == "length":
-            run.steps_total = event["steps"]
-        elif event["event"] == "workload":
-            run.workload = {key: event[key] for key in WORKLOAD}
-        elif event["event"] == "obeyed":
-            acknowledged.append(event["request"])
+        elif isinstance(event, events.Length):
+            run.steps_total = event.steps
+        elif isinstance(event, events.Workload):
+            run.workload = {name: value for name, value in asdict(event).items() if name != "step"}
+        elif isinstance(event, events.Obeyed):
+            acknowledged.append(event.request)
         else:
-            content = {name: value for name, value in event.items() if name != "event"}
-            key = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
-            diagnoses.append({**key, "content": content})
+            content = fields_of(event)
+            kind = content.pop("event")
+            diagnoses.append(
+                {"run_id": run.id, "kind": kind, "step": event.step, "content": content}
+            )
     if acknowledged:
         applied = update(ControlRequest).where(
             ControlRequest.run_id == run.id, ControlRequest.id.in_(acknowledged)
@@ -321,7 +337,7 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
         _record_metrics(connection, run.id, metrics)
 
 
-def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str, Any]]) -> None:
+def _record_metrics(connection: Connection, run_id: int, metrics: list[events.Metric]) -> None:
     """Write metric points, the latest point of each metric, and the pyramids."""
     rows = MetricPoints.of(metrics)
     points = rows.points

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, SKIPPED, LatestMetric, Metric, Run, ScalerEvent, Step
+from db.tables import FLAGGED, LatestMetric, Metric, Run, ScalerEvent, Step
 from db.telemetry import latest_metrics, metric_pyramids
 from db.telemetry.pyramid import (
     END,
@@ -41,6 +41,7 @@ from db.telemetry.pyramid import (
 )
 from db.telemetry.series import json_number
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
+from halfstep.telemetry.flags import SKIPPED
 
 #: Rows read by one query: more or longer runs are read a few at a time.
 ROWS = 40_000

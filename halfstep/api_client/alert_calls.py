@@ -1,15 +1,26 @@
 """Client calls about alerts: rules, alerts, channels and deliveries."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+from halfstep.telemetry.plain_json import JsonObject
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import (
+        AlertRow,
+        ChannelRow,
+        CreatedChannel,
+        DeliveryRow,
+        RuleRow,
+    )
 
 
 class AlertCalls:
     """The part of `halfstep.Client` for alerts."""
 
     _get: Callable[..., Any]
-    _post: Callable[..., dict[str, Any]]
-    _pages: Callable[..., Iterator[dict[str, Any]]]
+    _post: Callable[..., JsonObject]
+    _pages: Callable[..., Iterator[JsonObject]]
     _delete: Callable[..., None]
 
     def alert(
@@ -22,7 +33,7 @@ class AlertCalls:
         all_runs: bool = False,
         metric: str = "",
         channels: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
+    ) -> "RuleRow":
         """Add an alert rule for a run, a project, or all your runs.
 
         condition: ended, collapsing, loss_above, …; see docs/how-to/alerts.md.  all_runs: all runs
@@ -33,40 +44,40 @@ class AlertCalls:
         rule = {"condition": condition, "scope": scope, "value": value, "metric": metric}
         ids = None if channels is None else list(channels)
         of = {"run_id": run_id, "project": project, "channel_ids": ids}
-        return self._post("/api/v1/alerts/rules", rule | of)
+        return cast("RuleRow", self._post("/api/v1/alerts/rules", rule | of))
 
-    def alert_rules(self) -> list[dict[str, Any]]:
+    def alert_rules(self) -> "list[RuleRow]":
         """Return your rules, newest first."""
-        return list(self._get("/api/v1/alerts/rules"))
+        return cast("list[RuleRow]", list(self._get("/api/v1/alerts/rules")))
 
     def delete_alert(self, rule_id: int) -> None:
         """Delete one of your rules; its alerts stay."""
         self._delete(f"/api/v1/alerts/rules/{rule_id}")
 
-    def alerts(self) -> Iterator[dict[str, Any]]:
+    def alerts(self) -> "Iterator[AlertRow]":
         """Yield your alerts, newest first."""
-        return self._pages("/api/v1/alerts/inbox", "alerts")
+        return cast("Iterator[AlertRow]", self._pages("/api/v1/alerts/inbox", "alerts"))
 
-    def add_channel(self, kind: str, address: str, *, name: str = "") -> dict[str, Any]:
+    def add_channel(self, kind: str, address: str, *, name: str = "") -> "CreatedChannel":
         """Add a channel: webhook or slack, with a URL, or email.
 
         The `secret` that signs a webhook's payloads is only in this response.
         """
         channel = {"kind": kind, "address": address, "name": name}
-        return self._post("/api/v1/alerts/channels", channel)
+        return cast("CreatedChannel", self._post("/api/v1/alerts/channels", channel))
 
-    def channels(self) -> list[dict[str, Any]]:
+    def channels(self) -> "list[ChannelRow]":
         """Return your channels by name."""
-        return list(self._get("/api/v1/alerts/channels"))
+        return cast("list[ChannelRow]", list(self._get("/api/v1/alerts/channels")))
 
-    def test_channel(self, channel_id: int) -> dict[str, Any]:
+    def test_channel(self, channel_id: int) -> "DeliveryRow":
         """Send a test through a channel; `deliveries` has the result."""
-        return self._post(f"/api/v1/alerts/channels/{channel_id}/tests")
+        return cast("DeliveryRow", self._post(f"/api/v1/alerts/channels/{channel_id}/tests"))
 
     def delete_channel(self, channel_id: int) -> None:
         """Delete one of your channels, and its deliveries."""
         self._delete(f"/api/v1/alerts/channels/{channel_id}")
 
-    def deliveries(self) -> Iterator[dict[str, Any]]:
+    def deliveries(self) -> "Iterator[DeliveryRow]":
         """Yield sent and pending deliveries of your channels, newest first."""
-        return self._pages("/api/v1/alerts/deliveries", "deliveries")
+        return cast("Iterator[DeliveryRow]", self._pages("/api/v1/alerts/deliveries", "deliveries"))

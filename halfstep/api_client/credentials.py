@@ -5,6 +5,7 @@ A stored token is only sent to the server that it was stored for.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -66,12 +67,16 @@ def flaw(token: str) -> str | None:
 
 def store(credentials: Credentials) -> Path:
     """Store credentials in a file readable only by the user; return its path."""
-    path = place()
+    return write_private(place(), {"url": credentials.url, "token": credentials.token})
+
+
+def write_private(path: Path, content: Mapping[str, str | None]) -> Path:
+    """Replace a JSON file that only the user may read; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(file, "w") as written:  # noqa: PTH123 - of a descriptor, for its mode
-        json.dump({"url": credentials.url, "token": credentials.token}, written)
+        json.dump(content, written)
     return temporary.replace(path)
 
 

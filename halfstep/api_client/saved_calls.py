@@ -1,28 +1,36 @@
 """Client calls about presets, notes, views and retention rules."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from halfstep.api_client.errors import ApiError
 from halfstep.session.nesting import merged
+from halfstep.telemetry.plain_json import JsonObject
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import (
+        PresetRow,
+        Rule,
+        RulePreview,
+        RunSummary,
+        SavedView,
+    )
 
 
 class SavedCalls:
     """The part of `halfstep.Client` for presets, notes, views and retention rules."""
 
     _get: Callable[..., Any]
-    _post: Callable[..., dict[str, Any]]
-    _put: Callable[..., dict[str, Any]]
+    _post: Callable[..., JsonObject]
+    _put: Callable[..., JsonObject]
     _delete: Callable[..., None]
-    submit: Callable[..., dict[str, Any]]
+    submit: "Callable[..., RunSummary]"
 
-    def presets(
-        self, *, name: str | None = None, project: str | None = None
-    ) -> list[dict[str, Any]]:
+    def presets(self, *, name: str | None = None, project: str | None = None) -> "list[PresetRow]":
         """Return the presets of projects that you may submit to, by name, 500 at most."""
         query = {"name": name, "project": project}
         given = {field: value for field, value in query.items() if value is not None}
-        return list(self._get("/api/v1/presets", given))
+        return cast("list[PresetRow]", list(self._get("/api/v1/presets", given)))
 
     def save_preset(
         self,
@@ -32,13 +40,16 @@ class SavedCalls:
         *,
         tags: Sequence[str] = (),
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "PresetRow":
         """Save the arguments of a submission; replaces the project's preset of that name.
 
         further: project, priority, nodes and devices_per_node. Raises ApiError, as `submit` does.
         """
         preset = {"name": name, "recipe": recipe, "config": dict(config or {})}
-        return self._post("/api/v1/presets", preset | {"tags": ", ".join(tags), **further})
+        return cast(
+            "PresetRow",
+            self._post("/api/v1/presets", preset | {"tags": ", ".join(tags), **further}),
+        )
 
     def delete_preset(self, preset_id: int) -> None:
         """Delete a preset."""
@@ -51,7 +62,7 @@ class SavedCalls:
         *,
         project: str | None = None,
         **further: Any,
-    ) -> dict[str, Any]:
+    ) -> "RunSummary":
         """Queue a run from a preset, in the preset's project.
 
         preset: its name.  config: values that differ.  project: of the preset, if several projects
@@ -65,7 +76,7 @@ class SavedCalls:
             raise ApiError(409 if matches else 404, f"preset is {preset!r}; {text}")
         [saved] = matches
         fields = ("project", "tags", "priority", "nodes", "devices_per_node")
-        placement = {field: saved[field] for field in fields} | further
+        placement = {field: cast("JsonObject", saved)[field] for field in fields} | further
         return self.submit(saved["recipe"], merged(saved["config"], config or {}), **placement)
 
     def note(self, *run_ids: int, project: str | None = None) -> str:
@@ -83,9 +94,9 @@ class SavedCalls:
         body = _subject(run_ids, project) | {"note": note, "seen": seen}
         return str(self._put("/api/v1/notes", body)["note"])
 
-    def retention(self) -> list[dict[str, Any]]:
+    def retention(self) -> "list[Rule]":
         """Return the retention rules for data of ended runs; `scope` has their projects."""
-        return list(self._get("/api/v1/retention"))
+        return cast("list[Rule]", list(self._get("/api/v1/retention")))
 
     def preview_retention(
         self,
@@ -93,14 +104,16 @@ class SavedCalls:
         project: str | None = None,
         checkpoint_days: float | None = None,
         log_days: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> "RulePreview":
         """Return a preview of the deletions by a rule.
 
         project: of the runs; None: all projects without a rule of their own.
         """
         days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
         given = {field: value for field, value in days.items() if value is not None}
-        return dict(self._get("/api/v1/retention/preview", _scope(project) | given))
+        return cast(
+            "RulePreview", dict(self._get("/api/v1/retention/preview", _scope(project) | given))
+        )
 
     def set_retention(
         self,
@@ -108,21 +121,21 @@ class SavedCalls:
         project: str | None = None,
         checkpoint_days: float | None = None,
         log_days: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> "Rule":
         """Set a retention rule, replacing any existing one.
 
         Within the hour it permanently deletes what `preview_retention` returns.
         """
         days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
-        return self._put("/api/v1/retention", _scope(project) | days)
+        return cast("Rule", self._put("/api/v1/retention", _scope(project) | days))
 
     def end_retention(self, *, project: str | None = None) -> None:
         """Delete a retention rule; it deletes nothing from then on."""
         self._delete("/api/v1/retention", _scope(project))
 
-    def views(self) -> list[dict[str, Any]]:
+    def views(self) -> "list[SavedView]":
         """Return your saved views of the list of runs, by name."""
-        return list(self._get("/api/v1/views"))
+        return cast("list[SavedView]", list(self._get("/api/v1/views")))
 
     def save_view(
         self,
@@ -132,14 +145,14 @@ class SavedCalls:
         sort: str = "-id",
         columns: Sequence[str] = (),
         group: str = "",
-    ) -> dict[str, Any]:
+    ) -> "SavedView":
         """Save a view of the list of runs; replaces your view of the same name.
 
         filter, sort: as for `runs`.  columns: shown on the page; empty: the default ones.  group:
         what runs are grouped by.
         """
         view = {"name": name, "filter": filter, "sort": sort, "group": group}
-        return self._post("/api/v1/views", view | {"columns": ",".join(columns)})
+        return cast("SavedView", self._post("/api/v1/views", view | {"columns": ",".join(columns)}))
 
     def delete_view(self, view_id: int) -> None:
         """Delete one of your saved views."""
@@ -154,5 +167,5 @@ def _subject(run_ids: Sequence[int], project: str | None) -> dict[str, str]:
     raise ValueError("a note is on a project or on runs; allowed: one of the two")
 
 
-def _scope(project: str | None) -> dict[str, Any]:
+def _scope(project: str | None) -> JsonObject:
     return {"scope": "all" if project is None else f"in:{project}"}

@@ -3,7 +3,11 @@
 import json
 import math
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunSummary, StatusChange
+
 
 MISSING = "–"
 
@@ -63,33 +67,35 @@ def value(setting: Any) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
 
 
-def progress(run: dict[str, Any]) -> str:
+def progress(run: "RunSummary") -> str:
     """Return the steps of a run: 488/3,000."""
     total = f"/{run['steps_total']:,}" if run["steps_total"] else ""
     return f"{run['step']:,}{total}"
 
 
-def state(run: dict[str, Any]) -> str:
+def state(run: "RunSummary") -> str:
     """Return the state of a run by the words of the filter: its outcome if it has one."""
     return str(run.get("outcome") or run["status"])
 
 
-def health(run: dict[str, Any]) -> str:
+def health(run: "RunSummary") -> str:
     """Return the loss-scale health of a run."""
-    return str(run["health"]["word"]) if run.get("health") else MISSING
+    known = run.get("health")
+    return known["word"] if known else MISSING
 
 
-def reason(run: dict[str, Any]) -> str:
+def reason(run: "RunSummary") -> str:
     """Return why a run waits, or why it failed: by its history, else the last line of its error."""
     if run["status"] != "failed":
         return str(run.get("waiting") or "")
-    ends = (row for row in run.get("statuses", []) if row["status"] == "failed")
+    statuses = cast("list[StatusChange]", run.get("statuses", []))  # of one run, not in lists
+    ends = (row for row in statuses if row["status"] == "failed")
     history = [row["reason"] for row in ends if row["attempt"] == run["attempt"]]
     lines = [line.strip() for line in (run["error"] or "").splitlines() if line.strip()]
     return str(next(filter(None, [*history[:1], *lines[-1:]]), ""))
 
 
-def run_line(run: dict[str, Any]) -> str:
+def run_line(run: "RunSummary") -> str:
     """Return the status of a run on one line."""
     parts = [f"run {run['id']}  {state(run)}", run["name"], f"step {progress(run)}"]
     parts += [f"loss {number(run['loss'])}"] if run["loss"] is not None else []

@@ -9,6 +9,7 @@ from halfstep.cli import formats
 from halfstep.cli.output import print_json, print_result, say, warn
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunDetail, RunSummary
     from halfstep.client import Client
 
 #: Of a command that waits for the end. 1: the server refused; 2: typed wrongly; 130: Ctrl-C.
@@ -30,7 +31,7 @@ def follow_run(client: "Client", run_id: int, *, as_json: bool) -> int:
 
     with Live(console=console(), auto_refresh=False) as live:
 
-        def show(run: dict[str, Any]) -> None:
+        def show(run: "RunDetail") -> None:
             line = formats.plain(formats.run_line(run))
             style = STYLES.get(formats.health(run), "")
             text = Text(line, overflow="fold")
@@ -49,16 +50,13 @@ def wait_for_run(client: "Client", run_id: int, *, as_json: bool) -> int:
     return exit_code(run)
 
 
-def _printed(
-    states: Iterator[dict[str, Any]], show: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
-    run: dict[str, Any] = {}
+def _printed(states: "Iterator[RunDetail]", show: "Callable[[RunDetail], None]") -> "RunDetail":
     for run in states:
         show(run)
-    return run
+    return run  # `states` ends with an ended run
 
 
-def exit_code(run: dict[str, Any]) -> int:
+def exit_code(run: "RunSummary") -> int:
     """Return the exit code for the outcome of a run."""
     is_lost = run.get("outcome") in ("diverged", "no_updates")
     return LEARNED_NOTHING if is_lost else EXIT_CODES[run["status"]]

@@ -7,7 +7,7 @@ permissions apply in any case. Results are bounded, because they fill a model's 
 import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, cast
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -17,6 +17,10 @@ from pydantic import Field
 from halfstep import __version__
 from halfstep.api_client.errors import ApiError
 from halfstep.client import Client
+from halfstep.telemetry.plain_json import JsonObject
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunSummary
 
 INSTRUCTIONS = """Runs of mixed-precision training, with their loss scale. A step is an attempted
 optimizer step; a skipped one had gradients that were not finite. Begin with list_runs; findings say
@@ -98,7 +102,7 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
     def show_run(run_id: RunId) -> dict[str, Any]:
         """Show a run: its progress, configuration and latest status changes."""
         run = client.run(run_id)
-        return run | {"statuses": run["statuses"][-STATUSES:]}
+        return cast("JsonObject", run) | {"statuses": run["statuses"][-STATUSES:]}
 
     @_with_tool_errors
     def findings(run_id: RunId) -> dict[str, Any]:
@@ -198,8 +202,9 @@ def _with_tool_errors(tool: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _summary(run: dict[str, Any]) -> dict[str, Any]:
-    return {name: run[name] for name in SUMMARY if name in run}
+def _summary(run: "RunSummary") -> dict[str, Any]:
+    fields = cast("JsonObject", run)
+    return {name: fields[name] for name in SUMMARY if name in fields}
 
 
 def _short(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
@@ -10,6 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from halfstep.cli import formats
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import ListedRun
 
 #: Wide enough for any table: where there is no terminal, nothing is cut.
 UNLIMITED_WIDTH = 100_000
@@ -110,7 +113,7 @@ def print_tables(*tables: Table) -> None:
     sys.stdout.flush()
 
 
-def run_table(runs: Iterable[dict[str, Any]], *extra: str, title: str = "") -> Table:
+def run_table(runs: "Iterable[ListedRun]", *extra: str, title: str = "") -> Table:
     """Return a table of runs; extra: Steps/s, Owner, Reason."""
     return table((*RUN_COLUMNS, *extra), [_run_row(run, extra) for run in runs], title)
 
@@ -128,7 +131,7 @@ def parts(first: Sequence[str], others: Sequence[Sequence[str]]) -> Iterator[sli
     yield slice(start, len(others))
 
 
-def _run_row(run: dict[str, Any], extra: Sequence[str]) -> list[str]:
+def _run_row(run: "ListedRun", extra: Sequence[str]) -> list[str]:
     more = {
         "Steps/s": formats.number(run["steps_per_second"]),
         "Owner": run["owner"],

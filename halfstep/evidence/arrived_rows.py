@@ -1,11 +1,13 @@
 """Evidence from rows on the host: clipping of scaled gradients, and the first nonfinite step."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from halfstep.telemetry.spool import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, Event, Steps
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Culprit, Event
+from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED
+from halfstep.telemetry.spool import Steps
 
 LEAST_STEPS, WINDOW = 20, 256
 SHARE, NEAR = 0.95, 1e-3  # share of steps whose norm × scale is this close to their median
@@ -43,9 +45,7 @@ class BoundedNorms:
         if share >= SHARE and np.isfinite(median):
             self._due_at = 2 * self.count
             step = int(records["step"][sound[-1]])
-            self._on_event(
-                {"event": "bounded_norms", "step": step, "steps": len(products), "norm": median}
-            )
+            self._on_event(events.BoundedNorms(step=step, steps=len(products), norm=median))
 
 
 class FirstNonfinite:
@@ -56,7 +56,7 @@ class FirstNonfinite:
         self.is_over = False
         self._finite = 0
 
-    def read(self, records: Steps, culprits: dict[int, list[dict[str, Any]]]) -> None:
+    def read(self, records: Steps, culprits: dict[int, list[Culprit]]) -> None:
         """Check records. culprits: parameters by step, if known from the norms."""
         if self.is_over:
             return
@@ -69,11 +69,10 @@ class FirstNonfinite:
         self.is_over = True
         step = int(first["step"])
         self._on_event(
-            {
-                "event": "first_nonfinite",
-                "step": step,
-                "loss_nonfinite": bool(first["flags"] & NONFINITE_LOSS),
-                "culprits": culprits.get(step, [])[:50],
-                "finite": self._finite + int(np.flatnonzero(bad)[0]),
-            }
+            events.FirstNonfinite(
+                step=step,
+                loss_nonfinite=bool(first["flags"] & NONFINITE_LOSS),
+                culprits=culprits.get(step, [])[:50],
+                finite=self._finite + int(np.flatnonzero(bad)[0]),
+            )
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, FailedDiagnosis
 
 ERROR_CHARACTERS = 1000
 P = ParamSpec("P")
@@ -40,5 +40,4 @@ class BestEffort:
         self.lost.add(figure)
         text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
         self._say(f"{figure}: no longer recorded: {text}")
-        failed = {"event": "failed_diagnosis", "step": self._step(), "diagnosis": figure}
-        self._on_event(failed | {"error": text})
+        self._on_event(FailedDiagnosis(step=self._step(), diagnosis=figure, error=text))

@@ -6,13 +6,16 @@ module imports torch.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.loop_inputs import nonfinite_inputs
+from halfstep.evidence.nonfinite_tensors import search
 from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
@@ -20,7 +23,28 @@ from halfstep.evidence.tally import Tally
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.monitor.gradients import Gradients
-from halfstep.telemetry.spool import SKIPPED, Event, Steps, optimizer_skipped
+from halfstep.telemetry.events import (
+    AccumulatedGradients,
+    AdamEps,
+    BadInput,
+    BadInputs,
+    Culprit,
+    DirectStep,
+    Event,
+    Fp16Gradients,
+    NoGradient,
+    NoInfChecks,
+    NonfiniteGradients,
+    NoStep,
+    NotStepped,
+    Poison,
+    Precision,
+    ScaledClip,
+    Scaler,
+    Uncleared,
+)
+from halfstep.telemetry.flags import SKIPPED, optimizer_skipped
+from halfstep.telemetry.spool import Steps
 
 NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20
@@ -42,8 +66,7 @@ class Collector:
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
         self._tallies = {
-            kind: Tally(kind, on_event)
-            for kind in ("direct_step", "not_stepped", "scaled_clip", "uncleared")
+            kind: Tally(kind, on_event) for kind in (DirectStep, NotStepped, ScaledClip, Uncleared)
         }
         self._modules: tuple[nn.Module, ...] = ()
         self._precisions: set[str] = set()
@@ -83,7 +106,7 @@ class Collector:
         if count == 1:
             self._read_buffers(None)
         if count == PASSES_WITHOUT_STEP and not has_stepped:
-            self._on_event({"event": "no_step", "step": step, "passes": count})
+            self._on_event(NoStep(step=step, passes=count))
             self._say(
                 f"{count} backward passes without an optimizer step: steps are recorded when a "
                 "torch.optim optimizer steps, or by watch.log"
@@ -97,16 +120,16 @@ class Collector:
 
     def direct_step(self, step: int, optimizer: str, *, is_scaled: bool) -> None:
         """Record an optimizer step made without its scaler. is_scaled: with scaled gradients."""
-        self._tallies["direct_step"].add(step, optimizer=optimizer, is_scaled=is_scaled)
+        self._tallies[DirectStep].add(step, optimizer=optimizer, is_scaled=is_scaled)
 
     def not_stepped(self, step: int) -> None:
         """Record an update of the scaler without an optimizer step."""
-        self._tallies["not_stepped"].add(step)
+        self._tallies[NotStepped].add(step)
 
     def scaled_clip(self, step: int, optimizer: str, max_norm: Any) -> None:
         """Record a clip of gradients that are multiplied by the scale."""
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
-        self._tallies["scaled_clip"].add(step, optimizer=optimizer, max_norm=norm)
+        self._tallies[ScaledClip].add(step, optimizer=optimizer, max_norm=norm)
 
     def clipped(self, steps: int, norm: Value, loss: Value) -> None:
         """Record that gradients of a loop without a scaler are about to be clipped.
@@ -137,10 +160,9 @@ class Collector:
 
         def report(arrived: list[Tensor]) -> None:
             if not bool(arrived[0].isfinite().all()):
-                self._tallies["uncleared"].add(step, optimizer=optimizer)
+                self._tallies[Uncleared].add(step, optimizer=optimizer)
             elif carried and bool(arrived[0].any()):
-                fields = {"step": step, "steps": carried, "optimizer": optimizer}
-                self._on_event({"event": "accumulated_gradients", **fields})
+                self._on_event(AccumulatedGradients(step=step, steps=carried, optimizer=optimizer))
 
         self._host_copies.send(report, norms)
 
@@ -149,8 +171,7 @@ class Collector:
         text = " ".join(str(error).split())[:500]
         if "No inf checks" in text:
             empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
-            event = {"event": "no_inf_checks", "step": step, "method": method}
-            self._once(event | {"optimizers": empty[:NAMES], "error": text})
+            self._once(NoInfChecks(step=step, method=method, optimizers=empty[:NAMES], error=text))
         elif "unscale FP16 gradients" in text:
             half = [
                 name
@@ -158,8 +179,9 @@ class Collector:
                 for name, parameter in zip(each.names, each.parameters, strict=True)
                 if parameter.dtype == torch.float16
             ]
-            event = {"event": "fp16_gradients", "step": step, "count": len(half)}
-            self._once(event | {"parameters": half[:NAMES], "error": text})
+            self._once(
+                Fp16Gradients(step=step, count=len(half), parameters=half[:NAMES], error=text)
+            )
 
     def meets(self, step: int, gradients: Gradients) -> None:
         """Check an optimizer when it is first measured."""
@@ -169,8 +191,7 @@ class Collector:
         for group in gradients.optimizer.param_groups:
             eps = group.get("eps")
             if isinstance(eps, float) and 0 < eps < SMALLEST_HALF:
-                event = {"event": "adam_eps", "step": step, "optimizer": gradients.name}
-                self._once(event | {"eps": eps, "count": len(half)})
+                self._once(AdamEps(step=step, optimizer=gradients.name, eps=eps, count=len(half)))
                 return
 
     def measured(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
@@ -188,22 +209,32 @@ class Collector:
             return
         names = [gradients.names[i] for i in sorted(without)]
         self._once(
-            {
-                "event": "no_gradient",
-                "step": step,
-                "optimizer": gradients.name,
-                "parameters": names[:NAMES],
-                "count": len(names),
-                "of": needing,
-                "steps": steps,
-            }
+            NoGradient(
+                step=step,
+                optimizer=gradients.name,
+                parameters=names[:NAMES],
+                count=len(names),
+                of=needing,
+                steps=steps,
+            )
         )
 
     # ---- Rows ---------------------------------------------------------------------------------
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing is to be examined in the next step."""
+        origin = self.origin
+        return not (
+            self.in_a_row
+            or origin.left
+            or origin.is_armed
+            or self._host_copies.sent
+            or self.inputs is not None
+        )
+
     def is_uneventful(self, row: CurrentStep) -> bool:
         """Return whether `closed` can ignore a row: it and the previous one were applied."""
-        if self.in_a_row or self.origin.left or self.origin.is_armed or self._host_copies.sent:
+        if not self.is_quiet():
             return False
         for flag in row.found_inf.values():
             if isinstance(flag, Tensor) or flag:
@@ -277,19 +308,19 @@ class Collector:
 
     def _arrived_skips(self, records: Steps, events: Sequence[Event]) -> None:
         """Process skips in rows of a device, which are known only now."""
-        skips = [each for each in events if each.get("kind") == "skip"]
+        skips = [each for each in events if isinstance(each, Scaler) and each.kind == "skip"]
         for event in skips:
-            nan = sum(bool(each.get("nan")) for each in event["culprits"])
-            loss_is_finite = not event["loss_nonfinite"]
+            nan = sum(each.nan not in (UNSET, 0) for each in event.culprits)
+            loss_is_finite = not event.loss_nonfinite
             self.in_a_row += 1
-            infinite = len(event["culprits"]) - nan
+            infinite = len(event.culprits) - nan
             self.origin.skipped(infinite, nan, 2 * infinite, loss_is_finite=loss_is_finite)
             self._has_skipped_loss |= not loss_is_finite
         if len(records) and not records["flags"][-1] & SKIPPED:
             self.in_a_row = 0
             self.origin.applied()
         if skips and self._has_skipped_loss:
-            self._read_buffers(int(skips[0]["step"]))
+            self._read_buffers(skips[0].step)
 
     def end(self, step: int, known: Sequence[tuple[Gradients, bool]]) -> None:
         """Remove all hooks, and report the rest."""
@@ -315,7 +346,7 @@ class Collector:
         dtype = computing_type(roots)
         if dtype and dtype not in self._precisions:
             self._precisions.add(dtype)
-            self._on_event({"event": "precision", "step": step, "dtype": dtype})
+            self._on_event(Precision(step=step, dtype=dtype))
 
     def _record_inputs(self, step: int) -> None:
         """Record the loop's nonfinite inputs, until a finite loss shows which are intended."""
@@ -342,8 +373,8 @@ class Collector:
         step, inputs = self.inputs
         self.inputs = None
         self._input_searches = MAX_INPUT_SEARCHES
-        listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
-        self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
+        listed = [BadInput(name=n[:200], inf=inf, nan=nan) for n, inf, nan in inputs[:NAMES]]
+        self._on_event(BadInputs(step=step, inputs=listed))
 
     def _read_buffers(self, step: int | None, *, at_end: bool = False) -> None:
         """Find nonfinite buffers, and nonfinite weights that no optimizer has.
@@ -351,44 +382,32 @@ class Collector:
         step: the skip that may have caused them; None before the first step, where they are by
         design.
         """
-        by_device: dict[torch.device, dict[str, Tensor]] = {}
-        for module in self._modules:
-            averaged = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
-            for name, buffer in (*module.named_buffers(), *averaged):
-                if _has_norm(buffer):
-                    by_device.setdefault(buffer.device, {})[name] = buffer
         is_first, self._has_read_buffers = not self._has_read_buffers, True
-        if not by_device or (step is not None and is_first):
+        if step is not None and is_first:
             return
-        names = [name for group in by_device.values() for name in group]
-        is_finite = [
-            torch.stack(
-                [
-                    each.float().isfinite()
-                    for each in torch._foreach_norm(
-                        [each.detach() for each in group.values()], torch.inf
-                    )
-                ]
-            )
-            for group in by_device.values()
-        ]
 
-        def report(arrived: list[Tensor]) -> None:
-            sound = [is_sound for group in arrived for is_sound in group.tolist()]
-            bad = [name for name, is_sound in zip(names, sound, strict=True) if not is_sound]
+        def report(bad: list[str]) -> None:
             if step is None:
                 self._by_design = set(bad)
                 return
             new = [n for n in bad if n not in self._by_design and n not in self._poisoned]
             self._poisoned.update(new)
             if new:
-                event = {"event": "poison", "step": step, "count": len(new)}
-                self._on_event(event | {"buffers": new[:NAMES], "at_end": at_end})
+                shown = new[:NAMES]
+                self._on_event(Poison(step=step, count=len(new), buffers=shown, at_end=at_end))
 
-        self._host_copies.send(report, *is_finite)
+        averaged = (
+            (name, parameter)
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad
+        )
+        buffers = (each for module in self._modules for each in module.named_buffers())
+        search(chain(buffers, averaged), self._host_copies, report)
 
-    def _once(self, event: Event) -> None:
-        key = f"{event['event']} {event.get('optimizer')}"
+    def _once(self, event: NoInfChecks | Fp16Gradients | AdamEps | NoGradient) -> None:
+        """Emit the first event of a kind, for each optimizer if it names one."""
+        key = f"{event.tag} {getattr(event, 'optimizer', None)}"
         if key not in self._reported:
             self._reported.add(key)
             self._on_event(event)
@@ -419,16 +438,9 @@ def skips_of(
     ]
 
 
-def _culprits(events: Sequence[Event]) -> dict[int, list[dict[str, Any]]]:
-    culprits: dict[int, list[dict[str, Any]]] = {}
+def _culprits(events: Sequence[Event]) -> dict[int, list[Culprit]]:
+    culprits: dict[int, list[Culprit]] = {}
     for event in events:
-        if event.get("kind") == "nonfinite":
-            culprits.setdefault(event["step"], []).extend(event["culprits"])
+        if isinstance(event, NonfiniteGradients):
+            culprits.setdefault(event.step, []).extend(event.culprits)
     return culprits
-
-
-def _has_norm(buffer: Tensor) -> bool:
-    """Return whether torch computes norms of a buffer, unlike fp8 and sparse ones."""
-    is_dense = buffer.layout == torch.strided and buffer.numel() > 0
-    is_local = not hasattr(buffer, "to_local")
-    return is_dense and is_local and buffer.is_floating_point() and buffer.itemsize > 1

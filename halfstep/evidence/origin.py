@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,8 @@ from halfstep.evidence.source_files import is_of_script
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.current_step import Value
 from halfstep.monitor.headroom import has_compiled
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
 
 MOST_NODES = 200_000  # of an armed graph
 # Consecutive steps after a skip; the next larger number if the cause was not found.
@@ -39,6 +40,14 @@ ENOUGH = 2  # skips in armed steps
 EARLY_SKIPS = 5  # consecutive; after these, skips with a likely cause are examined too
 FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
 SOURCE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+FORWARD_KINDS: dict[str, Literal["inputs", "weights", "inside", "outside"]] = {
+    "input": "inputs",
+    "weight": "weights",
+    "output": "inside",
+    "outside": "outside",
+}
 
 
 class Suspect(NamedTuple):
@@ -273,45 +282,64 @@ class Origin:
         ]
         outputs = [each for is_forward, each in bad if is_forward]
         nodes = [each for is_forward, each in bad if not is_forward]
-        event: Event = {"event": "origin", "step": step, "scale": scale}
-        nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
         is_forward = not math.isfinite(loss)  # else nonfinite values in the forward pass are masked
         if is_forward and outputs:
-            self._on_event(event | _forward_origin(outputs[0]))
+            self._on_event(_forward_origin(step, scale, outputs[0]))
         elif is_forward:
-            self._on_event(event | {"direction": "forward", "kind": "outside"} | nothing)
+            self._on_event(_unknown_origin(step, scale, "forward", "outside"))
         elif not has_all_nodes:
-            self._on_event(event | {"direction": "backward", "kind": "unobserved"} | nothing)
+            self._on_event(_unknown_origin(step, scale, "backward", "unobserved"))
         elif nodes:
-            self._on_event(event | _backward_origin(nodes[0]))
+            self._on_event(_backward_origin(step, scale, nodes[0]))
         else:
-            self._on_event(event | {"direction": "backward", "kind": "elsewhere"} | nothing)
+            self._on_event(_unknown_origin(step, scale, "backward", "elsewhere"))
 
 
-def _forward_origin(first: Suspect) -> Event:
-    kinds = {"input": "inputs", "weight": "weights", "output": "inside", "outside": "outside"}
-    return {
-        "direction": "forward",
-        "kind": kinds[first.part],
-        "operation": None,
-        "dtype": first.dtype,
-        "module": first.module if first.part != "input" else first.name,
-        "source": None,
-    }
+def _forward_origin(step: int, scale: float, first: Suspect) -> events.Origin:
+    return events.Origin(
+        step=step,
+        scale=scale,
+        direction="forward",
+        kind=FORWARD_KINDS[first.part],
+        operation=None,
+        dtype=first.dtype,
+        module=first.module if first.part != "input" else first.name,
+        source=None,
+    )
 
 
-def _backward_origin(first: Suspect) -> Event:
+def _backward_origin(step: int, scale: float, first: Suspect) -> events.Origin:
     kind = kind_of(first.name, first.dtype)
     if first.part == "root":
         kind = "overflow" if first.dtype == "float16" else "hidden"
-    return {
-        "direction": "backward",
-        "kind": kind,
-        "operation": first.name[:200],
-        "dtype": first.dtype,
-        "module": first.module,
-        "source": first.source,
-    }
+    return events.Origin(
+        step=step,
+        scale=scale,
+        direction="backward",
+        kind=kind,
+        operation=first.name[:200],
+        dtype=first.dtype,
+        module=first.module,
+        source=first.source,
+    )
+
+
+def _unknown_origin(
+    step: int,
+    scale: float,
+    direction: events.Direction,
+    kind: Literal["outside", "unobserved", "elsewhere"],
+) -> events.Origin:
+    return events.Origin(
+        step=step,
+        scale=scale,
+        direction=direction,
+        kind=kind,
+        operation=None,
+        dtype=None,
+        module=None,
+        source=None,
+    )
 
 
 def _nodes(roots: Any) -> Iterator[Any]:

@@ -1,17 +1,19 @@
 """The dtype in which a loop computes, from the graph of its first backward passes."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from halfstep.telemetry.events import DType
 
 MOST_NODES = 2_000
 #: Node names of operations that autocast runs in half precision.
 WIDE = ("Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "Linear", "Mv", "Addbmm", "ScaledDot")
 
 
-def computing_type(roots: Any) -> str | None:
+def computing_type(roots: Any) -> DType | None:
     """Return the dtype of most matrix products and convolutions; None if there are none.
 
     Also None for a compiled graph, which is a single node.
@@ -26,4 +28,6 @@ def computing_type(roots: Any) -> str | None:
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append(below)
-    return str(dtypes.most_common(1)[0][0]).removeprefix("torch.") if dtypes else None
+    if not dtypes:
+        return None
+    return cast("DType", str(dtypes.most_common(1)[0][0]).removeprefix("torch."))

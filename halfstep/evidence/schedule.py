@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry.events import Event, Schedule
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 
 LEAST, LEAST_BY_RATE = 3, 10  # an epoch may end with a skip and a new rate by chance
 PER_ATTEMPT = 0.5  # scheduler steps per attempt: per-epoch schedules make fewer, and are fine
@@ -33,6 +35,12 @@ class ScheduleEvidence:
         """Record a scheduler's step after an optimizer's attempt in this row."""
         self.is_heard, self.name = True, scheduler
         self._stepped.setdefault(row, set()).add(optimizer)
+
+    def applied(self, rows: range, optimizers: int) -> None:
+        """Process rows in which every optimizer was applied. optimizers: their number."""
+        self._attempts += len(rows) * optimizers
+        if self._stepped:
+            self._steps += sum(len(self._stepped.pop(row, ())) for row in rows)
 
     def read(
         self,
@@ -92,4 +100,4 @@ class ScheduleEvidence:
 
     def _event(self, step: int, advanced: int, skipped: int, scheduler: str | None) -> Any:
         counts = {"advanced": advanced, "skipped": skipped}
-        return {"event": "schedule", "step": step, **counts, "scheduler": scheduler}
+        return Schedule(step=step, **counts, scheduler=scheduler)

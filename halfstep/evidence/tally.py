@@ -1,9 +1,11 @@
 """Repeated events, reported at counts of 1, 2, 4, 8 and so on, and at the end."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import DirectStep, Event, NotStepped, ScaledClip, Uncleared
+
+Counted: TypeAlias = DirectStep | NotStepped | ScaledClip | Uncleared
 
 
 class Tally:
@@ -12,22 +14,24 @@ class Tally:
     The last event of a kind counts, so a run of any length has few of them.
     """
 
-    def __init__(self, kind: str, on_event: Callable[[Event], None], least: int = 1) -> None:
+    def __init__(
+        self, kind: type[Counted], on_event: Callable[[Event], None], least: int = 1
+    ) -> None:
         """least: first count that is emitted."""
         self.count = 0
         self._kind, self._on_event, self._due_at = kind, on_event, least
-        self._last: Event | None = None
+        self._last: Counted | None = None
 
     def add(self, step: int, by: int = 1, **fields: Any) -> None:
         """Increase the count. fields: other fields of the event."""
         self.count += by
-        self._last = {"event": self._kind, "step": step, "count": self.count, **fields}
+        self._last = self._kind(step=step, count=self.count, **fields)
         if self.count >= self._due_at:
             self._due_at = 2 * self.count
             self.flush()
 
     def flush(self) -> None:
         """Emit the last count, if it is unreported and large enough."""
-        if self._last is not None and self._last["count"] * 2 >= self._due_at:
+        if self._last is not None and self._last.count * 2 >= self._due_at:
             self._on_event(self._last)
         self._last = None

@@ -13,9 +13,12 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from halfstep.exporting.points import Point
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunDetail
 
 FROM = uuid.UUID("b2a4a0c5-6a5d-4a41-8e1e-4d1f6f1f8f57")  # namespace of ids derived from ours
 STATUSES = {"finished": 3, "failed": 4, "cancelled": 5}
@@ -24,7 +27,7 @@ OPEN_FILES = 100  # limit of open files; the least recently used is closed, and 
 TEXT_CHARACTERS = 6000  # per parameter
 
 
-def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
+def write(run: "RunDetail", points: Iterable[Point], folder: Path) -> Path:
     """Write the run, and its experiment if it is new; return the run's folder.
 
     Raises FileExistsError. The experiment is named after the run's project, else its recipe.
@@ -88,7 +91,7 @@ def _file(folder: Path, name: str) -> Path:
     return path
 
 
-def _tags(run: dict[str, Any]) -> dict[str, str]:
+def _tags(run: "RunDetail") -> dict[str, str]:
     tags = {"mlflow.runName": run["name"], "mlflow.user": run["owner"]}
     tags |= {f"tag.{tag}": "true" for tag in run["tags"]}
     return tags | {"halfstep.run": str(run["id"]), "halfstep.skipped": str(run["skipped"])}
@@ -111,7 +114,7 @@ def _experiment(name: str, number: str, place: Path) -> dict[str, Any]:
     }
 
 
-def _meta(run: dict[str, Any], run_id: str, experiment: str, place: Path) -> dict[str, Any]:
+def _meta(run: "RunDetail", run_id: str, experiment: str, place: Path) -> dict[str, Any]:
     return {
         "artifact_uri": (place / "artifacts").resolve().as_uri(),
         "end_time": _milliseconds(run["ended_at"]),

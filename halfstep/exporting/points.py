@@ -2,14 +2,17 @@
 
 import csv
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from halfstep.api_client.series import lines_of
 from halfstep.client import Client
+from halfstep.telemetry.flags import SKIPPED
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunDetail
 
 #: Step columns that are exported.
 COLUMNS = ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
-SKIPPED = 1  # bit of a step's flags
 
 
 class Point(NamedTuple):
@@ -21,7 +24,7 @@ class Point(NamedTuple):
     value: float
 
 
-def points_of(client: Client, run: dict[str, Any]) -> Iterator[Point]:
+def points_of(client: Client, run: "RunDetail") -> Iterator[Point]:
     """Yield the step columns, `skipped` as 0 or 1, then the logged numbers."""
     started = run["started_at"] or run["created_at"]
     with client.export(run["id"], "steps") as text:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -14,11 +14,14 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from halfstep.exporting.points import Point
 
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunDetail
+
 SECONDS = 120  # between two flushes
 WAITING = 100  # queued events
 
 
-def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
+def write(run: "RunDetail", points: Iterable[Point], folder: Path) -> Path:
     """Write the run to a new subfolder; return it. Raises FileExistsError."""
     place = folder / f"run{run['id']}"
     place.mkdir(parents=True)
@@ -33,7 +36,7 @@ def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
     return place
 
 
-def _words(run: dict[str, Any]) -> str:
+def _words(run: "RunDetail") -> str:
     """Describe a run in Markdown: status, tags and configuration."""
     config = json.dumps(run["config"], indent=4)
     tags = ", ".join(run["tags"]) or "none"

@@ -23,16 +23,12 @@ from halfstep.importing.source import Damaged, Media, Point, SourceRun
 from halfstep.session.config_values import as_config
 from halfstep.session.logged_values import MOST_BYTES
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome
-from halfstep.telemetry.spool import (
-    NONFINITE_LOSS,
-    SKIPPED,
-    STEP_DTYPE,
-    UNKNOWN_US,
-    BadEvent,
-    SpoolWriter,
-    Steps,
-)
+from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
+from halfstep.telemetry.event_codec import BadEvent
+from halfstep.telemetry.events import Artifact, Metric, Resumed
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
+from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome, write_run_file
+from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, SpoolWriter, Steps
 
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # namespace of run ids
 IMPORTED = "imported.json"  # written last: identity and fingerprint of the imported run
@@ -67,17 +63,17 @@ def write_run(
             return Written(place, False, *counts)
     writing = _Writing(run, place, before.get("attempt", 0) + 1, say)
     written = Written(place, True, *writing.write())
-    described = {
-        "format": FORMAT,
-        "id": run_id,
-        "name": run.name,
-        "project": project or run.project,
-        "config": as_config(run.config),
-        "tags": list(run.tags),
-        "started": _moment(writing.started),
-        "attempts": [_attempt(number, run, writing.started) for number in writing.numbers()],
-    }
-    write_json(place / "run.json", described)
+    described = RunFile(
+        format=FORMAT,
+        id=run_id,
+        name=run.name,
+        project=project or run.project,
+        config=as_config(run.config),
+        tags=list(run.tags),
+        started=_moment(writing.started),
+        attempts=[_attempt(number, run, writing.started) for number in writing.numbers()],
+    )
+    write_run_file(place, described)
     marker: dict[str, Any] = {"identity": run.identity, "fingerprint": run.fingerprint}
     counted = {"steps": written.steps, "numbers": written.numbers, "media": written.media}
     marker |= {"attempt": writing.files.attempt} | counted
@@ -113,7 +109,7 @@ class _Writing:
         with SpoolWriter(self.files.spool, self.files.attempt) as spool:
             if self.files.attempt > 1:
                 notes = ["imported again with more data"]
-                spool.event({"event": "resumed", "step": 0, "exact": False, "notes": notes})
+                spool.event(Resumed(step=0, exact=False, notes=notes))
             rows = self._rows(loss) if loss else np.zeros(0, STEP_DTYPE)
             for first in range(0, len(rows), ROWS):
                 spool.steps(rows[first : first + ROWS])
@@ -200,9 +196,11 @@ class _Writing:
             if point.name in column_of and step in rows:
                 continue
             time = self.started if point.time is None else point.time
-            metric = {"event": "metric", "step": step, "name": point.name, "value": point.value}
+            elapsed_ms = round((time - self.started) * 1000)
             try:
-                spool.event(metric | {"elapsed_ms": round((time - self.started) * 1000)})
+                spool.event(
+                    Metric(step=step, name=point.name, value=point.value, elapsed_ms=elapsed_ms)
+                )
             except BadEvent as error:
                 self._complain(str(error))
             else:
@@ -221,13 +219,17 @@ class _Writing:
             return
         path = self._unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
         place = self.files.folder / path
-        described = {"size_bytes": len(logged.content)}
-        sha256 = hashlib.sha256(logged.content).hexdigest()
-        event = {"event": "artifact", "step": step, "name": place.name, "path": path}
+        event = Artifact(
+            step=step,
+            name=place.name,
+            path=path,
+            size_bytes=len(logged.content),
+            sha256=hashlib.sha256(logged.content).hexdigest(),
+        )
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(logged.content)
         try:
-            spool.event(event | described | {"sha256": sha256})
+            spool.event(event)
         except BadEvent as error:
             self._complain(str(error))
         else:
@@ -293,16 +295,8 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
-def _attempt(number: int, run: SourceRun, started: float) -> dict[str, Any]:
-    return {
-        "attempt": number,
-        "started": _moment(started),
-        "host": run.host,
-        "pid": 0,
-        "command": [],
-        "folder": "",
-        "versions": {},
-    }
+def _attempt(number: int, run: SourceRun, started: float) -> AttemptEntry:
+    return AttemptEntry(attempt=number, started=_moment(started), host=run.host)
 
 
 def _moment(seconds: float) -> str:

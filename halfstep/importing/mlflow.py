@@ -17,8 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 from halfstep.importing.media import read
 from halfstep.importing.source import Damaged, Media, Point, SourceRun, literal, nested
+from halfstep.telemetry.attempt_messages import WatchedStatus
 
-STATUSES = {"FAILED": "failed", "KILLED": "terminated"}
+STATUSES: dict[str, WatchedStatus] = {"FAILED": "failed", "KILLED": "terminated"}
 NUMBERED = {4: "FAILED", 5: "KILLED"}  # numbers in meta.yaml
 INFINITE = 1.7976931348623157e308  # stands for infinity in the database
 OWN = "mlflow."  # prefix of tags that MLflow sets itself
@@ -123,7 +124,7 @@ class _Meta(NamedTuple):
 
     run_id: str
     name: str
-    status: str
+    status: str  # as MLflow names it
     start: float | None
     is_active: bool
 

@@ -24,6 +24,7 @@ from pyarrow import parquet
 
 from halfstep.importing.media import MOST, histogram_of, inside, named_suffix_of, read
 from halfstep.importing.source import Damaged, Media, Point, SourceRun, nested
+from halfstep.telemetry.plain_json import JsonObject
 
 ROWS = 20_000
 PART = re.compile(r"(?P<run>.*?)_part_(?P<number>\d+)")
@@ -59,7 +60,7 @@ def runs(path: Path) -> Iterator[SourceRun | Damaged]:
 
 
 def _source_run(files: list[Path]) -> SourceRun:
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     named: dict[str, Any] = {}
     columns = ["project_id", "run_id", "attribute_path", "attribute_type", *VALUES.values()]
     for row in _rows(files, columns, [*VALUES]):

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.plain_json import JsonObject
+
 
 class Point(NamedTuple):
     """A logged number."""
@@ -41,11 +44,11 @@ class SourceRun:
     # Starts another pass; raises Damaged where it cannot continue.
     points: Callable[[], Iterator[Point | Media]]
     project: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     started: float | None = None
     host: str = ""
-    status: str = "finished"  # finished, failed or terminated
+    status: WatchedStatus = "finished"  # finished, failed or terminated
     # Kinds of unsupported values, counted by a pass.
     left_out: "Counter[str]" = field(default_factory=Counter)
 

@@ -20,6 +20,8 @@ from typing import Any, BinaryIO
 from halfstep.importing.media import histogram_of, read, table_of
 from halfstep.importing.protobuf import double, fields, signed, zigzag
 from halfstep.importing.source import Damaged, Media, Point, SourceRun
+from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.plain_json import JsonObject
 
 HEADER, MAGIC = Struct("<4sHB"), (b":W&B", 0xBEE1)
 RECORD = Struct("<IHB")
@@ -48,8 +50,8 @@ def runs(path: Path) -> Iterator[SourceRun | Damaged]:
 
 def _source_run(files: list[Path]) -> SourceRun:
     run: dict[int, list[Any]] = {}
-    config: dict[str, Any] = {}
-    status = None
+    config: JsonObject = {}
+    status: WatchedStatus | None = None
     for kind, message in _descriptions(files):
         if kind == RUN:
             run = run or message

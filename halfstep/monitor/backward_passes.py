@@ -10,7 +10,7 @@ imports torch.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
-from weakref import ref
+from weakref import ReferenceType, ref
 
 from torch import Tensor
 from torch._C import _current_graph_task_id
@@ -228,7 +228,7 @@ class BackwardPasses:
         self.since_step = 0  # of them since an optimizer's last step
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
-        self._plain: OwnLosses | None = None
+        self.plain: OwnLosses | None = None
         self._plain_loss: Value | None = None  # of the pass since the step, if that was plain
 
     @property
@@ -272,7 +272,7 @@ class BackwardPasses:
         Such a pass is the first since the step, over gradients that were cleared to None, from the
         scaled loss. It spares the usual loop most of the cost of a pass.
         """
-        own = self._plain
+        own = self.plain
         if own is None or self.since_step or type(roots) is not tuple or len(roots) != 1:
             return False
         [root] = roots
@@ -287,13 +287,27 @@ class BackwardPasses:
         self._is_scaled = False
         return True
 
+    def resumes(
+        self, scaled_id: int, scaled: ReferenceType[Tensor], loss: float, *, has_passed: bool
+    ) -> None:
+        """Continue after a loss was scaled that was not passed to `scaled`.
+
+        has_passed: a pass like all recent ones has started from it.
+        """
+        if self.is_over:
+            self._begin_iteration()
+        self._scaled[scaled_id] = scaled, loss
+        self._is_scaled = not has_passed
+        if has_passed:
+            self._plain_loss, self.since_step = loss, 1
+
     def _examine(self) -> None:
         """Examine passes again, from the state that the plain ones have left."""
-        if self._plain is not None:
+        if self.plain is not None:
             if self._plain_loss is not None:
                 self._recent = [self._plain_loss]
-            self._plain.resumes(self._plain_loss)
-            self._plain = self._plain_loss = None
+            self.plain.resumes(self._plain_loss)
+            self.plain = self._plain_loss = None
 
     def begins(
         self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
@@ -347,7 +361,7 @@ class BackwardPasses:
         """Return the losses of an optimizer's step; empty if unknown."""
         passes, self.since_step = self.since_step, 0
         own = self._own.get(id(optimizer))
-        if self._plain_loss is not None and own is self._plain:
+        if self._plain_loss is not None and own is self.plain:
             loss, self._plain_loss = self._plain_loss, None
             return [loss]
         self._examine()
@@ -355,7 +369,7 @@ class BackwardPasses:
         if own is not None:
             is_single = passes == len(self._own) == 1 and under_way is None
             if is_single and self.count > PLAIN_AFTER and own.is_plain():
-                self._plain = own
+                self.plain = own
             losses = own.take(optimizer, under_way)
             if own.carried in CARRIED:
                 self.suspected.add(id(optimizer))

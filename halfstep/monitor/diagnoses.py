@@ -16,7 +16,7 @@ from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.monitor.exponents import Exponents
 from halfstep.monitor.gradients import Gradients, local_elements
 from halfstep.monitor.headroom import Headroom, evaluated_at, headroom_event
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, FailedDiagnosis
 
 ERROR_CHARACTERS = 1000
 
@@ -122,8 +122,7 @@ class Diagnoses:
             self._every[name] = 0
             text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
             self._say(f"{name} is disabled: {text}")
-            failed = {"event": "failed_diagnosis", "step": step, "diagnosis": name}
-            self._on_event(failed | {"error": text})
+            self._on_event(FailedDiagnosis(step=step, diagnosis=name, error=text))
 
 
 def _tensor(value: Value, device: torch.device) -> Tensor:

@@ -15,7 +15,6 @@ at a time. This module imports torch.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.monitor.gradients import elements
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, Histogram, HistogramModule
 
 BINS, BIAS = 256, 127
 CHUNK = 2**22  # elements
@@ -81,11 +80,8 @@ class Exponents:
     def event(self, step: int, scale: float, counts: Tensor) -> Event:
         """Return the histogram event of a step from its counts on the host."""
         rows = counts.view(len(self.modules), BINS).numpy()
-        modules = [
-            {"name": name} | describe(own, scale)
-            for name, own in zip(self.modules, rows, strict=True)
-        ]
-        return {"event": "histogram", "step": step, "scale": scale, "modules": modules}
+        modules = [describe(name, own, scale) for name, own in zip(self.modules, rows, strict=True)]
+        return Histogram(step=step, scale=scale, modules=modules)
 
 
 @contextmanager
@@ -103,7 +99,7 @@ def in_any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
 
 
-def describe(counts: NDArray[np.int64], scale: float) -> dict[str, Any]:
+def describe(name: str, counts: NDArray[np.int64], scale: float) -> HistogramModule:
     """Return a module's counts without empty bins at the ends, and its shares at this scale.
 
     counts: (256,), by exponent.  underflow: share of nonzero gradients that this scale leaves below
@@ -113,11 +109,12 @@ def describe(counts: NDArray[np.int64], scale: float) -> dict[str, Any]:
     first, last = (filled[0], filled[-1]) if len(filled) else (0, -1)
     scaled = np.arange(len(finite)) + 1 - BIAS + np.log2(scale)  # exponents in the backward pass
     total = max(int(finite.sum()), 1)
-    return {
-        "lowest_exponent": int(first) + 1 - BIAS,
-        "counts": finite[first : last + 1].tolist(),
-        "zeros": int(counts[0]),
-        "nonfinite": int(counts[-1]),
-        "underflow": int(finite[scaled < SMALLEST].sum()) / total,
-        "near_overflow": int(finite[scaled >= LARGEST - 1].sum()) / total,
-    }
+    return HistogramModule(
+        name=name,
+        lowest_exponent=int(first) + 1 - BIAS,
+        counts=finite[first : last + 1].tolist(),
+        zeros=int(counts[0]),
+        nonfinite=int(counts[-1]),
+        underflow=int(finite[scaled < SMALLEST].sum()) / total,
+        near_overflow=int(finite[scaled >= LARGEST - 1].sum()) / total,
+    )

@@ -46,7 +46,7 @@ class Gradients:
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
         self._groups = [list(map(id, group["params"])) for group in optimizer.param_groups]
-        self._is_plain = all(
+        self.is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") and not p.is_complex()
             for p in self.parameters
         )
@@ -96,6 +96,17 @@ class Gradients:
             stacked = stacked / scale
         return torch.linalg.vector_norm(stacked), stacked, 1.0, None
 
+    def norms_on_host(self) -> list[float]:
+        """Return the norm of each gradient of a CPU's optimizer, if all are plain and present.
+
+        Otherwise raises: `measure` takes any gradients.
+        """
+        gradients = [parameter.grad for parameter in self.parameters]
+        if not self.is_plain or gradients[0].requires_grad:
+            raise ValueError("gradients of another kind")
+        norms = torch._foreach_norm(gradients, dtype=self._dtype)
+        return list(map(Tensor.item, norms))
+
     def norms_now(self) -> Tensor | None:
         """Return the current gradients' norms, on their device; None without gradients."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -107,11 +118,11 @@ class Gradients:
         """Return the norm of each gradient, in one call for all."""
         if gradients[0].requires_grad:  # a backward pass with create_graph
             gradients = [gradient.detach() for gradient in gradients]
-        if self._is_plain:
+        if self.is_plain:
             try:
                 return torch._foreach_norm(gradients, dtype=self._dtype)
             except (NotImplementedError, RuntimeError):  # sparse, as later ones will be
-                self._is_plain = False
+                self.is_plain = False
         local = [summed_elements(gradient) for gradient in gradients]
         norms = torch._foreach_norm(local, dtype=self._dtype)
         # The host reads these at once, so they must be complete.

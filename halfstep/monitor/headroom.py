@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
 
 #: Integer types of the same size as a float.
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -134,7 +135,8 @@ def headroom_event(step: int, scale: float, measured: list[Measured], magnitudes
             for module, number in zip(modules, numbers, strict=True):
                 is_none = number == -1 or (field != kind and number == math.inf)
                 module[field] = None if is_none else number
-    return {"event": "headroom", "step": step, "scale": scale, "modules": modules}
+    measurements = [events.HeadroomModule(**module) for module in modules]
+    return events.Headroom(step=step, scale=scale, modules=measurements)
 
 
 def evaluated_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:

@@ -31,16 +31,22 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from halfstep.monitor.usual_steps import UsualSteps
+
 #: Calls a function, and keeps its exceptions out of the training.
 Guard = Callable[..., None]
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
 #: Listener methods that are called without the guard: they must not raise.
 UNGUARDED = ("repeats", "optimizer_ends")
+#: The same of `UsualSteps`: each returns whether the listener's method need not be called.
+USUAL = ("scaled", "begins", "checked", "unscaled", "clips", "updating", "updated")
 
 
 class Listener(Protocol):
     """Interface that the wrappers call."""
+
+    usual: UsualSteps  # called first
 
     def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
         """Handle the return of `scaler.scale(outputs)`."""
@@ -111,7 +117,8 @@ class Hooks:
 
         guard: calls the listener, and keeps its errors out of the training loop.
         """
-        for function in (guard, *(getattr(listener, name) for name in UNGUARDED)):
+        unguarded = [getattr(listener, name) for name in UNGUARDED]
+        for function in (guard, *unguarded, *(getattr(listener.usual, name) for name in USUAL)):
             _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._guard, self._listener = guard, listener
         self._is_armed = False
@@ -122,14 +129,14 @@ class Hooks:
     def arm(self) -> None:
         """Install the wrappers, also around ShardedGradScaler's overrides."""
         self._is_armed = True
-        listener = self._listener
+        listener, usual = self._listener, self._listener.usual
         for scaler in (GradScaler, *_sharded_scalers()):
-            self._wrap_scaler(scaler, "scale", after=listener.scaled)
-            self._wrap_scaler(scaler, "unscale_", after=listener.unscaled)
-            self._wrap_scaler(scaler, "_check_inf_per_device", after=listener.checked)
+            self._wrap_scaler(scaler, "scale", usual.scaled, listener.scaled)
+            self._wrap_scaler(scaler, "unscale_", usual.unscaled, listener.unscaled)
+            self._wrap_scaler(scaler, "_check_inf_per_device", usual.checked, listener.checked)
             self._wrap_scaler_step(scaler)
-            self._wrap_scaler(scaler, "update", before=listener.updating, after=listener.updated)
-            self._wrap_scaler(scaler, "load_state_dict", after=listener.loaded)
+            self._wrap_update(scaler)
+            self._wrap_scaler(scaler, "load_state_dict", _never, listener.loaded)
         self._wrap_engine()
         self._wrap_clip()
         self.wrap_schedulers()
@@ -157,16 +164,12 @@ class Hooks:
                 self._wrap_scheduler(owner)
 
     def _wrap_scaler(
-        self,
-        owner: type,
-        name: str,
-        *,
-        before: Callable[..., None] | None = None,
-        after: Callable[..., None] | None = None,
+        self, owner: type, name: str, usual: Callable[..., bool], after: Callable[..., None]
     ) -> None:
         """Wrap a method of a scaler class, if the class defines it.
 
-        before, after: called with the method's arguments, after with its result too.
+        usual, after: called with the method's result and arguments; after unless usual returns
+        True.
         """
         original = vars(owner).get(name)
         if original is None:
@@ -177,18 +180,39 @@ class Hooks:
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not hooks._is_armed:
                 return original(this, *args, **kwargs)
-            if before is not None:
-                guard(before, this, *args, **kwargs)
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
                 guard(raised, this, name, error)
                 raise
-            if after is not None:
+            if kwargs or not usual(this, result, *args):
                 guard(after, this, result, *args, **kwargs)
             return result
 
         self._put(owner, name, original, wrapped)
+
+    def _wrap_update(self, owner: type) -> None:
+        original = vars(owner).get("update")
+        if original is None:
+            return
+        guard, hooks, listener, usual = self._guard, self, self._listener, self._listener.usual
+
+        @functools.wraps(original)
+        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if not hooks._is_armed:
+                return original(this, *args, **kwargs)
+            if args or kwargs or not usual.updating(this):
+                guard(listener.updating, this, *args, **kwargs)
+            try:
+                result = original(this, *args, **kwargs)
+            except Exception as error:
+                guard(listener.raised, this, "update", error)
+                raise
+            if not usual.updated(this):
+                guard(listener.updated, this, result, *args, **kwargs)
+            return result
+
+        self._put(owner, "update", original, wrapped)
 
     def _wrap_scaler_step(self, owner: type) -> None:
         original = vars(owner).get("step")
@@ -214,11 +238,12 @@ class Hooks:
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
         guard, hooks, listener = self._guard, self, self._listener
+        begins = listener.usual.begins
 
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
-            if not hooks._is_armed or (accumulates and listener.repeats(roots)):
+            if not hooks._is_armed or (accumulates and (begins(roots) or listener.repeats(roots))):
                 return original(roots, *args, **kwargs)
             guard(listener.backward_begins, roots, args, accumulates)
             try:
@@ -234,7 +259,8 @@ class Hooks:
 
         @functools.wraps(original)
         def wrapped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (hooks._is_armed and isinstance(parameters, Tensor | list | tuple)):
+            is_observed = hooks._is_armed and isinstance(parameters, Tensor | list | tuple)
+            if not is_observed or listener.usual.clips():
                 return original(parameters, max_norm, *args, **kwargs)
             guard(listener.clipping, parameters, max_norm)
             result = original(parameters, max_norm, *args, **kwargs)
@@ -278,6 +304,10 @@ class Hooks:
 
     _keep_from_compiler(_before_step)
     _keep_from_compiler(_after_step)
+
+
+def _never(*_arguments: Any) -> bool:
+    return False
 
 
 def _sharded_scalers() -> list[type]:

@@ -30,7 +30,10 @@ from halfstep.monitor.diagnoses import Diagnoses, Intervals
 from halfstep.monitor.gradients import Gradients, module_names, parameter_names
 from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
-from halfstep.telemetry.spool import Event, Steps
+from halfstep.monitor.usual_steps import CLOSED, MEASURED, OFF, PASSED, UPDATING, UsualSteps
+from halfstep.telemetry.events import Event, NonfiniteGradients
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
@@ -85,6 +88,7 @@ class Loop:
         self._passes = BackwardPasses(lambda: self._names)
         self._best_effort = BestEffort(on_event, say, lambda: self.step)
         self._evidence = Collector(on_event, say)
+        self.usual = UsualSteps(self, every.layers)
         self.stepping: list[Optimizer] = []  # optimizers inside `step`, outermost first
         self.scaler_steps = 0  # calls of GradScaler.step under way
         self._leader: int | None = None  # the optimizer that began the first iteration
@@ -105,8 +109,14 @@ class Loop:
     def step(self, step: int) -> None:
         self.closed_steps = step
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a backward pass or a loss was observed."""
+        return self._step_started is not None
+
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Name parameters as these modules do."""
+        self._end_usual()
         self._modules += modules
         self._names |= parameter_names(modules)
         names = module_names(modules)
@@ -123,6 +133,7 @@ class Loop:
 
     def close(self) -> None:
         """Close the iteration under way, and report the remaining evidence."""
+        self._end_usual()
         if self._unscaled.stepped:
             self._close_unscaled()
         known = [
@@ -132,6 +143,7 @@ class Loop:
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Set the next row's loss; several calls are averaged."""
+        self._end_usual()
         self._start()
         self._explicit.append(kept_loss(loss))
 
@@ -155,6 +167,8 @@ class Loop:
 
     def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
         """Record the scaled losses."""
+        if self.usual.stage:
+            self._end_usual()
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is not None:
             self._current = row
@@ -166,6 +180,8 @@ class Loop:
 
     def repeats(self, roots: Any) -> bool:
         """Record a pass like all recent ones; return False to have it examined."""
+        if self.usual.stage:
+            self._end_usual()
         evidence = self._evidence
         if evidence.origin.is_armed or evidence.inputs is not None or self._step_started is None:
             return False
@@ -176,6 +192,8 @@ class Loop:
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Record a pass's loss, and inspect the roots that it starts from."""
+        if self.usual.stage:
+            self._end_usual()
         if self._step_started is None:
             self._start()
         scaler, passes, evidence = self._current.scaler, self._passes, self._evidence
@@ -218,6 +236,8 @@ class Loop:
 
     def clipping(self, parameters: Any, max_norm: Any) -> None:
         """Measure gradients before a clip, and report a clip of still scaled gradients."""
+        if self.usual.stage:
+            self._end_usual()
         self._best_effort("clip", self._clip, parameters, max_norm)
 
     def clipped(self) -> None:
@@ -226,6 +246,8 @@ class Loop:
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Record the exception with which a scaler refused a call."""
+        if self.usual.stage:
+            self._end_usual()
         self._best_effort(
             "refused calls",
             self._evidence.raised,
@@ -237,6 +259,8 @@ class Loop:
 
     def loaded(self, scaler: GradScaler, result: Any, *_state: Any, **_states: Any) -> None:
         """Record that a scaler's state was restored."""
+        if self.usual.stage:
+            self._end_usual()
         self._loaded.add(scaler)
 
     def schedule_steps(self, scheduler: Any) -> None:
@@ -245,6 +269,8 @@ class Loop:
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """Read flags and scale before `update` changes them in place."""
+        if self.usual.stage:
+            self._end_usual()
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is None:
             return
@@ -267,6 +293,8 @@ class Loop:
 
     def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
         """Close the row; a scale set by hand shows in the next row, as "set"."""
+        if self.usual.stage:
+            self._end_usual()
         row, ring = self._open.get(id(scaler)), self._ring
         if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
@@ -280,9 +308,13 @@ class Loop:
         elif new_scale is None:
             ring.row[SCALE_AFTER].copy_(after)
         self._close(row)
+        if self._passes.plain is not None:
+            self._begin_usual(row)
 
     def nested(self, optimizer: Optimizer) -> None:
         """Record a step inside another one; if it is already on the stack, it had raised."""
+        if self.usual.stage:
+            self._end_usual()
         stepping = self.stepping
         while any(outer is optimizer for outer in stepping):
             stepping.pop()
@@ -299,10 +331,56 @@ class Loop:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Record a step, unless it is part of another optimizer's, as in SAM."""
+        if self.usual.stage:
+            self._end_usual()
         if self._is_wanted(optimizer) and not any(
             self._is_wanted(outer) and _shares(outer, optimizer) for outer in self.stepping
         ):
             self._best_effort("steps", self._stepped, optimizer)
+
+    # ---- Usual steps --------------------------------------------------------------------------
+
+    def _begin_usual(self, row: CurrentStep) -> None:
+        """Let `UsualSteps` record the next steps, if this row's step was a usual one."""
+        ring, own = self._ring, self._passes.plain
+        if ring is None or own is None or self._step_started is None or len(self._known) != 1:
+            return
+        [gradients] = self._known.values()
+        if (
+            ring.is_on_host
+            and row.number == 0
+            and self._row_of.get(id(gradients.optimizer)) is row
+            and gradients.is_plain
+            and not gradients.without_gradient
+            and self._evidence.is_quiet()
+            and not (self._diagnoses or self._best_effort.lost or self._unscaled.stepped)
+            and not (self._before_clip or self._uncleared or self._passes.suspected)
+        ):
+            self.usual.begin(row, gradients, own, ring, self._step_started)
+
+    def _end_usual(self) -> None:
+        """Continue from what `UsualSteps` has recorded of the step under way."""
+        usual = self.usual
+        stage, usual.stage = usual.stage, OFF
+        if stage == OFF:
+            return
+        row, passes, gradients = usual.row, self._passes, usual.gradients
+        self._step_started = usual.started
+        passes.count += usual.passes
+        gradients.steps += usual.steps
+        if stage == CLOSED:
+            return
+        identity = id(gradients.optimizer)
+        self._current = row
+        has_passed = stage >= PASSED
+        passes.resumes(usual.scaled_id, usual.result, usual.loss, has_passed=has_passed)
+        if stage >= MEASURED:
+            row.rate = usual.rate
+            row.losses[identity] = passes.take(gradients.optimizer)
+            row.measured[identity] = (usual.total, usual.norms, usual.factor, None)
+        if stage == UPDATING:
+            row.stepped.add(identity)
+            row.found_inf[identity], row.scale = 0.0, usual.before
 
     # ---- Steps --------------------------------------------------------------------------------
 
@@ -386,6 +464,8 @@ class Loop:
     def _measure_scaled(
         self, scaler: GradScaler, optimizer: Optimizer, scale: Tensor | None
     ) -> None:
+        if self.usual.stage:
+            self._end_usual()
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is None:
             return
@@ -459,7 +539,10 @@ class Loop:
         optimizer = getattr(optimizer, "optimizer", optimizer)  # as Accelerate wraps it
         gradients, ring = self._known.get(id(optimizer)), self._ring
         if gradients is not None and ring is not None and id(optimizer) in self._row_of:
-            is_open = id(optimizer) in self._row_of[id(optimizer)].measured
+            is_open = (
+                id(optimizer) in self._row_of[id(optimizer)].measured
+                or self.usual.stage >= MEASURED
+            )
             number = ring.number - (not is_open)
             name = type(scheduler).__name__
             self._evidence.schedule.stepped(number, gradients.name, name)
@@ -655,7 +738,7 @@ class Loop:
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
         for event in events:
-            if event["event"] != "nonfinite":
+            if not isinstance(event, NonfiniteGradients):
                 self._on_event(event)
         self._best_effort("evidence", self._read_evidence, first, records, events)
         if self._diagnoses:
@@ -663,12 +746,16 @@ class Loop:
 
     def _read_evidence(self, first: int, records: Steps, events: list[Event]) -> None:
         ring, names = self._ring, [gradients.name for gradients in self._known.values()]
-        numbers = range(first, first + len(records))
-        taking_part = [self._taking_part.pop(number, None) for number in numbers]
-        skips = skips_of(records, names, taking_part)
-        steps = records["step"].tolist()
+        examined = range(first, first + len(records))
+        if not self._taking_part and not (records["flags"] & SKIPPED).any():
+            # Usually; the newest row is examined, because a schedule may still step after it.
+            self._evidence.schedule.applied(examined[:-1], len(names))
+            examined = examined[-1:]
+        taking_part = [self._taking_part.pop(number, None) for number in examined]
+        latest = records[len(records) - len(examined) :]
+        skips = skips_of(latest, names, taking_part)
         self._evidence.arrived(
-            list(zip(numbers, steps, skips, strict=True)),
+            list(zip(examined, latest["step"].tolist(), skips, strict=True)),
             records,
             events,
             is_on_host=ring is None or ring.is_on_host,

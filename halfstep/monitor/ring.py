@@ -109,6 +109,18 @@ class Ring:
             self._send(now, keep=int(self.holds_last))
         return ended
 
+    def append(self, known: tuple[float, ...], values: tuple[float, ...]) -> bool:
+        """Write the open row on a CPU and close it; return False if a hand-over is due.
+
+        known: step, clock, seconds, learning rate and µs waiting for data.
+        """
+        number, layout = self.number, self._layout
+        if number - self._sent >= DRAIN_ROWS - 1 or known[1] - self._drained_at >= DRAIN_SECONDS:
+            return False
+        layout.pack_into(self._memory, number % RING_ROWS * layout.size, *known, *values)
+        self.number = number + 1
+        return True
+
     def _keep(self, known: tuple[float, ...]) -> None:
         at = self.number % RING_ROWS * self._layout.size
         try:

@@ -9,22 +9,30 @@ row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, tota
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halfstep.monitor.layers import Layers
-from halfstep.telemetry.spool import (
+from halfstep.telemetry.events import (
+    Culprit,
+    Event,
+    LayerNorms,
+    Metric,
+    NonfiniteGradients,
+    Scaler,
+    ScalerReplaced,
+)
+from halfstep.telemetry.flags import (
     NONFINITE_LOSS,
     NORM_OVERFLOW,
     NOT_STEPPED,
     SKIPPED,
     UNKNOWN_LOSS,
-    Event,
-    Steps,
     optimizer_skipped,
 )
+from halfstep.telemetry.spool import Steps
 
 LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # first columns
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
@@ -175,9 +183,12 @@ class Rows:
             squares = {i: np.square(rows[i, self.scalars :], dtype=np.float64) for i in due}
         else:
             return []
-        names = {"event": "layer_norms", "layers": self._layers.names}
         return [
-            names | {"step": int(records["step"][i]), "norms": self._layers.norms(row_squares)}
+            LayerNorms(
+                step=int(records["step"][i]),
+                layers=self._layers.names,
+                norms=[*self._layers.norms(row_squares)],
+            )
             for i, row_squares in squares.items()
         ]
 
@@ -240,13 +251,12 @@ class Rows:
                     "grad_norm": rows[i, FOUND_INF + count + position],
                 }
                 events += [
-                    {
-                        "event": "metric",
-                        "step": int(records["step"][i]),
-                        "name": f"{metric}/{names[position]}",
-                        "value": float(value),
-                        "elapsed_ms": int(records["elapsed_ms"][i]),
-                    }
+                    Metric(
+                        step=int(records["step"][i]),
+                        name=f"{metric}/{names[position]}",
+                        value=float(value),
+                        elapsed_ms=int(records["elapsed_ms"][i]),
+                    )
                     for metric, value in values.items()
                 ]
         return events
@@ -269,9 +279,10 @@ class Rows:
             is_due = self._replaced <= REPLACED or _is_power_of_two(self._replaced)
             if is_due or (after > before and _is_power_of_two(self._raised)):
                 step = int(records["step"][i])
-                scales = {"scale_before": before, "scale_after": after}
-                event = {"event": "scaler_replaced", "step": step, "count": self._replaced}
-                events.append(event | scales)
+                count = self._replaced
+                events.append(
+                    ScalerReplaced(step=step, scale_before=before, scale_after=after, count=count)
+                )
         return events
 
     def _unscaled_culprits(
@@ -297,7 +308,7 @@ class Rows:
             if optimizer in counts or len(own):
                 culprits += _culprits(names, own, counts.get(optimizer))
         step = int(records["step"][i])
-        return [{"event": "nonfinite", "kind": "nonfinite", "step": step, "culprits": culprits}]
+        return [NonfiniteGradients(step=step, culprits=culprits)]
 
     def _left(
         self, first: int, before: NDArray[np.float32], after: NDArray[np.float32]
@@ -328,7 +339,8 @@ class Rows:
         counts: Mapping[str, Counts],
     ) -> list[Event]:
         before, after = float(row[SCALE]), float(row[SCALE_AFTER])
-        events, first = [], 0
+        events: list[Event] = []
+        first = 0
         for (optimizer, names), was_skipped in zip(
             self._optimizers.items(), found_inf, strict=True
         ):
@@ -336,11 +348,10 @@ class Rows:
             first = own.stop
             if was_skipped:
                 culprits = _culprits(names, norms[own], counts.get(optimizer))
-                skip = {"optimizer": optimizer, "culprits": culprits}
-                events.append(_event("skip", record, before, after) | skip)
+                events.append(_event("skip", record, before, after, optimizer, culprits))
         if after != before:
-            kind = "growth" if after > before else "backoff"
-            events.append(_event(kind, record, before, after))
+            is_growth = after > before
+            events.append(_event("growth" if is_growth else "backoff", record, before, after))
         return events
 
 
@@ -351,31 +362,35 @@ def _is_power_of_two(count: int) -> bool:
     return count & (count - 1) == 0
 
 
-def _culprits(
-    names: list[str], norms: NDArray[np.float32], counts: Counts | None
-) -> list[dict[str, Any]]:
+def _culprits(names: list[str], norms: NDArray[np.float32], counts: Counts | None) -> list[Culprit]:
     """List parameters with nonfinite gradients, with inf and NaN counts if available."""
     if counts is None:
-        return [{"name": names[i]} for i in np.flatnonzero(~np.isfinite(norms))]
+        return [Culprit(name=names[i]) for i in np.flatnonzero(~np.isfinite(norms))]
     # A gradient without inf or NaN is finite, only too large for a finite norm.
     return [
-        {"name": names[position], "inf": inf, "nan": nan}
+        Culprit(name=names[position], inf=inf, nan=nan)
         for position, (inf, nan) in counts.items()
         if inf or nan
     ]
 
 
-def _event(kind: str, record: np.void, before: float, after: float) -> Event:
-    return {
-        "event": "scaler",
-        "kind": kind,
-        "step": int(record["step"]),
-        "optimizer": None,
-        "scale_before": before,
-        "scale_after": after,
-        "culprits": [],
-        "loss_nonfinite": bool(record["flags"] & NONFINITE_LOSS),
-    }
+def _event(
+    kind: Literal["skip", "growth", "backoff", "set"],
+    record: np.void,
+    before: float,
+    after: float,
+    optimizer: str | None = None,
+    culprits: Sequence[Culprit] = (),
+) -> Scaler:
+    return Scaler(
+        kind=kind,
+        step=int(record["step"]),
+        optimizer=optimizer,
+        scale_before=before,
+        scale_after=after,
+        culprits=list(culprits),
+        loss_nonfinite=bool(record["flags"] & NONFINITE_LOSS),
+    )
 
 
 def _clip(totals: NDArray[np.float32], limit: float) -> NDArray[np.float32]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from halfstep.session.config_values import OnLoss, as_config
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.stderr import in_a_line, say
-from halfstep.telemetry.events import LARGEST_WHOLE, NAME, cleaned, shown
+from halfstep.telemetry.events import NAME_CHARACTERS
+from halfstep.telemetry.plain_json import CLEAN, LARGEST_WHOLE, cleaned, is_clean, shown
 from halfstep.telemetry.run_folder import runs_folder
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["auto", "offline", "disabled"]
 MODES = ("auto", "offline", "disabled")
-LABEL = f"{NAME.allowed}, and not only blanks"
+LABEL = f"{CLEAN}, of 1 to {NAME_CHARACTERS} characters, and not only blanks"
 
 
 class BadArgument(ValueError):
@@ -150,7 +151,11 @@ def _cleaned(value: Any) -> Any:
 
 
 def _is_label(value: Any) -> bool:
-    return NAME.holds(value) and not value.isspace()
+    return _is_name(value) and not value.isspace()
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= NAME_CHARACTERS and is_clean(value)
 
 
 def optimizers(
@@ -167,7 +172,7 @@ def optimizers(
     else:
         named = _numbered([*map(_stepping, several)])
     wrong = [f"it has {in_a_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
-    wrong += [f"it has the name {in_a_line(name)}" for name in named if not NAME.holds(name)]
+    wrong += [f"it has the name {in_a_line(name)}" for name in named if not _is_name(name)]
     if not named or wrong:
         allowed = "optimizers of torch, in a list or by name"
         what = wrong[0] if wrong else f"it is {in_a_line(several)}"

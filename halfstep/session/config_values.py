@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halfstep.telemetry.events import CONFIG_CHARACTERS, LARGEST_WHOLE, cleaned, shown
+from halfstep.telemetry.event_codec import CONFIG_CHARACTERS
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, cleaned, shown
 
 #: Limits: nesting of objects and lists, entries of one and of all, characters of text and note.
 MAX_DEPTH, MAX_ITEMS, MAX_ENTRIES, MAX_TEXT, MAX_NAME = 9, 1000, 2000, 2000, 200

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any, NamedTuple, TypeAlias
 
+from halfstep.telemetry.attempt_messages import WatchedStatus
+
 #: Signals that end a process by default: from users, batch systems, limits and timers. Not SIGUSR1
 #: and SIGUSR2: Lightning installs its own handler only where it finds none.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
@@ -49,7 +51,7 @@ FATAL_SIGNALS = {
 }
 CRASH_CHARACTERS = 100_000
 
-OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
+OnEnd: TypeAlias = Callable[[WatchedStatus, str | None, int | None], None]
 
 
 class ExitHooks:
@@ -124,7 +126,7 @@ class ExitHooks:
             self._exited(_exit_of(error))
             return
         text = "".join(traceback.format_exception(kind, error, trace))
-        status = "terminated" if issubclass(kind, KeyboardInterrupt) else "failed"
+        status: WatchedStatus = "terminated" if issubclass(kind, KeyboardInterrupt) else "failed"
         self._on_end(status, text, exit_code)
 
     def terminate(self) -> None:

@@ -6,7 +6,6 @@ token and creates no other run.
 """
 
 import fcntl
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO, Self
 import numpy as np
 
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import Job, read_message
 from halfstep.telemetry.folder_lock import OwnerFile
 from halfstep.telemetry.spool import Position, SpoolReader, spool_of
 
@@ -44,7 +44,7 @@ class QueuedRun:
         if not os.environ.get(FOLDER):
             return None
         files = AttemptFiles(Path(os.environ[FOLDER]), int(os.environ[ATTEMPT]))
-        started_at = float(json.loads(files.job.read_text())["started_at"])
+        started_at = read_message(files.job, Job).started_at
         lock = (files.folder / f"watch-{files.attempt}.lock").open("a+")
         try:
             owner = _locked(lock)

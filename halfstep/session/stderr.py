@@ -3,7 +3,7 @@
 import sys
 from contextlib import suppress
 
-from halfstep.telemetry.events import shown
+from halfstep.telemetry.plain_json import shown
 
 
 def say(text: str) -> None:

@@ -20,11 +20,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from halfstep import redaction
-from halfstep.api_client import credentials
+from halfstep.api_client import credentials, local_server
 from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.monitor.noop_watch import NoopWatch
@@ -37,10 +38,23 @@ from halfstep.session.stderr import in_a_line, say
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import cleaned, shown
+from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.event_codec import BadEvent
+from halfstep.telemetry.events import (
+    Artifact,
+    Checkpoint,
+    CheckpointFile,
+    Configured,
+    FailedDiagnosis,
+    Metric,
+    Resumed,
+)
+from halfstep.telemetry.logged_rows import LoggedRow, rows_of
 from halfstep.telemetry.patient_spool import PatientSpool
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, cleaned, shown
 from halfstep.telemetry.relay import RelayReader, RelayWriter
 from halfstep.telemetry.run_folder import (
+    RUNS,
     RunIsWritten,
     came_to,
     configure,
@@ -49,7 +63,7 @@ from halfstep.telemetry.run_folder import (
     slug,
     write_outcome,
 )
-from halfstep.telemetry.spool import BadEvent, Event, Steps
+from halfstep.telemetry.spool import Steps
 from halfstep.telemetry.writer_lock import WriterLock
 
 if TYPE_CHECKING:
@@ -94,8 +108,9 @@ def watch(
     others; with several optimizers and no scaler, a step is one step of each.  config: the run's
     configuration, anything that converts to a dictionary.  run: continue this run as its next
     attempt; config then replaces only the keys that it contains.
-    url, token: the server's; by default HALFSTEP_URL and HALFSTEP_TOKEN, or those of
-    `halfstep login`.  folder: parent folder of the runs, by default ./halfstep-runs.
+    url, token: the server's; by default HALFSTEP_URL and HALFSTEP_TOKEN, those of `halfstep
+    login`, or the `halfstep up` that this user runs on this machine.
+    folder: parent folder of the runs, by default ./halfstep-runs.
     mode: "offline" uploads nothing, "disabled" does nothing at all; by default HALFSTEP_MODE.
     console: keep what the process and its children print; HALFSTEP_CONSOLE=no turns it off.
     system: sample the use of the machine and its GPUs; HALFSTEP_SYSTEM=no turns it off.
@@ -179,6 +194,16 @@ def current() -> "Watch | None":
     return _active or _parents
 
 
+class _Logged(NamedTuple):
+    """A number that `log` received; on a device, it may not have arrived yet."""
+
+    arrived: Any  # a CUDA event; None: on the host
+    step: int
+    name: str
+    value: Any
+    elapsed_ms: int
+
+
 class Watch:
     """A watched run, also a context manager; it ends with the script or at `finish()`."""
 
@@ -215,7 +240,7 @@ class Watch:
         # Returns the step for numbers that a child process logs without one.
         self.step_of_children: Callable[[], int] = self._last_step
         first_step, sequence, started_at = 0, 0, clock()
-        self._resumed: Event | None = None
+        self._resumed: Resumed | None = None
         if queued:  # its next attempt starts over, unless the script resumes it
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
         elif files.attempt > 1:
@@ -225,7 +250,11 @@ class Watch:
         self._spool = PatientSpool(files.spool, files.attempt, say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         # Each with the CUDA event of its copy to the host, or None.
-        self._logged: deque[tuple[Any, Event]] = deque()
+        self._logged: deque[_Logged] = deque()
+        #: Whether a logged loss is the row of its step while no training is observed.
+        self.makes_rows = False
+        self._row: LoggedRow | None = None  # held until the next call: see `_release_row`
+        self._row_before: tuple[int, int] | None = None  # step and elapsed_ms of the one before
         self._logged_step = first_step
         self._flushed_at = clock()
         self._looked_at = clock()
@@ -236,7 +265,7 @@ class Watch:
         )
         self._cells = Cells(self._part_raised)
         # Step, status and error of the notebook cell or pool task that raised last.
-        self._part_end: tuple[int, str, str] | None = None
+        self._part_end: tuple[int, WatchedStatus, str] | None = None
         self._taps.arm()
         self._is_on = True
 
@@ -290,6 +319,11 @@ class Watch:
     def step(self) -> int:
         """The number of attempted steps."""
         return self._loop.step if self.files else 0
+
+    @property
+    def is_observed(self) -> bool:
+        """True once a backward pass or a loss of this process was observed."""
+        return self.files is not None and self._loop.has_begun
 
     def add(self, *modules: "nn.Module") -> None:
         """Name parameters as these modules do."""
@@ -393,7 +427,9 @@ class Watch:
         files = self._written
         place = f"the run is in {files.folder}"
         if self._server is None:
-            say(f"watching; {place}")
+            runs = files.folder.parent
+            command = "halfstep show" if runs == Path.cwd() / RUNS else f"halfstep show {runs}"
+            say(f"watching; {place}; `{command}` opens it")
             return
         try:
             page = uploader.start(files, self._server, PAGE_SECONDS, self._stderr)
@@ -437,7 +473,7 @@ class Watch:
             return
         entries = redaction.without(entries, *secrets())
         try:
-            self._spool.event({"event": "configured", "config": entries})
+            self._spool.event(Configured(config=entries))
         except BadEvent as error:
             self._complain(f"the configuration is not recorded: {error}")
 
@@ -454,6 +490,9 @@ class Watch:
             self._complain(f"log got {shown(values)}; allowed: a dictionary of values by name")
             return
         self._part_end, self._logged_step = None, step
+        self._release_row()
+        if self.makes_rows:
+            values = self._without_row(values, step)
         for name, value in values.items():
             try:
                 if not isinstance(name, str) or not name.strip():
@@ -468,6 +507,35 @@ class Watch:
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
 
+    def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        """Hold the row of a step, if the values have a loss; return the other values."""
+        if self.is_observed or step <= self.step:
+            return values
+        numbers = {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(name, str) and _is_on_host(value)
+        }
+        self._row = LoggedRow.of(step, self._loop.elapsed_ms(), numbers)
+        if self._row is None:
+            return values
+        return {name: value for name, value in values.items() if name not in self._row.columns}
+
+    def _release_row(self) -> None:
+        """Write the held row, or its numbers as metrics if a training is observed by now.
+
+        A loop may log its first loss before the backward pass.
+        """
+        row, self._row = self._row, None
+        if row is None:
+            return
+        if self.is_observed:
+            for name, value in row.numbers.items():
+                self._logged.append(_Logged(None, row.step, name, value, row.elapsed_ms))
+            return
+        self._record(rows_of([row], self._row_before))
+        self._loop.step, self._row_before = row.step, (row.step, row.elapsed_ms)
+
     def _log_number(self, name: str, value: Any, step: int) -> None:
         arrived = None
         if hasattr(value, "detach"):
@@ -480,15 +548,18 @@ class Watch:
             value = value.to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(stream)
-        metric = {"event": "metric", "step": step, "name": name, "value": value}
-        self._logged.append((arrived, metric | {"elapsed_ms": self._loop.elapsed_ms()}))
+        self._logged.append(_Logged(arrived, step, name, value, self._loop.elapsed_ms()))
 
     def _log_file(self, name: str, value: Any, step: int) -> None:
         for file_name, content in files_of(name, value):
             place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
             place.write_bytes(content)
-            event = {"event": "artifact", "step": step, "name": place.name}
-            self._spool.event(event | self._of(place))
+            path, size_bytes, sha256 = self._of(place)
+            self._spool.event(
+                Artifact(
+                    step=step, name=place.name, path=path, size_bytes=size_bytes, sha256=sha256
+                )
+            )
 
     def _checkpoint(self, path: Path, kind: str, upload: bool) -> None:
         if not path.is_file():
@@ -501,10 +572,12 @@ class Watch:
         # The script may overwrite the file before it is uploaded or stored.
         if upload or self._queued or not _linked(place, path):
             shutil.copyfile(path, place)
-        file = {"kind": kind, **self._of(place)}
-        event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
+        stored_path, size, digest = self._of(place)
+        file = CheckpointFile(kind=kind, path=stored_path, size_bytes=size, sha256=digest)
         try:
-            self._spool.event(event | {"upload": upload})
+            self._spool.event(
+                Checkpoint(step=self.step, reason="script", files=[file], upload=upload)
+            )
         except BadEvent as error:
             self._complain(f"{path} is not registered: {error}")
 
@@ -514,21 +587,20 @@ class Watch:
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def _of(self, place: Path) -> Event:
-        """Return a file's path, size and SHA-256 as an event holds them."""
+    def _of(self, place: Path) -> tuple[str, int, str]:
+        """Return a file's path, size in bytes and SHA-256 as an event holds them."""
         with place.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         path = place.relative_to(self._written.folder).as_posix()
-        return {"path": path, "size_bytes": place.stat().st_size, "sha256": digest}
+        return path, place.stat().st_size, digest
 
     def _flush(self) -> None:
         """Write the logged numbers that have arrived on the host."""
         self._flushed_at = clock()
         if self._children.is_due():
             self._receive()
-        while self._logged and (self._logged[0][0] is None or self._logged[0][0].query()):
-            _, metric = self._logged.popleft()
-            name, value = metric["name"], metric["value"]
+        while self._logged and (self._logged[0].arrived is None or self._logged[0].arrived.query()):
+            _, step, name, value, elapsed_ms = self._logged.popleft()
             try:
                 number = float(value)
             except Exception:  # any object that looks like a number
@@ -536,7 +608,7 @@ class Watch:
                 self._complain(f"{name:.100} is not logged: {what}")
                 continue
             try:
-                self._spool.event(metric | {"value": number})
+                self._spool.event(Metric(step=step, name=name, value=number, elapsed_ms=elapsed_ms))
             except Exception as error:  # a name that is too long, for example
                 self._complain(f"{name:.100} is not logged: {error}")
 
@@ -593,13 +665,15 @@ class Watch:
         if hooks.is_due and not hooks.held:
             hooks.terminate()
 
-    def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
+    def _process_ends(
+        self, status: WatchedStatus, error: str | None, exit_code: int | None
+    ) -> None:
         if status == "finished":
             self._end_after_parts(status, exit_code)
         else:
             self._end(status, error, exit_code)
 
-    def _end(self, status: str, error: str | None, exit_code: int | None = None) -> None:
+    def _end(self, status: WatchedStatus, error: str | None, exit_code: int | None = None) -> None:
         if not self._has_ended:
             self._protected(self._finish, status, error, exit_code)
 
@@ -617,20 +691,20 @@ class Watch:
             self._end_after_parts("finished")
         return self._has_ended
 
-    def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
+    def _end_after_parts(self, status: WatchedStatus, exit_code: int | None = None) -> None:
         """End the run with the error of the last cell or task, if that raised."""
-        step, part_status, error = self._part_end or (-1, "", "")
-        if step == self.step:
+        if self._part_end is not None and self._part_end[0] == self.step:
+            _step, part_status, error = self._part_end
             self._end(part_status, error)
         else:
             self._end(status, None, exit_code)
 
     def _part_raised(self, error: BaseException) -> None:
         """Remember the exception of a notebook cell or pool task; the process continues."""
-        status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
+        status: WatchedStatus = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
         self._part_end = self.step, status, "".join(traceback.format_exception(error))
 
-    def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
+    def _finish(self, status: WatchedStatus, error: str | None, exit_code: int | None) -> None:
         is_on = self._is_on
         self._disarm()
         try:
@@ -649,6 +723,7 @@ class Watch:
         self._revive()
 
     def _write_rest(self) -> None:
+        self._release_row()
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
@@ -662,9 +737,9 @@ class Watch:
         say(f"{text}; the training continues unwatched")
         with suppress(Exception):  # the drain may be what failed
             self._loop.drain(0.0)
-        note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
+        note = FailedDiagnosis(step=self.step, diagnosis="watch", error=text[:1000])
         try:
-            self._spool.event(note | {"error": text[:1000]})
+            self._spool.event(note)
         except (OSError, ValueError):  # the disk failed, or the spool is closed
             return
 
@@ -697,6 +772,13 @@ class Watch:
             say(text)
 
 
+def _is_on_host(value: object) -> bool:
+    """Return whether a value is a number of Python or numpy, which no device computes."""
+    if isinstance(value, Integral):
+        return not isinstance(value, bool) and abs(int(value)) <= LARGEST_WHOLE
+    return isinstance(value, Real)
+
+
 def _after_fork() -> None:
     """Turn the run of a forked process, such as a data loader's worker, into its parent's."""
     global _parents
@@ -723,17 +805,22 @@ def _relayed(files: AttemptFiles) -> Watch:
     return watch
 
 
-def _resumed(step: int, notes: list[str]) -> Event:
-    return {"event": "resumed", "step": step, "exact": not notes, "notes": notes}
+def _resumed(step: int, notes: list[str]) -> Resumed:
+    return Resumed(step=step, exact=not notes, notes=notes)
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:
-    """Return the server's credentials; None if there are none or they cannot be read."""
+    """Return the server's credentials; None if there are none or they cannot be read.
+
+    If no server is named, it is the one that runs on this machine.
+    """
     try:
-        return credentials.known(url, token)
+        server = credentials.known(url, token)
     except Unreadable as error:
         say(str(error))
         return None
+    is_named = url or token or {"HALFSTEP_URL", "HALFSTEP_TOKEN"} & os.environ.keys()
+    return server if server or is_named else local_server.running()
 
 
 def _is_first_rank() -> bool:

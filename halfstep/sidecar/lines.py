@@ -5,7 +5,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any
+
+from halfstep.telemetry.events import Line, Stream
 
 LINE_BYTES = 8192  # a longer line is cut into several
 #: Of the lines printed between two calls of `take`, this many first and last ones are kept.
@@ -28,37 +29,36 @@ class Output:
         self._held_back = max(map(len, self._hidden), default=1) - 1
         self._log = log
         self._lock = threading.Lock()
-        self._held: dict[str, bytes] = defaultdict(bytes)  # may be the beginning of a hidden text
-        self._rest: dict[str, bytes] = defaultdict(bytes)  # a line without its end
-        self._first: list[tuple[float, str, bytes]] = []
-        self._last: deque[tuple[float, str, bytes]] = deque(maxlen=LAST_WAITING)
+        self._held: dict[Stream, bytes] = defaultdict(
+            bytes
+        )  # may be the beginning of a hidden text
+        self._rest: dict[Stream, bytes] = defaultdict(bytes)  # a line without its end
+        self._first: list[tuple[float, Stream, bytes]] = []
+        self._last: deque[tuple[float, Stream, bytes]] = deque(maxlen=LAST_WAITING)
         self._skipped = 0
 
-    def feed(self, stream: str, printed: bytes) -> None:
+    def feed(self, stream: Stream, printed: bytes) -> None:
         """Add output of a stream, cut anywhere."""
         with self._lock:
             self._feed(stream, self._redacted(stream, printed))
 
-    def close(self, stream: str) -> None:
+    def close(self, stream: Stream) -> None:
         """Add the rest of a stream that has ended, a last line without its end included."""
         with self._lock:
             self._feed(stream, self._held.pop(stream, b""))
             if rest := self._rest.pop(stream, b""):
                 self._add(stream, rest, rest.split(b"\n"))
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return the lines since the last call, as [{time, stream, text}].
-
-        {time, stream, lines} replaces that number of skipped lines.
-        """
+    def take(self) -> list[Line]:
+        """Return the lines since the last call; one with `lines` replaces skipped ones."""
         with self._lock:
             first, self._first = self._first, []
             last, skipped, self._skipped = list(self._last), self._skipped, 0
             self._last.clear()
-        gap = {"time": last[0][0], "stream": "halfstep", "lines": skipped} if skipped else None
-        return [*map(_line, first), *([gap] if gap else []), *map(_line, last)]
+        gap = [Line(time=last[0][0], stream="halfstep", lines=skipped)] if skipped else []
+        return [*map(_line, first), *gap, *map(_line, last)]
 
-    def _redacted(self, stream: str, printed: bytes) -> bytes:
+    def _redacted(self, stream: Stream, printed: bytes) -> bytes:
         if not self._hidden:
             return printed
         whole = self._held[stream] + printed
@@ -68,7 +68,7 @@ class Output:
         self._held[stream] = whole[cut:]
         return whole[:cut]
 
-    def _feed(self, stream: str, printed: bytes) -> None:
+    def _feed(self, stream: Stream, printed: bytes) -> None:
         whole = self._rest[stream] + printed
         cut = whole.rfind(b"\n") + 1
         if len(whole) - cut > LINE_BYTES:
@@ -77,7 +77,7 @@ class Output:
         if complete := whole[:cut]:
             self._add(stream, complete, complete.removesuffix(b"\n").split(b"\n"))
 
-    def _add(self, stream: str, complete: bytes, lines: list[bytes]) -> None:
+    def _add(self, stream: Stream, complete: bytes, lines: list[bytes]) -> None:
         self._log(complete)
         if max(map(len, lines)) > LINE_BYTES:
             lines = [piece for line in lines for piece in _pieces(line)]
@@ -90,9 +90,9 @@ class Output:
         self._last.extend(zip(repeat(now), repeat(stream), later, strict=False))
 
 
-def _line(entry: tuple[float, str, bytes]) -> dict[str, Any]:
+def _line(entry: tuple[float, Stream, bytes]) -> Line:
     moment, stream, line = entry
-    return {"time": moment, "stream": stream, "text": _shown(line)}
+    return Line(time=moment, stream=stream, text=_shown(line))
 
 
 def _shown(line: bytes) -> str:

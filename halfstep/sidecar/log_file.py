@@ -13,11 +13,12 @@ import os
 import shutil
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from halfstep.clock import clock
+from halfstep.telemetry.events import LogPart
 
-LOG = "log/"  # prefix of the parts' names as artifacts
+LOG = "log/"  # folder of the parts in the run's folder
 #: A part is complete at this many uncompressed bytes.
 PART_BYTES = 64 * 2**20
 #: Or after this time or 1/20 of the attempt's, if longer: the maximum wait on other machines.
@@ -125,8 +126,8 @@ class LogFile:
         )
 
 
-def compress(part: Path, folder: Path) -> dict[str, Any]:
-    """Compress a complete part into the same folder; return its artifact event.
+def compress(part: Path, folder: Path) -> LogPart:
+    """Compress a complete part into the same folder; return its event.
 
     folder: the node's. The part itself stays until `forget_part`. Raises OSError.
     """
@@ -146,17 +147,14 @@ def compress(part: Path, folder: Path) -> dict[str, Any]:
     partial.replace(path)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {
-        "event": "artifact",
-        "step": 0,
-        "name": f"{LOG}{path.name}",
-        "path": path.relative_to(folder).as_posix(),
-        "size_bytes": path.stat().st_size,
-        "sha256": sha256,
-    }
+    return LogPart(
+        path=path.relative_to(folder).as_posix(),
+        size_bytes=path.stat().st_size,
+        sha256=sha256,
+    )
 
 
-def forget_part(event: dict[str, Any], folder: Path) -> None:
-    """Delete a part whose compressed file is published."""
-    if event["name"].startswith(LOG):
-        (folder / event["path"].removesuffix(".gz")).unlink(missing_ok=True)
+def forget_part(path: str, folder: Path) -> None:
+    """Delete a part whose compressed file is published; another file is not deleted."""
+    if path.startswith(LOG):
+        (folder / path.removesuffix(".gz")).unlink(missing_ok=True)

@@ -18,12 +18,13 @@ import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.system import SystemMonitor
+    from halfstep.telemetry.events import Line, Stream
     from halfstep.telemetry.patient_spool import PatientSpool
 
 STOP, DRAINED = b"s", b"d"  # messages on the control socket, of one byte
@@ -83,7 +84,7 @@ class Recorder:
         self._readers: list[Reader] = []
 
     def run(
-        self, control: socket.socket, channels: list[tuple[str, int, int]], started_at: float
+        self, control: socket.socket, channels: "list[tuple[Stream, int, int]]", started_at: float
     ) -> None:
         """Record until the training has ended and no process writes its output."""
         from halfstep.clock import clock
@@ -115,9 +116,8 @@ class Recorder:
         for part in self._log.complete_parts():
             with suppress(OSError):  # a full disk: the part stays as it is
                 event = compress(part, folder)
-                names = ("path", "size_bytes", "sha256")
-                self._spool.event({"event": "log_part", **{name: event[name] for name in names}})
-                forget_part(event, folder)
+                self._spool.event(event)
+                forget_part(event.path, folder)
         self._spool.close()
 
     def _wait(self) -> None:
@@ -130,11 +130,11 @@ class Recorder:
     def _write_lines(self) -> None:
         self._log.flush()
         for line in self._output.take():
-            self._spool.event({"event": "line", **_recordable(line)})
+            self._spool.event(_recordable(line))
 
     def _sample(self, elapsed_ms: int) -> None:
-        for sample in self._monitor.take() if self._monitor else ():
-            self._spool.event({"event": "sample", "elapsed_ms": elapsed_ms, **sample})
+        for sample in self._monitor.take(elapsed_ms) if self._monitor else ():
+            self._spool.event(sample)
 
     def _listen(self, control: socket.socket) -> None:
         """Wait for the training's end; answer its request to copy everything printed so far."""
@@ -150,7 +150,7 @@ class Recorder:
 class Reader(threading.Thread):
     """Thread that copies one channel to its original descriptor, and to the output."""
 
-    def __init__(self, name: str, reading: int, original: int, output: "Output") -> None:
+    def __init__(self, name: "Stream", reading: int, original: int, output: "Output") -> None:
         super().__init__(daemon=True)
         self._stream, self._reading, self._original = name, reading, original
         self._output = output
@@ -203,10 +203,12 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def _recordable(line: dict[str, Any]) -> dict[str, Any]:
-    from halfstep.telemetry.events import cleaned
+def _recordable(line: "Line") -> "Line":
+    from msgspec.structs import replace
 
-    return line if "text" not in line else line | {"text": cleaned(line["text"])}
+    from halfstep.telemetry.plain_json import cleaned
+
+    return replace(line, text=cleaned(line.text)) if isinstance(line.text, str) else line
 
 
 if __name__ == "__main__":

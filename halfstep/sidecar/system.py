@@ -7,9 +7,11 @@ or MIG instances: device i is the i-th of those.
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+from halfstep.telemetry.events import Sample
 
 try:
     import pynvml
@@ -34,19 +36,18 @@ class SystemMonitor:
                     self._gpus[device] = gpu_handle(device)
         psutil.cpu_percent()  # the first call only sets the start of the next measurement
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return one row per device, the host first.
-
-        Columns: utilization (0 to 1), memory_bytes, power_watts, temperature_celsius.
-        """
-        host = {
-            "device": HOST,
-            "utilization": psutil.cpu_percent() / 100,
-            "memory_bytes": psutil.virtual_memory().used,
-            "power_watts": None,
-            "temperature_celsius": None,
-        }
-        return [host, *(_gpu_sample(device, gpu) for device, gpu in self._gpus.items())]
+    def take(self, elapsed_ms: int) -> list[Sample]:
+        """Return one sample per device, the host first."""
+        host = Sample(
+            elapsed_ms=elapsed_ms,
+            device=HOST,
+            utilization=psutil.cpu_percent() / 100,
+            memory_bytes=psutil.virtual_memory().used,
+            power_watts=None,
+            temperature_celsius=None,
+        )
+        gpus = self._gpus.items()
+        return [host, *(_gpu_sample(elapsed_ms, device, gpu) for device, gpu in gpus)]
 
 
 def visible_gpus() -> list[int]:
@@ -77,20 +78,24 @@ def mask_entry(device: int) -> str:
     return str(device) if mask is None else mask.split(",")[device].strip()
 
 
-def _gpu_sample(device: int, gpu: Any) -> dict[str, Any]:
+def _gpu_sample(elapsed_ms: int, device: int, gpu: Any) -> Sample:
     """Query each value separately: a MIG instance has memory but no utilization."""
-    return {
-        "device": device,
-        "utilization": _available(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-        "memory_bytes": _available(lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
-        "power_watts": _available(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-        "temperature_celsius": _available(
+    return Sample(
+        elapsed_ms=elapsed_ms,
+        device=device,
+        utilization=_available(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        memory_bytes=_available(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)),
+        power_watts=_available(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+        temperature_celsius=_available(
             lambda: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
         ),
-    }
+    )
 
 
-def _available(ask: Callable[[], float]) -> float | None:
+T = TypeVar("T", bound=float)
+
+
+def _available(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
     except pynvml.NVMLError:

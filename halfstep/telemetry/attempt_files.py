@@ -1,10 +1,10 @@
-"""Files through which an attempt's supervisor and training process communicate."""
+"""Paths of the files through which an attempt's supervisor and training process communicate.
 
-import json
-import threading
+halfstep.telemetry.attempt_messages has their content. This module imports nothing heavy.
+"""
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class AttemptFiles:
 
     @property
     def control(self) -> Path:
-        """Control requests of users, read between steps; see spool.py."""
+        """Control requests of users, read between steps."""
         return self.folder / f"control-{self.attempt}.json"
 
     @property
@@ -31,7 +31,7 @@ class AttemptFiles:
 
     @property
     def rendezvous(self) -> Path:
-        """Rendezvous of the ranks: {host, port} of the store of rank 0."""
+        """Rendezvous of the ranks: address of the store of rank 0."""
         return self.folder / f"rendezvous-{self.attempt}.json"
 
     @property
@@ -68,10 +68,3 @@ class AttemptFiles:
     def sidecar(self) -> Path:
         """Folder of the sidecar's spool: log lines and system samples of a watched script."""
         return self.folder / "sidecar"
-
-
-def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file atomically: a reader sees the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)

@@ -1,493 +1,649 @@
-"""Schema of spool events: a table of each event's fields, used by the writer and the reader.
+"""Events of a training in its spool: one class per event, with the bounds of every field.
 
-It excludes values that the database or a page cannot hold: a number beyond a column's range, a
-text that PostgreSQL rejects, a file outside the run's folder. Fields that are not in the table
-are accepted if they are plain JSON.
+An event is one JSON object; its field "event" has the tag of its class. halfstep.telemetry.
+event_codec encodes and decodes them; decoding checks the bounds, so that nothing reaches the
+database that a column or a page cannot hold. Unknown fields, as of a later version, are ignored.
+
+`step` is the step to which the event belongs, from 1; 0: before the first. A field that is UNSET
+is left out of the JSON.
 """
 
-import json
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-#: Largest integer that a float, and thus JavaScript, represents exactly.
-LARGEST_WHOLE = 2**53
+from halfstep.telemetry.plain_json import CLEAN, LARGEST_WHOLE, JsonObject
+
 LARGEST_ID = 2**31 - 1  # of a database row
-LARGEST_FLAGS = 2**31 - 1
 LARGEST_SECONDS = 10**9
-LARGEST_FLOAT = 1.7976931348623157e308
 #: Name of a metric or optimizer: PostgreSQL indexes at most 2,704 bytes, 4 per character.
 NAME_CHARACTERS = 200
 MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # arguments of a command; one argument or folder
 TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configuration
-DEPTH = 20  # nested lists and objects
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
-#: Configuration of a script as JSON: a page shows all of it.
-CONFIG_CHARACTERS = 100_000
 #: One event is one database row, which a page reads whole.
 EVENT_BYTES = 16 * 2**20
 
-#: Their representation in JSON, see halfstep.telemetry.spool.
-NONFINITE = ("NaN", "Infinity", "-Infinity")
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
-FILE_KIND = re.compile(r"checkpoint|shard\.[a-z0-9]{1,20}|(weights|ema)(\.[^.\0]{1,100})?")
-FILE_KINDS = "checkpoint, shard.<rank>, weights, weights.<module>, ema or ema.<module>"
-SHA256 = re.compile(r"[0-9a-f]{64}")
+
+def _whole(low: int, high: int) -> Meta:
+    return Meta(ge=low, le=high, description=f"a whole number from {low} to {high}")
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Rule for a single value."""
-
-    allowed: str  # description of the allowed values, for messages
-    holds: Callable[[Any], bool]
-    is_needed: bool = True
+def _text(most: int, least: int = 0) -> Meta:
+    description = f"{CLEAN}, of {least} to {most} characters"
+    return Meta(min_length=least, max_length=most, description=description)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """Rule for a list of values, or of objects with these fields."""
-
-    each: "Rule"
-    is_needed: bool = True
+def _in_folder(folder: str) -> Meta:
+    pattern = rf"\A{folder}(/(?!\.{{1,2}}(/|\Z))[^/]+)+\Z"
+    return Meta(pattern=pattern, description=f"a file in the run's folder {folder}")
 
 
-Rule: TypeAlias = "Plain | Listed | Mapping[str, Rule]"
-
-
-def problem_of(event: Any) -> str | None:
-    """Return why an event cannot be recorded, with field and value; None if it can."""
-    if not isinstance(event, dict):
-        return f"an event is {shown(event)}; allowed: an object"
-    kind = event.get("event")
-    if not isinstance(kind, str) or kind not in EVENTS:
-        return f"event is {shown(kind)}; allowed: {', '.join(EVENTS)}"
-    fields = {name: value for name, value in event.items() if name != "event"}
-    wrong = _problem(fields, EVENTS[kind], "") or _wrong_folder(event)
-    return wrong and f"{_called(event)}: {wrong}"
-
-
-def problem_of_steps(steps: NDArray[np.void]) -> str | None:
-    """Return why records of STEP_DTYPE cannot be recorded; None if they can."""
-    for name, low, high in (
-        ("step", 1, LARGEST_WHOLE),
-        ("elapsed_ms", -LARGEST_WHOLE, LARGEST_WHOLE),
-        ("flags", 0, LARGEST_FLAGS),
-    ):
-        values = steps[name]
-        wrong = (values < low) | (values > high)
-        if wrong.any():
-            value = int(values[wrong][0])
-            return f"steps: {name} is {value}; allowed: {_whole(low, high).allowed}"
-    return None
-
-
-def shown(value: Any) -> str:
-    """Return the repr of a value for a message, at most 200 characters; does not raise."""
-    try:
-        text = repr(value)
-    except Exception:  # an int of too many digits, a list too deep, a user's class
-        text = f"of type {type(value).__name__}"
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def cleaned(text: str) -> str:
-    """Escape NUL and lone surrogates, which databases or UTF-8 cannot store."""
-    text = text if text.isascii() else text.encode(errors="backslashreplace").decode()
-    return text.replace("\0", "\\x00")
-
-
-def _problem(value: Any, rule: Rule, path: str) -> str | None:
-    if isinstance(rule, Plain):
-        return None if rule.holds(value) else f"{path} is {shown(value)}; allowed: {rule.allowed}"
-    if isinstance(rule, Listed):
-        if not isinstance(value, list | tuple):
-            return f"{path} is {shown(value)}; allowed: a list"
-        for i, each in enumerate(value):
-            if not _holds(rule.each, each) and (wrong := _problem(each, rule.each, f"{path}.{i}")):
-                return wrong
-        return None
-    if not isinstance(value, dict):
-        return f"{path} is {shown(value)}; allowed: an object"
-    prefix = f"{path}." if path else ""
-    for name, inner in rule.items():
-        if name not in value:
-            if isinstance(inner, Mapping) or inner.is_needed:
-                return f"{prefix}{name} is missing"
-            continue
-        each = value[name]
-        if not _holds(inner, each) and (wrong := _problem(each, inner, f"{prefix}{name}")):
-            return wrong
-    further = {name: value[name] for name in value.keys() - rule.keys()}
-    return _unplain(further) if further else None
-
-
-def _holds(rule: Rule, value: Any) -> bool:
-    """Return whether a plain value is valid: a fast path, because nearly all values are."""
-    return isinstance(rule, Plain) and rule.holds(value)
-
-
-def _first(problems: Iterable[str | None]) -> str | None:
-    return next(filter(None, problems), None)
-
-
-def _called(event: dict[str, Any]) -> str:
-    name, step = event.get("name"), event.get("step")
-    words = [event["event"], shown(name) if name is not None else ""]
-    return " ".join(filter(None, words)) + (f" at step {shown(step)}" if step is not None else "")
-
-
-def _wrong_folder(event: dict[str, Any]) -> str | None:
-    """Return a message for a file outside its folder; None if there is none."""
-    if event["event"] == "artifact":
-        root, paths = "artifacts", [event["path"]]
-    elif event["event"] == "log_part":
-        root, paths = "log", [event["path"]]
-    else:
-        root, paths = "checkpoints", [file["path"] for file in event.get("files", ())]
-    for path in paths:
-        folder, *parts = path.split("/")
-        if folder != root or not parts or any(part in ("", ".", "..") for part in parts):
-            return f"path is {shown(path)}; allowed: a file in the run's folder {root}"
-    return None
-
-
-def _unplain(value: Any, path: str = "", depth: int = 0) -> str | None:
-    """Return where a value is not JSON that every database and browser can represent; else None."""
-    if depth > DEPTH:
-        return f"{path} is nested; allowed: at most {DEPTH} lists or objects within each other"
-    if isinstance(value, dict):
-        if unclean := [name for name in value if not (isinstance(name, str) and _is_clean(name))]:
-            return f"a field is named {shown(unclean[0])}; allowed: {CLEAN}"
-        below = f"{path}." if path else ""
-        return _first(_unplain(each, f"{below}{name}", depth + 1) for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return _first(_unplain(each, path, depth + 1) for each in value)
-    if isinstance(value, str):
-        return None if _is_clean(value) else f"{path} is {shown(value)}; allowed: {CLEAN}"
-    is_plain = value is None or isinstance(value, float | bool) or WHOLE.holds(value)
-    return None if is_plain else f"{path} is {shown(value)}; allowed: {WHOLE.allowed}"
-
-
-CLEAN = "text without NUL and lone surrogates"
-SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _is_clean(text: str) -> bool:
-    return "\0" not in text and (text.isascii() or not SURROGATE.search(text))
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, str):
-        return value in NONFINITE
-    if isinstance(value, float):
-        return True
-    return isinstance(value, int) and -LARGEST_FLOAT <= value <= LARGEST_FLOAT
-
-
-def _is_scale(value: Any) -> bool:
-    """Return whether the value is a number other than NaN, which SQLite stores as NULL."""
-    return _is_number(value) and not math.isnan(float(value))
-
-
-def _is_count_list(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) > BINS:
-        return False
-    if not set(map(type, value)) <= {int}:
-        return False
-    return not value or (min(value) >= 0 and max(value) <= LARGEST_WHOLE)
-
-
-def _whole(low: int, high: int) -> Plain:
-    return Plain(
-        f"a whole number from {low} to {high}",
-        lambda value: (
-            isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        ),
-    )
-
-
-def _text(most: int, least: int = 0) -> Plain:
-    return Plain(
-        f"{CLEAN}, of {least} to {most} characters",
-        lambda value: isinstance(value, str) and least <= len(value) <= most and _is_clean(value),
-    )
-
-
-def _one_of(*words: str) -> Plain:
-    return Plain(f"one of {', '.join(words)}", lambda value: value in words)
-
-
-def _like(pattern: re.Pattern[str], allowed: str) -> Plain:
-    return Plain(allowed, lambda v: isinstance(v, str) and pattern.fullmatch(v) is not None)
-
-
-def _or_nothing(rule: Plain, *, is_needed: bool = True) -> Plain:
-    allowed = f"{rule.allowed}, or nothing"
-    return Plain(allowed, lambda value: value is None or rule.holds(value), is_needed)
-
-
-def _is_config(value: Any) -> bool:
-    if not isinstance(value, dict) or _unplain(value):
-        return False
-    return len(json.dumps(value)) <= CONFIG_CHARACTERS
-
-
-WHOLE = _whole(-LARGEST_WHOLE, LARGEST_WHOLE)
-COUNT = _whole(0, LARGEST_WHOLE)
-STEP = _whole(1, LARGEST_WHOLE)
-SINCE = COUNT  # a step; 0: before the first
-ELAPSED = WHOLE  # negative if a clock was set back
-ID = _whole(1, LARGEST_ID)
-NUMBER = Plain("a number", _is_number)
-SECONDS = Plain(
-    f"a number from 0 to {LARGEST_SECONDS}",
-    lambda value: (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and 0 <= value <= LARGEST_SECONDS
-    ),
+#: Floats that JSON lacks are texts in JSON. In an event that is not yet encoded they are floats.
+NonFinite: TypeAlias = Literal["NaN", "Infinity", "-Infinity"]
+Number: TypeAlias = Annotated[float, Meta(description="a number")] | NonFinite
+#: A number other than NaN, which SQLite stores as NULL.
+Scale: TypeAlias = (
+    Annotated[float, Meta(description="a number that is not NaN")]
+    | Literal["Infinity", "-Infinity"]
 )
-SCALE = Plain("a number that is not NaN", _is_scale)
-YES_OR_NO = Plain("true or false", lambda value: isinstance(value, bool))
-NAME = _text(NAME_CHARACTERS, least=1)
-WORDS = _text(TEXT_CHARACTERS)
-FILE: Mapping[str, Rule] = {
-    "path": WORDS,
-    "size_bytes": COUNT,
-    "sha256": _like(SHA256, "64 hexadecimal digits"),
-}
-COUNTED = {"name": WORDS, "inf": COUNT, "nan": COUNT}
-CULPRIT: Mapping[str, Rule] = {
-    "name": WORDS,
-    "inf": Plain(COUNT.allowed, COUNT.holds, is_needed=False),
-    "nan": Plain(COUNT.allowed, COUNT.holds, is_needed=False),
-}
-MODULE: Mapping[str, Rule] = {
-    "name": WORDS,
-    "lowest_exponent": _whole(*EXPONENTS),
-    "counts": Plain(f"at most {BINS} whole numbers from 0 to {LARGEST_WHOLE}", _is_count_list),
-    "zeros": COUNT,
-    "nonfinite": COUNT,
-    "underflow": NUMBER,
-    "near_overflow": NUMBER,
-}
+Count: TypeAlias = Annotated[int, _whole(0, LARGEST_WHOLE)]
+StepNumber: TypeAlias = Annotated[int, _whole(1, LARGEST_WHOLE)]
+SinceStep: TypeAlias = Annotated[int, _whole(0, LARGEST_WHOLE)]  # 0: before the first step
+#: Milliseconds since the run's first start; negative if a clock was set back.
+ElapsedMs: TypeAlias = Annotated[int, _whole(-LARGEST_WHOLE, LARGEST_WHOLE)]
+RequestId: TypeAlias = Annotated[int, _whole(1, LARGEST_ID)]
+Seconds: TypeAlias = Annotated[
+    float,
+    Meta(ge=0, le=LARGEST_SECONDS, description=f"a number from 0 to {LARGEST_SECONDS}"),
+]
+Name: TypeAlias = Annotated[str, _text(NAME_CHARACTERS, least=1)]
+OptimizerName: TypeAlias = Annotated[str, _text(NAME_CHARACTERS)]
+Text: TypeAlias = Annotated[str, _text(TEXT_CHARACTERS)]
+FileName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}\Z",
+        description="a plain file name with a suffix",
+    ),
+]
+FileKind: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(checkpoint|shard\.[a-z0-9]{1,20}|(weights|ema)(\.[^.\0]{1,100})?)\Z",
+        description="checkpoint, shard.<rank>, weights, weights.<module>, ema or ema.<module>",
+    ),
+]
+Sha256: TypeAlias = Annotated[
+    str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexadecimal digits")
+]
+#: What printed a line; halfstep: the service or the library itself.
+Stream: TypeAlias = Literal["stdout", "stderr", "halfstep"]
+DType: TypeAlias = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+Direction: TypeAlias = Literal["forward", "backward"]
 
-#: Fields by event kind; halfstep.telemetry.spool describes them.
-EVENTS: Mapping[str, Mapping[str, Rule]] = {
-    "scaler": {
-        "kind": _one_of("skip", "growth", "backoff", "set"),
-        "step": STEP,
-        "optimizer": _or_nothing(_text(NAME_CHARACTERS)),
-        "scale_before": SCALE,
-        "scale_after": SCALE,
-        "culprits": Listed(CULPRIT, is_needed=False),
-        "loss_nonfinite": Plain("true or false", YES_OR_NO.holds, is_needed=False),
-    },
-    "metric": {"step": SINCE, "name": NAME, "value": NUMBER, "elapsed_ms": ELAPSED},
-    "checkpoint": {
-        "step": SINCE,
-        "reason": NAME,
-        "request": _or_nothing(ID, is_needed=False),
-        # Only in checkpoints of Halfstep's own loop; scripts and earlier versions have neither.
-        "write_seconds": Plain(SECONDS.allowed, SECONDS.holds, is_needed=False),
-        "stall_seconds": Plain(SECONDS.allowed, SECONDS.holds, is_needed=False),
-        "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),
-    },
-    "resumed": {"step": SINCE, "exact": YES_OR_NO, "notes": Listed(WORDS)},
-    "configured": {
-        "config": Plain(
-            f"an object of plain JSON, of at most {CONFIG_CHARACTERS:,} characters", _is_config
-        )
-    },
-    "length": {"step": SINCE, "steps": STEP},
-    "artifact": {
-        "step": SINCE,
-        "name": _like(FILE_NAME, "a plain file name with a suffix"),
-        **FILE,
-    },
-    "obeyed": {"step": SINCE, "request": ID},
-    "shapes": {
-        "step": SINCE,
-        "share": NUMBER,
-        "count": COUNT,
-        "layers": Listed(WORDS),
-        "batch_size": _or_nothing(COUNT),
-    },
-    "workload": {
-        "step": SINCE,
-        "examples": COUNT,
-        "tokens": _or_nothing(COUNT),
-        "flops": _or_nothing(NUMBER),
-        "peak_flops": _or_nothing(NUMBER),
-        "device": WORDS,
-    },
-    "retry": {"step": STEP, "loss": NUMBER, "grad_norm": NUMBER, "applied": YES_OR_NO},
-    "histogram": {"step": STEP, "scale": SCALE, "modules": Listed(MODULE)},
-    "replay": {
-        "step": STEP,
-        "exact": YES_OR_NO,
-        "notes": Listed(WORDS),
-        "requested": YES_OR_NO,
-        "scale": SCALE,
-        "found": YES_OR_NO,
-        "module": _or_nothing(WORDS),
-        "direction": _or_nothing(_one_of("forward", "backward")),
-        "operation": _or_nothing(WORDS),
-        "kind": _or_nothing(_one_of("overflow", "singular", "hidden", "compiled"), is_needed=False),
-        "dtype": _or_nothing(WORDS),
-        "largest_input": _or_nothing(NUMBER),
-        "limit": _or_nothing(NUMBER),
-        "loss_nonfinite": YES_OR_NO,
-        "culprits": Listed({"optimizer": _text(NAME_CHARACTERS), **COUNTED}, is_needed=False),
-    },
-    "headroom": {
-        "step": STEP,
-        "scale": SCALE,
-        "modules": Listed(
-            {
-                "name": WORDS,
-                "activation": NUMBER,
-                "gradient": _or_nothing(NUMBER),
-                "smallest_activation": _or_nothing(NUMBER, is_needed=False),
-                "smallest_gradient": _or_nothing(NUMBER, is_needed=False),
-                "dtype": _or_nothing(WORDS, is_needed=False),
-            }
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Base class of objects within an event."""
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base class of all events."""
+
+    @property
+    def tag(self) -> str:
+        """The event's kind: the field "event" of its JSON."""
+        return str(self.__struct_config__.tag)
+
+
+class StepEvent(Event, frozen=True, kw_only=True):
+    """Base class of the events that belong to a step."""
+
+    step: SinceStep
+
+
+# ---- Scaler and metrics ----------------------------------------------------------------------
+
+
+class Culprit(Part, frozen=True, kw_only=True):
+    """A parameter whose gradient is not finite."""
+
+    name: Text
+    # Elements of the gradient. UNSET on a GPU: the replay counts them.
+    inf: Count | UnsetType = UNSET
+    nan: Count | UnsetType = UNSET
+
+
+class Scaler(StepEvent, frozen=True, kw_only=True, tag="scaler"):
+    """A change of the loss scale, or a skip of one optimizer."""
+
+    step: StepNumber
+    kind: Literal["skip", "growth", "backoff", "set"]  # set: by hand, before this step
+    optimizer: OptimizerName | None  # the skipped one; else None
+    scale_before: Scale
+    scale_after: Scale
+    culprits: list[Culprit] = []  # of a skip, in forward order
+    loss_nonfinite: bool = False
+
+
+class Metric(StepEvent, frozen=True, kw_only=True, tag="metric"):
+    """A logged number."""
+
+    name: Name
+    value: Number
+    elapsed_ms: ElapsedMs
+
+
+class ScalerReplaced(StepEvent, frozen=True, kw_only=True, tag="scaler_replaced"):
+    """A new scaler, whose state was not restored."""
+
+    step: StepNumber
+    scale_before: Scale  # of the scaler before
+    scale_after: Scale
+    count: Count  # replacements so far
+
+
+# ---- Course of the training ------------------------------------------------------------------
+
+
+class Resumed(StepEvent, frozen=True, kw_only=True, tag="resumed"):
+    """The attempt continues after a step."""
+
+    exact: bool  # its steps are bit-identical to those that it repeats
+    notes: list[Text]  # why not
+
+
+class Configured(Event, frozen=True, kw_only=True, tag="configured"):
+    """Configuration that the script of a queued command has set; the last one counts."""
+
+    config: JsonObject  # plain JSON of at most CONFIG_CHARACTERS
+
+
+class Length(StepEvent, frozen=True, kw_only=True, tag="length"):
+    """Number of steps of the run, computed from its epochs; step 0."""
+
+    steps: StepNumber  # that the run will attempt
+
+
+class Workload(StepEvent, frozen=True, kw_only=True, tag="workload"):
+    """Work of a step, over all devices; step 0."""
+
+    examples: Count  # per step
+    tokens: Count | None  # per step
+    flops: Number | None  # per step
+    peak_flops: Number | None  # of these devices per second, in the run's precision
+    device: Text
+
+
+class Retry(StepEvent, frozen=True, kw_only=True, tag="retry"):
+    """The second attempt, in fp32, at a skipped step."""
+
+    step: StepNumber
+    loss: Number
+    grad_norm: Number
+    applied: bool
+
+
+class Obeyed(StepEvent, frozen=True, kw_only=True, tag="obeyed"):
+    """A requested scale was set, or a requested replay was made."""
+
+    request: RequestId
+
+
+class Spike(StepEvent, frozen=True, kw_only=True, tag="spike"):
+    """A sudden rise of the loss."""
+
+    step: StepNumber
+    loss: Number
+    z: Number  # the rise in robust standard deviations
+    # Step that the run was rolled back to for the spike; the event then follows the rollback.
+    rolled_back_to: SinceStep | UnsetType = UNSET
+
+
+class RolledBack(StepEvent, frozen=True, kw_only=True, tag="rolled_back"):
+    """The run went back to `step` for a spike; earlier records of later steps no longer count."""
+
+    from_step: StepNumber  # the last step before the rollback
+    spike: StepNumber  # step of the spike
+    loss: Number  # of the spike
+    z: Number
+    examples: Count  # left out from now on
+    rollbacks: Count  # so far
+
+
+class LeftOut(StepEvent, frozen=True, kw_only=True, tag="left_out"):
+    """A configured diagnosis that this run cannot have."""
+
+    diagnosis: Name
+    reason: Text
+
+
+class FailedDiagnosis(StepEvent, frozen=True, kw_only=True, tag="failed_diagnosis"):
+    """A diagnosis that raised, and is no longer called."""
+
+    diagnosis: Name
+    error: Text
+
+
+# ---- Files -----------------------------------------------------------------------------------
+
+
+class CheckpointFile(Part, frozen=True, kw_only=True):
+    """One file of a checkpoint."""
+
+    #: "checkpoint"; of a sharded state also "shard.0", "shard.1", … and "shard.metadata";
+    #: "weights", or "weights.<module>" of several modules; "ema", likewise, if averaged.
+    kind: FileKind
+    path: Annotated[str, _in_folder("checkpoints"), _text(TEXT_CHARACTERS)]
+    size_bytes: Count
+    sha256: Sha256
+
+
+class Checkpoint(StepEvent, frozen=True, kw_only=True, tag="checkpoint"):
+    """A checkpoint of the training was written."""
+
+    reason: Name
+    request: RequestId | UnsetType | None = UNSET  # the user's request that it answers
+    # Only in checkpoints of Halfstep's own loop.
+    write_seconds: Seconds | UnsetType = UNSET  # of the writer thread, to the last fsync
+    stall_seconds: Seconds | UnsetType = UNSET  # for which the loop was blocked
+    files: list[CheckpointFile]
+    upload: bool | UnsetType = UNSET  # whether the uploader of a watched run sends the files
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it was measured what the checkpoint cost."""
+        return self.write_seconds is not UNSET and self.stall_seconds is not UNSET
+
+
+class Artifact(StepEvent, frozen=True, kw_only=True, tag="artifact"):
+    """A file that the training wrote."""
+
+    name: FileName
+    path: Annotated[str, _in_folder("artifacts"), _text(TEXT_CHARACTERS)]
+    size_bytes: Count
+    sha256: Sha256
+
+
+class LogPart(Event, frozen=True, kw_only=True, tag="log_part"):
+    """A complete, compressed part of the log."""
+
+    path: Annotated[str, _in_folder("log"), _text(TEXT_CHARACTERS)]
+    size_bytes: Count
+    sha256: Sha256
+
+
+class Weights(StepEvent, frozen=True, kw_only=True, tag="weights"):
+    """Initial weights from a file; step 0. See trainer/checkpoints/initial_weights.py."""
+
+    source: Text  # path of the file
+    loaded: Count  # of `count` weights of the recipe's modules
+    count: Count
+    # The first names, and the number of all.
+    missing: list[Text]
+    unexpected: list[Text]
+    mismatched: list[Text]
+    missing_count: Count
+    unexpected_count: Count
+    mismatched_count: Count
+
+
+# ---- Output and machine ----------------------------------------------------------------------
+
+
+class Line(Event, frozen=True, kw_only=True, tag="line"):
+    """A line that a watched script printed."""
+
+    time: Number  # seconds since 1970
+    stream: Stream
+    text: Text | UnsetType = UNSET
+    lines: Count | UnsetType = UNSET  # in place of text: number of lines that only the log has
+
+
+class Sample(Event, frozen=True, kw_only=True, tag="sample"):
+    """Utilization of a device or of the machine; None if it is not reported."""
+
+    elapsed_ms: ElapsedMs
+    device: Annotated[int, _whole(-1, 10_000)]  # -1: the machine
+    utilization: Number | None  # 0 to 1
+    memory_bytes: Count | None
+    power_watts: Number | None
+    temperature_celsius: Number | None
+
+
+# ---- Measurements ----------------------------------------------------------------------------
+
+
+class Shapes(StepEvent, frozen=True, kw_only=True, tag="shapes"):
+    """Sizes unsuitable for tensor cores; step 0."""
+
+    share: Number  # of the weights that are in such layers
+    count: Count  # of such layers
+    layers: list[Text]  # the largest, as text
+    batch_size: Count | None  # None if suitable
+
+
+class HistogramModule(Part, frozen=True, kw_only=True):
+    """Exponents of one module's gradients, times the scale; see halfstep/monitor/exponents.py."""
+
+    name: Text
+    lowest_exponent: Annotated[int, _whole(*EXPONENTS)]  # of the first count
+    # Elements by exponent, ascending.
+    counts: Annotated[
+        list[Count],
+        Meta(
+            max_length=BINS,
+            description=f"at most {BINS} whole numbers from 0 to {LARGEST_WHOLE}",
         ),
-    },
-    "fp8": {
-        "step": STEP,
-        "modules": Listed(
-            {
-                "name": WORDS,
-                **{
-                    field: _or_nothing(NUMBER)
-                    for kind in ("activation", "weight", "gradient")
-                    for field in (kind, f"{kind}_underflow")
-                },
-            }
-        ),
-    },
-    "layer_norms": {"step": STEP, "layers": Listed(WORDS), "norms": Listed(NUMBER)},
-    "spike": {
-        "step": STEP,
-        "loss": NUMBER,
-        "z": NUMBER,
-        "rolled_back_to": Plain(SINCE.allowed, SINCE.holds, is_needed=False),
-    },
-    "rolled_back": {
-        "step": SINCE,
-        "from_step": STEP,
-        "spike": STEP,
-        "loss": NUMBER,
-        "z": NUMBER,
-        "examples": COUNT,
-        "rollbacks": COUNT,
-    },
-    "weights": {
-        "step": SINCE,
-        "source": WORDS,
-        "loaded": COUNT,
-        "count": COUNT,
-        **{name: Listed(WORDS) for name in ("missing", "unexpected", "mismatched")},
-        **{f"{name}_count": COUNT for name in ("missing", "unexpected", "mismatched")},
-    },
-    "uncalled": {"step": STEP, "modules": Listed(WORDS)},
-    "updates": {
-        "step": STEP,
-        "modules": Listed(
-            {
-                "name": WORDS,
-                "wanted": COUNT,
-                "lost": COUNT,
-                "saved": _or_nothing(COUNT, is_needed=False),
-            }
-        ),
-    },
-    "poison": {
-        "step": STEP,
-        "count": COUNT,
-        "buffers": Listed(WORDS),
-        "at_end": _or_nothing(YES_OR_NO, is_needed=False),
-    },
-    "schedule": {
-        "step": SINCE,
-        "advanced": COUNT,
-        "skipped": COUNT,
-        "scheduler": _or_nothing(WORDS, is_needed=False),
-    },
-    "precision": {
-        "step": SINCE,
-        "dtype": _one_of("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-    },
-    "origin": {
-        "step": STEP,
-        "scale": SCALE,
-        "direction": _one_of("forward", "backward"),
-        "kind": _one_of(
-            *("overflow", "singular", "hidden", "compiled", "elsewhere", "unobserved"),
-            *("inputs", "weights", "inside", "outside"),
-        ),
-        **{name: _or_nothing(WORDS) for name in ("operation", "dtype", "module", "source")},
-    },
-    "bad_inputs": {"step": SINCE, "inputs": Listed(COUNTED)},
-    "first_nonfinite": {
-        "step": STEP,
-        "loss_nonfinite": YES_OR_NO,
-        "culprits": Listed(CULPRIT),
-        "finite": COUNT,
-    },
-    "direct_step": {"step": SINCE, "count": COUNT, "optimizer": WORDS, "is_scaled": YES_OR_NO},
-    "not_stepped": {"step": STEP, "count": COUNT},
-    "scaled_clip": {
-        "step": STEP,
-        "count": COUNT,
-        "optimizer": WORDS,
-        "max_norm": _or_nothing(NUMBER),
-    },
-    "bounded_norms": {"step": STEP, "steps": COUNT, "norm": NUMBER},
-    "uncleared": {"step": STEP, "count": COUNT, "optimizer": WORDS},
-    "accumulated_gradients": {"step": STEP, "steps": COUNT, "optimizer": WORDS},
-    "scaler_replaced": {"step": STEP, "scale_before": SCALE, "scale_after": SCALE, "count": COUNT},
-    "no_gradient": {
-        "step": SINCE,
-        "optimizer": WORDS,
-        "parameters": Listed(WORDS),
-        "count": COUNT,
-        "of": COUNT,
-        "steps": COUNT,
-    },
-    "no_step": {"step": SINCE, "passes": COUNT},
-    "no_inf_checks": {
-        "step": SINCE,
-        "method": WORDS,
-        "optimizers": Listed(WORDS),
-        "error": WORDS,
-    },
-    "fp16_gradients": {"step": SINCE, "count": COUNT, "parameters": Listed(WORDS), "error": WORDS},
-    "adam_eps": {"step": SINCE, "optimizer": WORDS, "eps": NUMBER, "count": COUNT},
-    "line": {
-        "time": NUMBER,
-        "stream": _one_of("stdout", "stderr", "halfstep"),
-        "text": Plain(WORDS.allowed, WORDS.holds, is_needed=False),
-        "lines": Plain(COUNT.allowed, COUNT.holds, is_needed=False),
-    },
-    "log_part": FILE,
-    "sample": {
-        "elapsed_ms": ELAPSED,
-        "device": _whole(-1, 10_000),
-        "utilization": _or_nothing(NUMBER),
-        "memory_bytes": _or_nothing(COUNT),
-        "power_watts": _or_nothing(NUMBER),
-        "temperature_celsius": _or_nothing(NUMBER),
-    },
-    "left_out": {"step": SINCE, "diagnosis": NAME, "reason": WORDS},
-    "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
+    ]
+    zeros: Count
+    nonfinite: Count
+    underflow: Number  # share of the elements that half precision rounds to 0
+    near_overflow: Number  # share within a factor of its largest number
+
+
+class Histogram(StepEvent, frozen=True, kw_only=True, tag="histogram"):
+    """Exponents of the gradients by module."""
+
+    step: StepNumber
+    scale: Scale
+    modules: list[HistogramModule]
+
+
+class HeadroomModule(Part, frozen=True, kw_only=True):
+    """Magnitudes of one module; see halfstep/monitor/headroom.py."""
+
+    name: Text
+    activation: Number  # largest magnitude of its output, in dtype
+    gradient: Number | None  # largest magnitude of the output's gradient, times the scale
+    # The smallest magnitudes other than 0, if measured.
+    smallest_activation: Number | UnsetType | None = UNSET
+    smallest_gradient: Number | UnsetType | None = UNSET
+    dtype: Text | UnsetType | None = UNSET  # of the output
+
+
+class Headroom(StepEvent, frozen=True, kw_only=True, tag="headroom"):
+    """Largest and smallest activations and gradients by module."""
+
+    step: StepNumber
+    scale: Scale
+    modules: list[HeadroomModule]
+
+
+class Fp8Module(Part, frozen=True, kw_only=True):
+    """Ranges of one linear layer in fp8; see trainer/diagnosis/fp8_ranges.py."""
+
+    name: Text
+    # Largest magnitudes of the cast tensors.
+    activation: Number | None
+    weight: Number | None
+    gradient: Number | None
+    # Shares of the elements other than 0 that become 0.
+    activation_underflow: Number | None
+    weight_underflow: Number | None
+    gradient_underflow: Number | None
+
+
+class Fp8(StepEvent, frozen=True, kw_only=True, tag="fp8"):
+    """Ranges of linear layers in fp8."""
+
+    step: StepNumber
+    modules: list[Fp8Module]
+
+
+class LayerNorms(StepEvent, frozen=True, kw_only=True, tag="layer_norms"):
+    """L2 norm of each layer's gradients, unscaled, before the clip."""
+
+    step: StepNumber
+    layers: list[Text]
+    norms: list[Number]  # one per layer
+
+
+class Uncalled(StepEvent, frozen=True, kw_only=True, tag="uncalled"):
+    """Modules that a setting names and that the first step did not call."""
+
+    step: StepNumber
+    modules: list[Text]
+
+
+class UpdatedModule(Part, frozen=True, kw_only=True):
+    """bf16 weights of one module; see trainer/diagnosis/lost_updates.py."""
+
+    name: Text
+    wanted: Count  # weights with a gradient
+    lost: Count  # of these, unchanged by the step
+    saved: Count | UnsetType | None = UNSET  # changed only because of stochastic rounding
+
+
+class Updates(StepEvent, frozen=True, kw_only=True, tag="updates"):
+    """bf16 weights that a step did not change."""
+
+    step: StepNumber
+    modules: list[UpdatedModule]
+
+
+class Precision(StepEvent, frozen=True, kw_only=True, tag="precision"):
+    """dtype of most matrix products and convolutions of a watched loop."""
+
+    dtype: DType
+
+
+# ---- Evidence --------------------------------------------------------------------------------
+
+
+class ReplayCulprit(Part, frozen=True, kw_only=True):
+    """A parameter whose gradient is not finite in the replay."""
+
+    optimizer: OptimizerName
+    name: Text
+    inf: Count  # elements
+    nan: Count
+
+
+class Replay(StepEvent, frozen=True, kw_only=True, tag="replay"):
+    """A step attempted again to find its first value that is not finite."""
+
+    step: StepNumber
+    exact: bool  # repeated bit by bit
+    notes: list[Text]  # why not
+    requested: bool  # by a user
+    scale: Scale
+    found: bool  # the operation that made the first value that is not finite
+    module: Text | None
+    direction: Direction | None
+    operation: Text | None
+    # If backward; see halfstep/evidence/operations.py.
+    kind: Literal["overflow", "singular", "hidden", "compiled"] | UnsetType | None = UNSET
+    dtype: Text | None  # of the operation's result
+    largest_input: Number | None  # magnitude
+    limit: Number | None  # largest finite number of dtype
+    loss_nonfinite: bool
+    culprits: list[ReplayCulprit] | UnsetType = UNSET
+
+
+class Poison(StepEvent, frozen=True, kw_only=True, tag="poison"):
+    """Buffers with an inf or a NaN since the skip of that step; each is reported once."""
+
+    step: StepNumber
+    count: Count
+    buffers: list[Text]  # the first of many
+    # Seen after the last step of a watched script, which may not be where it happened.
+    at_end: bool | UnsetType | None = UNSET
+
+
+class Schedule(StepEvent, frozen=True, kw_only=True, tag="schedule"):
+    """The learning-rate schedule advanced in skipped steps; see halfstep/evidence/schedule.py."""
+
+    advanced: Count  # of the skipped steps, those in which the schedule advanced
+    skipped: Count  # so far
+    # Class whose steps were counted; None if only the rates show it.
+    scheduler: Text | UnsetType | None = UNSET
+
+
+class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
+    """First value that is not finite in an observed step; see halfstep/evidence/origin.py."""
+
+    step: StepNumber
+    scale: Scale
+    direction: Direction
+    # forward: "inputs", "weights" or "inside" of module, "outside" of all modules.
+    # backward: "overflow" of half precision, "singular" gradient, "hidden" in an activation,
+    # "elsewhere" than in this process's graph, "compiled" into one node, "unobserved" in a graph
+    # with more nodes than are observed.
+    kind: Literal[
+        "overflow",
+        "singular",
+        "hidden",
+        "compiled",
+        "elsewhere",
+        "unobserved",
+        "inputs",
+        "weights",
+        "inside",
+        "outside",
+    ]
+    operation: Text | None
+    dtype: Text | None
+    module: Text | None
+    source: Text | None  # file, line and function
+
+
+class BadInput(Part, frozen=True, kw_only=True):
+    """A variable of the loop."""
+
+    name: Text
+    inf: Count  # elements
+    nan: Count
+
+
+class BadInputs(StepEvent, frozen=True, kw_only=True, tag="bad_inputs"):
+    """The loop's variables that are not finite at a nonfinite loss."""
+
+    inputs: list[BadInput]
+
+
+class FirstNonfinite(StepEvent, frozen=True, kw_only=True, tag="first_nonfinite"):
+    """The first nonfinite step of a loop without a scaler."""
+
+    step: StepNumber
+    loss_nonfinite: bool
+    culprits: list[Culprit]
+    finite: Count  # finite steps before it
+
+
+class DirectStep(StepEvent, frozen=True, kw_only=True, tag="direct_step"):
+    """Steps of an optimizer without its scaler."""
+
+    count: Count
+    optimizer: Text
+    is_scaled: bool  # its gradients were multiplied by the scale
+
+
+class NotStepped(StepEvent, frozen=True, kw_only=True, tag="not_stepped"):
+    """Updates of the scaler without a step."""
+
+    step: StepNumber
+    count: Count
+
+
+class ScaledClip(StepEvent, frozen=True, kw_only=True, tag="scaled_clip"):
+    """Clips of gradients multiplied by the scale."""
+
+    step: StepNumber
+    count: Count
+    optimizer: Text
+    max_norm: Number | None
+
+
+class BoundedNorms(StepEvent, frozen=True, kw_only=True, tag="bounded_norms"):
+    """The norm times the scale had one value in all of the latest steps."""
+
+    step: StepNumber
+    steps: Count
+    norm: Number
+
+
+class Uncleared(StepEvent, frozen=True, kw_only=True, tag="uncleared"):
+    """Backward passes before which the last skip's nonfinite gradients were not cleared."""
+
+    step: StepNumber
+    count: Count
+    optimizer: Text
+
+
+class AccumulatedGradients(StepEvent, frozen=True, kw_only=True, tag="accumulated_gradients"):
+    """Steps that each applied gradients including those of the step before."""
+
+    step: StepNumber
+    steps: Count  # the latest ones
+    optimizer: Text
+
+
+class NoGradient(StepEvent, frozen=True, kw_only=True, tag="no_gradient"):
+    """Parameters without a gradient so far."""
+
+    optimizer: Text
+    parameters: list[Text]  # the first of many
+    count: Count
+    of: Count  # parameters of the optimizer that require a gradient
+    steps: Count
+
+
+class NoStep(StepEvent, frozen=True, kw_only=True, tag="no_step"):
+    """Backward passes without a step of any optimizer."""
+
+    passes: Count
+
+
+class NoInfChecks(StepEvent, frozen=True, kw_only=True, tag="no_inf_checks"):
+    """A scaler refused optimizers without gradients."""
+
+    method: Text  # of the scaler
+    optimizers: list[Text]
+    error: Text
+
+
+class Fp16Gradients(StepEvent, frozen=True, kw_only=True, tag="fp16_gradients"):
+    """A scaler refused gradients of type float16."""
+
+    count: Count
+    parameters: list[Text]  # the first of many
+    error: Text
+
+
+class AdamEps(StepEvent, frozen=True, kw_only=True, tag="adam_eps"):
+    """eps of an optimizer is 0 in the dtype of its parameters."""
+
+    optimizer: Text
+    eps: Number
+    count: Count  # of such parameters
+
+
+class NonfiniteGradients(StepEvent, frozen=True, kw_only=True, tag="nonfinite"):
+    """Parameters of the first step without a scaler that has a nonfinite norm.
+
+    Only within a process: halfstep.evidence turns it into FirstNonfinite.
+    """
+
+    culprits: list[Culprit]
+
+
+#: Events that name files, which are sent or stored before the event is recorded.
+FileEvent: TypeAlias = Artifact | Checkpoint | LogPart
+#: What names one file: its path in the run's folder, size and SHA-256.
+File: TypeAlias = Artifact | CheckpointFile | LogPart
+#: Every class of an event, by its tag.
+KINDS: dict[str, type[Event]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        *(Scaler, Metric, ScalerReplaced),
+        *(Resumed, Configured, Length, Workload, Retry, Obeyed, Spike, RolledBack),
+        *(LeftOut, FailedDiagnosis),
+        *(Checkpoint, Artifact, LogPart, Weights, Line, Sample),
+        *(Shapes, Histogram, Headroom, Fp8, LayerNorms, Uncalled, Updates, Precision),
+        *(Replay, Poison, Schedule, Origin, BadInputs, FirstNonfinite),
+        *(DirectStep, NotStepped, ScaledClip, BoundedNorms, Uncleared, AccumulatedGradients),
+        *(NoGradient, NoStep, NoInfChecks, Fp16Gradients, AdamEps),
+    )
 }

@@ -12,15 +12,20 @@ The methods return that offset like one of a successful request: the next upload
 
 import gzip
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import httpx2
+import msgspec
+from msgspec import Struct
 
 from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import content, naming, spoken
-from halfstep.telemetry.spool import plain
+from halfstep.telemetry.attempt_messages import WatchedOutcome
+from halfstep.telemetry.events import TEXT_CHARACTERS, File
+from halfstep.telemetry.plain_json import plain
+from halfstep.telemetry.validation import explained
 
 PIECE_BYTES = 4 * 2**20  # most that the server accepts in one request
 PATIENCE_SECONDS = 15.0  # timeout of a connection without traffic
@@ -52,6 +57,44 @@ class FileOffset(NamedTuple):
 
     offset: int
     is_stored: bool  # it is complete and its checksum matches
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """Base class of the server's responses; unknown fields are ignored."""
+
+
+R = TypeVar("R", bound=Response)
+
+
+class Begun(Response, frozen=True, kw_only=True):
+    """Response to a started or continued attempt."""
+
+    run: int  # id
+    attempt: int
+    # Where to continue the spool of the training, and that of its sidecar.
+    sequence: int
+    offset: int
+    sidecar_sequence: int
+    sidecar_offset: int
+    page: str  # path of the run's page, without the host
+
+
+class SpoolEnd(Response, frozen=True, kw_only=True):
+    """Response to bytes of a spool: the end of the recorded frames, or the expected position."""
+
+    sequence: int
+    offset: int
+
+
+class FileEnd(Response, frozen=True, kw_only=True):
+    """Response to bytes of a file."""
+
+    offset: int  # of the next byte
+    stored: bool = False  # complete, with the right checksum; absent if another offset is expected
+
+
+class Acknowledged(Response, frozen=True, kw_only=True):
+    """Response to the end of an attempt; none of its fields is needed."""
 
 
 Query: TypeAlias = Mapping[str, str | int]
@@ -88,12 +131,12 @@ class Ingest:
     def open(self, described: Mapping[str, Any]) -> Recorded:
         """Start or continue an attempt. described: the request body of the server's API."""
         with spoken():
-            response = self._send("POST", "/api/v1/ingest", json=plain(described))
+            begun = self._send("POST", "/api/v1/ingest", Begun, json=plain(described))
             places: dict[Writer, SpoolOffset] = {
-                "training": SpoolOffset(response["sequence"], response["offset"]),
-                "sidecar": SpoolOffset(response["sidecar_sequence"], response["sidecar_offset"]),
+                "training": SpoolOffset(begun.sequence, begun.offset),
+                "sidecar": SpoolOffset(begun.sidecar_sequence, begun.sidecar_offset),
             }
-            return Recorded(response["run"], response["attempt"], places, response["page"])
+            return Recorded(begun.run, begun.attempt, places, begun.page)
 
     def put_spool(
         self, recorded: Recorded, writer: Writer, place: SpoolOffset, data: bytes
@@ -101,43 +144,57 @@ class Ingest:
         """Send bytes of a spool file; return the end of the last recorded frame."""
         spool = _address(recorded) + ("/sidecar" if writer == "sidecar" else "")
         with spoken():
-            response = self._put(
+            end = self._put(
                 f"{spool}/{place.sequence}",
+                SpoolEnd,
                 {"offset": place.offset},
                 gzip.compress(data, FASTEST),
                 {"Content-Encoding": "gzip"},
             )
-            return SpoolOffset(response["sequence"], response["offset"])
+            return SpoolOffset(end.sequence, end.offset)
 
-    def put_file(
-        self, recorded: Recorded, file: Mapping[str, Any], offset: int, data: bytes
-    ) -> FileOffset:
-        """Send bytes of a file. file: an event's entry with path, size_bytes and sha256."""
-        query = {"offset": offset, "size": file["size_bytes"], "sha256": file["sha256"]}
+    def put_file(self, recorded: Recorded, file: File, offset: int, data: bytes) -> FileOffset:
+        """Send bytes of a file that an event names."""
+        query: Query = {"offset": offset, "size": file.size_bytes, "sha256": file.sha256}
         with spoken():
-            body = self._put(f"{_address(recorded)}/files/{quote(file['path'])}", query, data, {})
-            return FileOffset(body["offset"], bool(body.get("stored", False)))
+            address = f"{_address(recorded)}/files/{quote(file.path)}"
+            end = self._put(address, FileEnd, query, data, {})
+            return FileOffset(end.offset, end.stored)
 
-    def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:
-        """Send the outcome of the attempt. outcome: content of its outcome file."""
-        names = ("status", "step", "error", "exit_code", "lost_bytes")
-        ended = {name: outcome.get(name) for name in names}
+    def end(self, recorded: Recorded, outcome: WatchedOutcome, lost_bytes: int = 0) -> None:
+        """Send the outcome of the attempt. lost_bytes: damaged bytes of its spool."""
+        ended = {
+            "status": outcome.status,
+            "step": outcome.step,
+            "error": outcome.error and outcome.error[-TEXT_CHARACTERS:],  # a traceback
+            "exit_code": outcome.exit_code,
+            "lost_bytes": lost_bytes,
+        }
         with spoken():
-            self._send("POST", f"{_address(recorded)}/end", json=plain(ended))
+            self._send("POST", f"{_address(recorded)}/end", Acknowledged, json=plain(ended))
 
     def _put(
-        self, address: str, query: Query, data: bytes, headers: Mapping[str, str]
-    ) -> Mapping[str, Any]:
+        self, address: str, kind: type[R], query: Query, data: bytes, headers: Mapping[str, str]
+    ) -> R:
         try:
-            return self._send("PUT", address, params=query, content=data, headers=headers)
+            return self._send("PUT", address, kind, params=query, content=data, headers=headers)
         except ApiError as error:
             if error.code != "offset":
                 raise
-            return error.problem
+            return _response(error.problem, kind)
 
-    def _send(self, method: str, address: str, **request: Any) -> Mapping[str, Any]:
-        body: Mapping[str, Any] = content(self._http.request(method, address, **request))
-        return body
+    def _send(self, method: str, address: str, kind: type[R], **request: Any) -> R:
+        return _response(content(self._http.request(method, address, **request)), kind)
+
+
+def _response(body: object, kind: type[R]) -> R:
+    """Return a response as its class. Raises ApiError if it is none of this API."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(
+            0, f"the server answers nothing of ours: {explained(error, body, kind)}"
+        ) from error
 
 
 def _address(recorded: Recorded) -> str:

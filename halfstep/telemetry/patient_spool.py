@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halfstep.clock import clock
-from halfstep.telemetry.spool import Event, SpoolWriter, Steps
+from halfstep.telemetry.events import Event, FailedDiagnosis
+from halfstep.telemetry.spool import SpoolWriter, Steps
 
 RETRY_SECONDS = 5.0
 
@@ -66,8 +67,8 @@ class PatientSpool:
             return None
         writer = SpoolWriter(self._folder, self._attempt, sequence=self._sequence)
         self._writer = writer
-        note = {"event": "failed_diagnosis", "step": self._last_step, "diagnosis": "spool"}
-        writer.event(note | {"error": self._lost()})
+        lost = self._lost()
+        writer.event(FailedDiagnosis(step=self._last_step, diagnosis="spool", error=lost))
         self._say(f"the spool is written again: {self._lost()}")
         self._lost_steps = self._lost_events = 0
         return writer

@@ -30,10 +30,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
+
 from halfstep import process, redaction
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import shown
-from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files, spool_of
+from halfstep.telemetry.attempt_messages import (
+    AttemptEntry,
+    RunFile,
+    WatchedOutcome,
+    WatchedStatus,
+    read_message,
+)
+from halfstep.telemetry.events import Metric
+from halfstep.telemetry.plain_json import plain, shown
+from halfstep.telemetry.spool import Position, SpoolReader, spool_files, spool_of
 
 FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
@@ -70,76 +82,77 @@ def open_run(
     resume = folder / RESUME
     if run is None and resume.is_file():
         run = resume.read_text().strip() or None
-    place, written = _place(folder, name, run), {}
+    place, written = _place(folder, name, run), None
     is_free = claim(place)
     if (place / "run.json").exists():
         written = read_run(place)
     elif run is not None:
         say(f"there is no run {shown(run)} in {folder}: this is a new one")
-    attempts = written.get("attempts", [])
+    attempts = written.attempts if written else []
     if not is_free or (attempts and _is_written(place, attempts[-1])):
-        raise RunIsWritten(place, attempts[-1] if attempts else {})
-    numbers = [attempt["attempt"] for attempt in attempts]
+        raise RunIsWritten(place, attempts[-1] if attempts else None)
+    numbers = [attempt.attempt for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
-    described: dict[str, Any] = {
-        "format": FORMAT,
-        "id": uuid.uuid4().hex,
-        "name": name or run or place.name,
-        **({} if run in (None, place.name) else {"run": run}),  # if the folder's name differs
-        "project": project,
-        "config": None,
-        "tags": list(tags),
-        "started": _now(),
-    } | written
+    described = written or RunFile(
+        format=FORMAT,
+        id=uuid.uuid4().hex,
+        name=name or run or place.name,
+        run=UNSET if run is None or run == place.name else run,
+        project=project,
+        tags=list(tags),
+        started=_now(),
+        attempts=[],
+    )
     if config is not None:
         redacted = redaction.without(config, secret)
-        described["config"] = {**(described["config"] or {}), **redacted}
-    described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
-    write_json(place / "run.json", described)
+        described = replace(described, config={**(described.config or {}), **redacted})
+    described = replace(described, attempts=[*attempts, _attempt(files.attempt, secret)])
+    write_run_file(place, described)
     return files
 
 
 class RunIsWritten(Exception):
     """Another process writes the run; the message names the process and what to do."""
 
-    def __init__(self, place: Path, attempt: Mapping[str, Any]) -> None:
-        who = f"process {attempt.get('pid', '(unknown)')} on {attempt.get('host', 'some host')}"
+    def __init__(self, place: Path, attempt: AttemptEntry | None) -> None:
+        pid, host = (attempt.pid, attempt.host) if attempt else ("(unknown)", "some host")
+        who = f"process {pid} on {host}"
         super().__init__(
             f"{who} is writing the run in {place}; allowed: one process at a time. "
             "Give this one another `run` or `name`"
         )
 
 
-def _is_written(place: Path, attempt: Mapping[str, Any]) -> bool:
+def _is_written(place: Path, attempt: AttemptEntry) -> bool:
     """Return whether another live process on this machine has not ended its attempt."""
-    is_ours = attempt.get("pid") == os.getpid()
-    ended = AttemptFiles(place, attempt["attempt"]).outcome.exists()
+    is_ours = attempt.pid == os.getpid()
+    ended = AttemptFiles(place, attempt.attempt).outcome.exists()
     return not is_ours and not ended and lives(attempt)
 
 
-def read_run(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> RunFile:
     """Return the content of run.json. Raises ValueError if it is damaged."""
-    try:
-        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"run.json is damaged: {error}") from error
-    if not isinstance(run, dict):
-        raise ValueError(f"run.json is damaged: it holds {shown(run)}; allowed: an object")
-    if not isinstance(run.get("attempts"), list):
-        raise ValueError(f"run.json is damaged: attempts is {shown(run.get('attempts'))}, no list")
-    return run
+    return read_message(folder / "run.json", RunFile)
 
 
-def described_in(folder: Path) -> dict[str, Any]:
+def write_run_file(folder: Path, run: RunFile) -> None:
+    """Replace run.json."""
+    fields = {name: value for name, value in asdict(run).items() if value is not UNSET}
+    attempts = [asdict(attempt) for attempt in run.attempts]
+    write_json(folder / "run.json", fields | {"attempts": attempts})
+
+
+def described_in(folder: Path) -> RunFile:
     """Return a run's description; for a queued run, which has no run.json, only id and name."""
-    is_own = (folder / "run.json").exists()
-    return read_run(folder) if is_own else {"id": folder.name, "name": f"run {folder.name}"}
+    if (folder / "run.json").exists():
+        return read_run(folder)
+    return RunFile(id=folder.name, name=f"run {folder.name}", started="", attempts=[])
 
 
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
     """Replace a run's configuration. secret: text that is hidden wherever it occurs."""
-    described = read_run(folder)
-    write_json(folder / "run.json", described | {"config": redaction.without(config, secret)})
+    entries = redaction.without(config, secret)
+    write_run_file(folder, replace(read_run(folder), config=entries))
 
 
 def last_step(files: AttemptFiles) -> int:
@@ -154,7 +167,7 @@ def came_to(files: AttemptFiles) -> tuple[int, float]:
     clock may have been set back.
     """
     step, elapsed_ms = _last_row(files)
-    started = datetime.fromisoformat(read_run(files.folder)["started"])
+    started = datetime.fromisoformat(read_run(files.folder).started)
     return step, max((datetime.now(UTC) - started).total_seconds(), elapsed_ms / 1000)
 
 
@@ -166,7 +179,7 @@ def _last_row(files: AttemptFiles) -> tuple[int, int]:
         while items := reader.poll():
             if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
                 break
-            for steps in (each for each in items if not isinstance(each, dict | tuple)):
+            for steps in (each for each in items if isinstance(each, np.ndarray)):
                 step = max(step, int(steps["step"].max()))
                 elapsed_ms = max(elapsed_ms, int(steps["elapsed_ms"].max()))
         if step:
@@ -179,8 +192,8 @@ def last_logged(files: AttemptFiles) -> int | None:
     """Return the last step of a logged number in the run's local spools; None: there is none."""
     reader, last = SpoolReader(files.spool), -1
     while items := reader.poll():
-        events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
-        last = max(last, *(event["step"] for event in events), -1)
+        logged = (each.step for each in items if isinstance(each, Metric))
+        last = max(last, *logged, -1)
     return None if last < 0 else last
 
 
@@ -193,7 +206,7 @@ def remember_last_step(folder: Path, step: int) -> None:
 
 def write_outcome(
     files: AttemptFiles,
-    status: str,
+    status: WatchedStatus,
     step: int,
     error: str | None = None,
     exit_code: int | None = None,
@@ -205,50 +218,55 @@ def write_outcome(
     code is unknown.
     """
     spool = sum(path.stat().st_size for _, path in spool_of(files.spool, files.attempt))
-    outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
-    write_json(files.outcome, outcome | {"spool_bytes": spool, "ended": _now()})
+    outcome = WatchedOutcome(
+        status=status,
+        step=step,
+        error=error,
+        exit_code=exit_code,
+        spool_bytes=spool,
+        ended=_now(),
+    )
+    write_json(files.outcome, asdict(outcome))
 
 
-def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
+def read_outcome(files: AttemptFiles, *, lives: bool = False) -> WatchedOutcome | None:
     """Return the outcome of an attempt with its exit code; None if it has none yet.
 
     lives: its process is alive. Raises ValueError if the file is damaged.
     """
     try:
-        outcome: dict[str, Any] = json.loads(files.outcome.read_text())
+        outcome = read_message(files.outcome, WatchedOutcome)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{files.outcome.name} is damaged: {error}") from error
-    if outcome["status"] == "finished" and files.exit_code.exists():
+    if outcome.status == "finished" and files.exit_code.exists():
         code = files.exit_code.read_bytes()
         if not code and lives:
             return None
         if code and code[0]:
-            return outcome | {"status": "failed", "exit_code": code[0]}
+            return replace(outcome, status="failed", exit_code=code[0])
     return outcome
 
 
-def is_here(attempt: Mapping[str, Any]) -> bool:
+def is_here(attempt: AttemptEntry) -> bool:
     """Return whether this process sees the PIDs that the attempt's process saw.
 
     False in another container, on another machine and after a reboot, even with one host name.
     """
     space = process.pid_space()
-    return space is not None and attempt.get("pid_space") == space
+    return space is not None and attempt.pid_space == space
 
 
-def lives(attempt: Mapping[str, Any]) -> bool:
+def lives(attempt: AttemptEntry) -> bool:
     """Return whether the process of an attempt in run.json is alive on this machine."""
-    return is_here(attempt) and process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
+    return is_here(attempt) and process.lives(attempt.pid, attempt.pid_started)
 
 
-def is_dead(attempt: Mapping[str, Any]) -> bool:
+def is_dead(attempt: AttemptEntry) -> bool:
     """Return whether the process of an attempt is known to be dead."""
     return (
         is_here(attempt)
-        and attempt.get("pid_started") is not None
-        and not process.lives(attempt["pid"], attempt["pid_started"])
+        and attempt.pid_started is not None
+        and not process.lives(attempt.pid, attempt.pid_started)
     )
 
 
@@ -265,7 +283,7 @@ def is_called(place: Path, name: str) -> bool:
         return True
     with suppress(OSError, ValueError):
         described = read_run(place)
-        return name in (described.get("run"), described.get("name"))
+        return name in (described.run, described.name)
     return False
 
 
@@ -305,18 +323,18 @@ def _numbers(path: Path) -> tuple[int, int]:
     return int(attempt), int(sequence)
 
 
-def _attempt(number: int, secret: str | None) -> dict[str, Any]:
-    return {
-        "attempt": number,
-        "started": _now(),
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "pid_started": process.started(os.getpid()),
-        "pid_space": process.pid_space(),
-        "command": redaction.command(sys.argv, secret),
-        "folder": str(Path.cwd()),
-        "versions": {"python": platform.python_version(), **_versions()},
-    }
+def _attempt(number: int, secret: str | None) -> AttemptEntry:
+    return AttemptEntry(
+        attempt=number,
+        started=_now(),
+        host=platform.node(),
+        pid=os.getpid(),
+        pid_started=process.started(os.getpid()),
+        pid_space=process.pid_space(),
+        command=redaction.command(sys.argv, secret),
+        folder=str(Path.cwd()),
+        versions={"python": platform.python_version(), **_versions()},
+    )
 
 
 def _versions() -> dict[str, str]:

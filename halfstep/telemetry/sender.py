@@ -6,7 +6,7 @@ lists the files that are uploaded; without it they are offered again.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,16 @@ from halfstep.api_client.errors import ApiError
 from halfstep.clock import clock
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
+from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
+from halfstep.telemetry.events import (
+    MOST_WORDS,
+    NAME_CHARACTERS,
+    PATH_CHARACTERS,
+    Artifact,
+    File,
+    FileEvent,
+    LogPart,
+)
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import (
     PIECE_BYTES,
@@ -29,7 +38,7 @@ from halfstep.telemetry.ingest import (
     Writer,
 )
 from halfstep.telemetry.run_folder import LAST_STEP, lives, read_outcome, read_run, write_json
-from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_bytes, spool_of
+from halfstep.telemetry.spool import WINDOW_BYTES, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
@@ -54,23 +63,26 @@ class RunSending:
         say: Say,
         *,
         with_checkpoints: bool = False,
+        remembers: bool = True,
         sidecar_seconds: float = SIDECAR_SECONDS,
     ) -> None:
         """Send nothing yet.
 
         say: called with messages for users.  with_checkpoints: also those without `upload`.
+        remembers: write into the folder which files are sent.
         sidecar_seconds: how long the end of an attempt waits for that of its sidecar.
         """
         self.folder, self._ingest, self._say = folder, ingest, say
-        self._with_checkpoints, self._sidecar_seconds = with_checkpoints, sidecar_seconds
+        self._with_checkpoints, self._remembers = with_checkpoints, remembers
+        self._sidecar_seconds = sidecar_seconds
         self._sendings: dict[int, AttemptSending] = {}
         self._damaged: dict[int, str] = {}
 
     def send(self) -> None:
         """Send the current content. Raises ApiError; call it again to continue."""
         run = read_run(self.folder)
-        for attempt in run["attempts"]:
-            number = attempt["attempt"]
+        for attempt in run.attempts:
+            number = attempt.attempt
             if number not in self._sendings:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
@@ -78,15 +90,16 @@ class RunSending:
                     partial(lives, attempt),
                     self._ingest,
                     self._say,
-                    is_last=attempt is run["attempts"][-1],
+                    is_last=attempt is run.attempts[-1],
                     with_checkpoints=self._with_checkpoints,
+                    remembers=self._remembers,
                     sidecar_seconds=self._sidecar_seconds,
                 )
             try:
                 self._sendings[number].describe(_described(run, attempt))
                 self._sendings[number].send()
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if attempt is run["attempts"][-1]:
+                if attempt is run.attempts[-1]:
                     raise
                 self._damaged[number] = f"attempt {number} is damaged, and not sent: {error}"
                 self._say(f"{self.folder}: {self._damaged[number]}")
@@ -145,6 +158,7 @@ class AttemptSending:
         *,
         is_last: bool,
         with_checkpoints: bool,
+        remembers: bool,
         sidecar_seconds: float,
     ) -> None:
         """lives: returns whether the process that writes the attempt is alive on this machine."""
@@ -153,7 +167,8 @@ class AttemptSending:
         self.lost_bytes = 0  # damaged bytes of its spool, known once the attempt is over
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
         self._lives = lives
-        self._is_last, self._with_checkpoints = is_last, with_checkpoints
+        self._is_last, self._remembers = is_last, remembers
+        self._with_checkpoints = with_checkpoints
         self.is_over = False  # it has ended and the server has its outcome, or rejects more data
         self._sidecar_seconds = sidecar_seconds
         self._sidecar_deadline = math.inf  # time, by halfstep.clock, to wait for the sidecar's end
@@ -196,9 +211,8 @@ class AttemptSending:
         if outcome is not None and self._sidecar_deadline == math.inf:
             self._sidecar_deadline = clock() + self._sidecar_seconds
         if outcome is not None and (has_sidecar_ended or clock() >= self._sidecar_deadline):
-            error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
-            self.lost_bytes = self._count_lost(outcome.get("spool_bytes", 0))
-            self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
+            self.lost_bytes = self._count_lost(outcome.spool_bytes)
+            self._ingest.end(recorded, outcome, self.lost_bytes)
             self.is_over = True
         self.is_sent = self.is_over or outcome is None
         if self.is_over or not self._is_last:
@@ -240,17 +254,17 @@ class AttemptSending:
             if spool.files_sent_to != before:
                 self._write_uploaded(recorded)
 
-    def _files_of(self, event: Event) -> list[Event]:
-        if event["event"] in ("artifact", "log_part"):
+    def _files_of(self, event: FileEvent) -> Sequence[File]:
+        if isinstance(event, Artifact | LogPart):
             return [event]
-        return event["files"] if event.get("upload") or self._with_checkpoints else []
+        return event.files if event.upload is True or self._with_checkpoints else []
 
-    def _send_file(self, recorded: Recorded, file: Event) -> None:
+    def _send_file(self, recorded: Recorded, file: File) -> None:
         """Send a file if it still exists with the size that the event has."""
-        path = self._files.folder / file["path"]
+        path = self._files.folder / file.path
         size = path.stat().st_size if path.is_file() else None
-        if size != file["size_bytes"]:
-            now = "is gone" if size is None else f"has {size:,} bytes, not {file['size_bytes']:,}"
+        if size != file.size_bytes:
+            now = "is gone" if size is None else f"has {size:,} bytes, not {file.size_bytes:,}"
             self._say(f"{path} {now}, and is not sent")
             return
         place = FileOffset(0, is_stored=False)
@@ -276,6 +290,8 @@ class AttemptSending:
         return content if content.get("url") == self._ingest.server.url else {}
 
     def _write_uploaded(self, recorded: Recorded) -> None:
+        if not self._remembers:
+            return
         known = self._read_uploaded()
         if known.get("run") != recorded.run:
             known = {"url": self._ingest.server.url, "run": recorded.run, "sent": []}
@@ -331,7 +347,7 @@ class SpoolSending:
             self._fruitless = here, len(data)  # the last frame is cut short, or being written
         return False
 
-    def naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
+    def naming_files(self) -> Iterator[tuple[FileEvent, SpoolOffset]]:
         """Yield the events that name files not sent yet, each with its end offset."""
         for sequence, path in spool_of(self._folder, self._attempt):
             start = self.files_sent_to.offset if sequence == self.files_sent_to.sequence else 0
@@ -346,20 +362,20 @@ class SpoolSending:
         return self._ingest.put_spool(recorded, self._writer, here, data)
 
 
-def _described(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, Any]:
+def _described(run: RunFile, attempt: AttemptEntry) -> dict[str, Any]:
     """Return an attempt's description for the server, within the server's limits."""
     return {
-        "id": run["id"],
-        "attempt": attempt["attempt"],
-        "name": run["name"][:NAME_CHARACTERS],
-        "project": run["project"] and run["project"][:NAME_CHARACTERS],
-        "config": run["config"],
-        "tags": [str(tag)[:NAME_CHARACTERS] for tag in run["tags"][:MOST_TAGS]],
-        "started": run["started"],
-        "host": attempt["host"][:NAME_CHARACTERS],
-        "versions": attempt["versions"],
-        "command": [_text(word) for word in attempt.get("command", [])[:MOST_WORDS]],
-        "folder": _text(attempt.get("folder", "")),
+        "id": run.id,
+        "attempt": attempt.attempt,
+        "name": run.name[:NAME_CHARACTERS],
+        "project": run.project and run.project[:NAME_CHARACTERS],
+        "config": run.config,
+        "tags": [tag[:NAME_CHARACTERS] for tag in run.tags[:MOST_TAGS]],
+        "started": run.started,
+        "host": attempt.host[:NAME_CHARACTERS],
+        "versions": attempt.versions,
+        "command": [_text(word) for word in attempt.command[:MOST_WORDS]],
+        "folder": _text(attempt.folder),
     }
 
 

@@ -12,108 +12,11 @@ was writing. A database outage does not affect the training: the folder grows.
 
 All numbers are little-endian.
 
-Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity". halfstep.telemetry.events has
-the bounds of every field; an event out of bounds is not written, and is read as Unrecordable.
-
-    scaler      kind "skip": one per skipped optimizer; culprits, in forward order, are
-                [{"name", "inf", "nan"}], the counts in elements of the gradient (on a GPU only
-                names: the replay counts); loss_nonfinite
-                kind "growth" | "backoff" | "set": scale_before, scale_after; "set" is a scale
-                that was set by hand before this step
-    metric      step, name, value, elapsed_ms
-    checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
-                kind "checkpoint", for a sharded state also "shard.0", "shard.1", … and
-                "shard.metadata"; "weights", or "weights.<module>" if there are several, and for
-                averaged weights "ema" or "ema.<module>";
-                write_seconds: time of the writer thread, to the last fsync;
-                stall_seconds: how long the loop was blocked;
-                upload: whether the uploader of a watched run uploads them
-    resumed     step, exact, notes
-    configured  config: set by the script of a queued command; the last one counts
-    length      step 0, steps: number that the run will attempt, computed from its epochs
-    artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
-    obeyed      step, request: a requested scale was set, or a requested replay was made
-    workload    step 0, examples, tokens, flops: per step, over all devices; peak_flops: of these
-                devices per second, in the run's precision; device. Null if unknown
-    shapes      step 0, share, count, layers, batch_size: sizes unsuitable for tensor cores; share
-                of the weights, count of layers, the largest as text; batch_size: null if suitable
-    retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
-    histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
-                "underflow", "near_overflow"}]; see exponents.py
-    headroom    step, scale, modules [{"name", "dtype", "activation", "gradient"}]: the largest
-                magnitude of each module's output, in its dtype, and of its gradient, times the
-                scale; smallest_activation, smallest_gradient: the smallest nonzero magnitudes, if
-                measured; see headroom.py
-    fp8         step, modules [{"name", "activation", "weight", "gradient" and for each of the three
-                its _underflow}]: for linear layers in fp8 the largest magnitudes of the cast
-                tensors, and the share of nonzero elements that become 0; see fp8_ranges.py
-    layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
-    replay      step, exact, notes, requested, scale, found, module, direction "forward" |
-                "backward", operation, kind (if backward: see evidence/operations.py), dtype,
-                largest_input, limit, loss_nonfinite, culprits
-                [{"optimizer", "name", "inf", "nan"}]; see replay.py
-    spike       step, loss, z: a sudden rise of the loss; rolled_back_to: the step that the run
-                was rolled back to for it, written after the rollback
-    rolled_back step, from_step, spike, loss, z, examples, rollbacks: after from_step the run went
-                back to step, for the spike; earlier records of later steps no longer count;
-                examples: number left out; rollbacks: number so far
-    weights     step 0, source, loaded, count, missing, unexpected, mismatched and for each of
-                these three its _count: loaded of count weights of the recipe's modules came from
-                a file; only the first of many names; see trainer/checkpoints/initial_weights.py
-    uncalled    step, modules: those named by a setting and not called in the first step
-    updates     step, modules [{"name", "wanted", "lost", "saved"}]: number of bf16 weights with a
-                gradient, of these the number unchanged by the step, and with stochastic rounding
-                the number changed only because of it; see lost_updates.py
-    poison      step, count, buffers: those with an inf or a NaN since the skip of that step; only
-                the first of many; each buffer is reported once; at_end: seen after the last step
-                of a watched script, which may not be where it happened
-    schedule    step, advanced, skipped: number of skipped steps so far, and of those in which the
-                learning-rate schedule advanced; scheduler: the class whose steps were counted,
-                null if only the rates show it; see evidence/schedule.py
-    precision   step, dtype: of most matrix products and convolutions of a watched loop
-    origin      step, scale, direction "forward" | "backward", kind, operation, dtype, module,
-                source: the first nonfinite value in an armed step; see evidence/origin.py
-                kind, forward: "inputs", "weights" or "inside" of module, "outside" of all modules;
-                backward: "overflow" of half precision, "singular" gradient, "hidden" in an
-                activation, "elsewhere" than in this process's graph, "compiled" into one node,
-                "unobserved" in a graph with more nodes than are observed
-    bad_inputs  step, inputs [{"name", "inf", "nan"}]: the loop's variables at a nonfinite loss
-    first_nonfinite  step, loss_nonfinite, culprits, finite: the first nonfinite step of a loop
-                without a scaler; finite: number of finite steps before it
-    direct_step step, count, optimizer, is_scaled: steps of an optimizer without its scaler
-    not_stepped step, count: updates of the scaler without a step
-    scaled_clip step, count, optimizer, max_norm: clips of gradients multiplied by the scale
-    bounded_norms  step, steps, norm: the norm times the scale had this value in all of these steps
-    uncleared   step, count, optimizer: backward passes before which the last skip's nonfinite
-                gradients had not been cleared
-    accumulated_gradients  step, steps, optimizer: the latest `steps` steps each applied gradients
-                that include those of the step before, which nothing had cleared
-    scaler_replaced  step, scale_before, scale_after, count: a new scaler, whose state was not
-                restored
-    no_gradient step, optimizer, parameters, count, of, steps: those without a gradient so far
-    no_step     step, passes: number of backward passes without a step of any optimizer
-    no_inf_checks  step, method, optimizers, error: a scaler refused optimizers without gradients
-    fp16_gradients  step, count, parameters, error: a scaler refused gradients of type float16
-    adam_eps    step, optimizer, eps, count: eps is 0 in the dtype of count parameters
-    line        time, stream, text: printed by a watched script; with stream "halfstep" lines in
-                place of text: the number of lines that only the log file has
-    log_part    path "log/<name>", size_bytes, sha256: a complete, compressed part of the log
-    sample      elapsed_ms, device (-1: the machine), utilization, memory_bytes, power_watts,
-                temperature_celsius; null if the device does not report it
-    left_out    step, diagnosis, reason: a configured diagnosis that this run cannot have
-    failed_diagnosis  step, diagnosis, error: one that raised, and is no longer called
-
-The training process's input is its control file, one JSON object:
-
-    stop        null | "cancel" | "pause" | "preempt"
-    requests    [{"id", "kind", "value"}], each carried out once, at a step boundary, and listed
-                until that is recorded: kind "checkpoint", recorded by the event of that name;
-                "scale", the value from the next step on; "replay", of the step given by the value:
-                a past one with the current weights, a later one as soon as it has been attempted
+Events: the classes of halfstep.telemetry.events; halfstep.telemetry.event_codec has their JSON. An
+event out of bounds is not written, and is read as Unrecordable.
 """
 
 import io
-import json
 import math
 import os
 import re
@@ -121,12 +24,13 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
+from typing import BinaryIO, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halfstep.telemetry import events
+from halfstep.telemetry.event_codec import BadEvent, decode, encode, problem_of_steps
+from halfstep.telemetry.events import EVENT_BYTES, Artifact, Checkpoint, Event, FileEvent, LogPart
 
 MAGIC, VERSION = b"HSSPOOL\x00", 1
 FILE_HEADER = struct.Struct("<8sH6x")
@@ -134,7 +38,7 @@ FRAME_HEADER = struct.Struct("<IB3xI")
 STEPS, EVENT, TIMED_STEPS = 1, 2, 3
 FRAME_KIND = re.compile(rb"[\x01-\x03]\x00\x00\x00")  # from byte 4 of a frame
 #: Search for a frame after damaged bytes: window above the largest frame, most bytes checksummed.
-WINDOW_BYTES, MOST_CHECKED = events.EVENT_BYTES + 2**20, 2**26
+WINDOW_BYTES, MOST_CHECKED = EVENT_BYTES + 2**20, 2**26
 FILE_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,10}\.spool")
 
 STEP_DTYPE = np.dtype(
@@ -154,22 +58,9 @@ STEP_DTYPE = np.dtype(
 UNKNOWN_US = -1  # watched loops do not report their wait for data
 #: Records without data_us: the same bytes up to there.
 UNTIMED_DTYPE = np.dtype([(name, STEP_DTYPE[name]) for name in (STEP_DTYPE.names or ())[:-1]])
-SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
-NOT_STEPPED = 8  # the scaler was updated without an optimizer step: neither applied nor skipped
-UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its NaN is not a loss
-FLAGGED_OPTIMIZERS = 24
-NAMING_FILES = ("artifact", "checkpoint", "log_part")  # kinds of events
-_NAMES = [kind.encode() for kind in NAMING_FILES]
-ENCODER = json.JSONEncoder(allow_nan=False)  # shared: json.dumps creates one for each event
-
-
-def optimizer_skipped(index: int) -> int:
-    """Return the skip flag of an optimizer, by index from 0; 0 if the flags lack a bit for it."""
-    return 1 << (8 + index) if index < FLAGGED_OPTIMIZERS else 0
-
+_NAMES = [b'"artifact"', b'"checkpoint"', b'"log_part"']  # kinds of events that name files
 
 Steps: TypeAlias = NDArray[np.void]
-Event: TypeAlias = dict[str, Any]
 Item: TypeAlias = "Steps | Event | Unrecordable"
 
 
@@ -179,10 +70,6 @@ class Position(NamedTuple):
     attempt: int
     sequence: int
     offset: int
-
-
-class BadEvent(ValueError):
-    """Event that cannot be recorded; the message has field, value and allowed values."""
 
 
 class Unrecordable(NamedTuple):
@@ -222,16 +109,8 @@ class SpoolWriter:
             self._append(TIMED_STEPS, records.astype(STEP_DTYPE, copy=False).tobytes())
 
     def event(self, event: Event) -> None:
-        """Append one event; floats that JSON lacks become "NaN", "Infinity" or "-Infinity".
-
-        Raises BadEvent.
-        """
-        if wrong := events.problem_of(event):
-            raise BadEvent(wrong)
-        payload = _json(event).encode()
-        if len(payload) > events.EVENT_BYTES:
-            raise BadEvent(_too_long(event["event"], payload))
-        self._append(EVENT, payload)
+        """Append one event. Raises BadEvent."""
+        self._append(EVENT, encode(event))
 
     def __enter__(self) -> Self:
         return self
@@ -276,9 +155,9 @@ class SpoolReader:
     Damaged bytes before a whole frame, or that are not a truncated frame, are one Unrecordable.
     """
 
-    def __init__(self, folder: Path, start: Position | Event | None = None) -> None:
+    def __init__(self, folder: Path, start: Position | None = None) -> None:
         self._folder = folder
-        self._position = Position(**start) if isinstance(start, dict) else start
+        self._position = start
         self.torn = 0
         self._seen_to: tuple[Position, int] | None = None  # no frame follows there, at this size
 
@@ -418,7 +297,7 @@ def spool_of(folder: Path, attempt: int) -> list[tuple[int, Path]]:
     return [(sequence, path) for (number, sequence), path in named if number == attempt]
 
 
-def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
+def file_events(path: Path, offset: int) -> Iterator[tuple[FileEvent, int]]:
     """Yield a spool file's events that name files, each with its end offset.
 
     offset: where to start, at a frame; 0: the first one.
@@ -427,9 +306,9 @@ def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
         file.seek(offset or FILE_HEADER.size)
         while next_item := _next_frame(file):
             kind, payload = next_item
-            if kind == EVENT and any(b'"%s"' % name in payload for name in _NAMES):
+            if kind == EVENT and any(name in payload for name in _NAMES):
                 event = _decode(kind, payload)
-                if isinstance(event, dict) and event["event"] in NAMING_FILES:
+                if isinstance(event, Artifact | Checkpoint | LogPart):
                     yield event, file.tell()
 
 
@@ -487,7 +366,7 @@ def _is_cut_short(rest: bytes) -> bool:
         return True
     length, kind, _ = FRAME_HEADER.unpack_from(rest)
     is_header = kind in (STEPS, EVENT, TIMED_STEPS) and rest[5:8] == bytes(3)
-    return is_header and len(rest) - FRAME_HEADER.size < length <= events.EVENT_BYTES
+    return is_header and len(rest) - FRAME_HEADER.size < length <= EVENT_BYTES
 
 
 def _damaged(offset: int, size: int) -> Unrecordable:
@@ -498,38 +377,6 @@ def _damaged(offset: int, size: int) -> Unrecordable:
 def frame(kind: int, payload: bytes) -> bytes:
     """Return a frame of a spool file: header and payload."""
     return FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload
-
-
-def _json(event: Event) -> str:
-    try:
-        return ENCODER.encode(event)
-    except ValueError:  # a float that JSON lacks: rare, so searched for only after an error
-        return ENCODER.encode(json_safe(event))
-
-
-def json_safe(value: Any) -> Any:
-    """Return the value with every non-finite float as "NaN", "Infinity" or "-Infinity"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return value
-
-
-def plain(value: Any) -> Any:
-    """Return json_safe(value) with texts that UTF-8 and every database can store.
-
-    File names need not be UTF-8: Python represents their other bytes as lone surrogates.
-    """
-    if isinstance(value, str):
-        return events.cleaned(value)
-    if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return json_safe(value)
 
 
 def _checksum(kind: int, payload: bytes) -> int:
@@ -600,22 +447,18 @@ def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:
 
 def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
     """Return a frame's steps or event, or Unrecordable if they are out of bounds."""
+    if kind == EVENT:
+        try:
+            return decode(payload)
+        except BadEvent as error:
+            return Unrecordable(str(error), kind, payload)
     record = {STEPS: UNTIMED_DTYPE, TIMED_STEPS: STEP_DTYPE}.get(kind)
-    if record is not None and len(payload) % record.itemsize == 0:
-        steps = _timed(np.frombuffer(payload, record))
-        wrong = events.problem_of_steps(steps)
-        return steps if wrong is None else Unrecordable(wrong, kind, payload)
-    if kind != EVENT:
+    if record is None or len(payload) % record.itemsize:
         text = f"a frame of kind {kind} has {len(payload)} bytes; allowed: whole records of kind 1"
         return Unrecordable(f"{text} or 3, and events of kind 2", kind, payload)
-    if len(payload) > events.EVENT_BYTES:
-        return Unrecordable(_too_long("an event", payload), kind, payload)
-    try:
-        event: Event = json_safe(json.loads(payload))  # Python reads NaN and 1e999 as well
-        wrong = events.problem_of(event)
-    except (ValueError, RecursionError) as error:
-        wrong = f"an event is not valid JSON: {events.shown(payload)}: {error}"
-    return event if wrong is None else Unrecordable(wrong, kind, payload)
+    steps = _timed(np.frombuffer(payload, record))
+    wrong = problem_of_steps(steps)
+    return steps if wrong is None else Unrecordable(wrong, kind, payload)
 
 
 def _timed(steps: Steps) -> Steps:
@@ -627,7 +470,3 @@ def _timed(steps: Steps) -> Steps:
     for name in UNTIMED_DTYPE.names or ():
         timed[name] = steps[name]
     return timed
-
-
-def _too_long(what: str, payload: bytes) -> str:
-    return f"{what} has {len(payload):,} bytes; allowed: at most {events.EVENT_BYTES:,}"

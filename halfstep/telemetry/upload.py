@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from halfstep.api_client.errors import ApiError
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry import uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import AttemptEntry
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import Ingest
 from halfstep.telemetry.run_folder import is_dead, last_step, read_run, remember_last_step
@@ -87,7 +88,7 @@ def _send(sending: RunSending, wait: Callable[[float], None]) -> None:
 
 
 def _attempts(folder: Path) -> list[AttemptFiles]:
-    return [AttemptFiles(folder, row["attempt"]) for row in read_run(folder)["attempts"]]
+    return [AttemptFiles(folder, row.attempt) for row in read_run(folder).attempts]
 
 
 def _is_over(files: AttemptFiles) -> bool:
@@ -102,13 +103,13 @@ def _close_if_dead(files: AttemptFiles) -> None:
     """
     entry = _attempt_entry(files)
     if is_dead(entry):
-        uploader.Training(files, entry["pid"], entry["pid_started"]).close()
+        uploader.Training(files, entry.pid, entry.pid_started).close()
 
 
-def _attempt_entry(files: AttemptFiles) -> dict[str, Any]:
+def _attempt_entry(files: AttemptFiles) -> AttemptEntry:
     """Return the entry of an attempt in run.json."""
-    attempts: list[dict[str, Any]] = read_run(files.folder)["attempts"]
-    return next(attempt for attempt in attempts if attempt["attempt"] == files.attempt)
+    attempts = read_run(files.folder).attempts
+    return next(attempt for attempt in attempts if attempt.attempt == files.attempt)
 
 
 def _await_sidecar(files: AttemptFiles, wait: Callable[[float], None]) -> None:

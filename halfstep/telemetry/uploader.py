@@ -28,6 +28,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import FolderLock
 
 if TYPE_CHECKING:
+    from halfstep.telemetry.attempt_messages import WatchedStatus
     from halfstep.telemetry.sender import RunSending
 
 LOCK, LOG = "uploader.lock", "uploader.log"
@@ -133,7 +134,7 @@ class Training:
         if self._since is not None and not self.lives() and not self.files.outcome.exists():
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
             code, error = crash_of(self.files.crash) or (None, None)
-            status = "terminated" if code else "vanished"
+            status: WatchedStatus = "terminated" if code else "vanished"
             write_outcome(self.files, status, last_step(following), error, code)
 
     def await_death(self, then: Callable[[], None]) -> None:
@@ -201,7 +202,7 @@ def follow(
     from halfstep.telemetry.run_folder import read_run
 
     tries, over_since, is_announced = 0, None, False
-    while read_run(sending.folder)["attempts"][-1]["attempt"] == training.files.attempt:
+    while read_run(sending.folder).attempts[-1].attempt == training.files.attempt:
         # Checked before sending: everything written until the end is then sent.
         if (is_over := training.is_over()) and over_since is None:
             over_since = clock()
@@ -263,8 +264,8 @@ def main() -> None:
 
     log = UploaderLog(folder / LOG)
     try:
-        [entry] = [row for row in read_run(folder)["attempts"] if row["attempt"] == attempt]
-        training = Training(AttemptFiles(folder, attempt), entry["pid"], entry["pid_started"])
+        [entry] = [row for row in read_run(folder).attempts if row.attempt == attempt]
+        training = Training(AttemptFiles(folder, attempt), entry.pid, entry.pid_started)
         threading.Thread(target=training.await_death, args=[log.detach_stderr], daemon=True).start()
         with wait_for_upload_lock(training), Ingest(server) as ingest:
             sending = RunSending(folder, ingest, log.say)

@@ -88,12 +88,12 @@ def init(
             folder=runs_folder(Path(dir or os.environ.get("WANDB_DIR") or ".")),
             mode=_mode(mode),
         )
-        described = described_in(watch.files.folder) if watch.files else {}
+        described = described_in(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels)
-        vars(_begun.config)["_entries"].update((described.get("config") or {}) | settings)
+        vars(_begun.config)["_entries"].update(((described and described.config) or {}) | settings)
     except Exception as error:
         say_once(f"init() failed, and nothing is recorded: {type(error).__name__}: {error}")
-        _begun = Run(watch_session.Watch(None), {}, labels)
+        _begun = Run(watch_session.Watch(None), None, labels)
     return _begun
 
 

@@ -11,10 +11,13 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from halfstep.importing.columns import columns_of
 from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
 from halfstep.session.stderr import say
+from halfstep.telemetry.attempt_messages import RunFile
+from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged, slug
 from halfstep.wandb_compat.log_values import show, worded
 from halfstep.wandb_compat.settings import Entries
@@ -34,25 +37,27 @@ class Run:
     """A run, as `wandb.init` returns it. Unknown attributes do nothing."""
 
     def __init__(
-        self, watch: watch_session.Watch, described: dict[str, Any], labels: dict[str, Any]
+        self, watch: watch_session.Watch, described: RunFile | None, labels: dict[str, Any]
     ) -> None:
-        """described: content of run.json, empty if nothing is recorded. labels: W&B's own."""
+        """described: content of run.json, None if nothing is recorded. labels: W&B's own."""
         self._watch = watch
         self._described = described
         self.config = Entries(self._configure)
         self.summary = Entries(self._summarise)
-        self.name: str = described.get("name") or labels["name"] or "run"
-        self.id: str = described.get("id", "disabled")[:8]
-        self.project: str = described.get("project") or ""
+        self.name: str = (described and described.name) or labels["name"] or "run"
+        self.id: str = (described.id if described else "disabled")[:8]
+        self.project: str = (described and described.project) or ""
         self.entity, self.group, self.job_type = (
             labels[name] or "" for name in ("entity", "group", "job_type")
         )
         self.notes: str = labels["notes"] or ""
-        self.tags: tuple[str, ...] = tuple(described.get("tags", ()))
+        self.tags: tuple[str, ...] = tuple(described.tags if described else ())
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children
-        self.step = 0
+        self.step = watch.step  # of a resumed run
+        #: Between W&B's steps, which begin at 0, and ours, of rows that a script's losses are.
+        self._shift = 1 if watch.step else 0
         if self.resumed and not watch.step:
             self._log_on()
         self._pending: dict[str, Any] = {}
@@ -225,10 +230,18 @@ class Run:
 
     def _flush(self, step: int | None) -> None:
         if self._pending:
+            if step is None and not self.step and self._has_row(self._pending):
+                self._shift = 1
             pending, self._pending = self._pending, {}
             self._record(pending, self._at(step))
 
+    def _has_row(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a loss of these values, without an x axis of its own, is a step's row."""
+        has_axis = any(fnmatchcase(name, each) for each in self._step_metrics for name in values)
+        return not has_axis and "loss" in columns_of(values).values()
+
     def _record(self, values: Mapping[str, Any], step: int | None) -> None:
+        self._watch.makes_rows = self._has_row(values)
         self._tell(self._axes(values) | dict(values), step)
         self._is_logging = True
         for name, value in values.items():
@@ -239,14 +252,15 @@ class Run:
         """Return the step to log at; None: the last observed step."""
         if step is not None:
             return step
-        return None if self._watch.step or self._watch.is_relayed else self.step
+        is_counted = self._watch.is_observed or self._watch.is_relayed
+        return None if is_counted else self.step + self._shift
 
     def _step_of_children(self) -> int:
         """Return the step for a call in a child process, which counts like one in this process."""
-        if self._watch.step:
+        if self._watch.is_observed:
             return self._watch.step
         self.step += 1
-        return self.step - 1
+        return self.step - 1 + self._shift
 
     def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
@@ -293,7 +307,7 @@ class Run:
                 self._latest[metric] = values[metric]
         return {metric: self._latest[metric] for metric in axes & self._latest.keys()}
 
-    def _summarise(self, changed: dict[str, Any]) -> None:
+    def _summarise(self, changed: JsonObject) -> None:
         if not self._is_logging:
             self._own |= changed.keys()
 

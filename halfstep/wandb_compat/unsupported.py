@@ -5,6 +5,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from halfstep.session.stderr import say
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Names in wandb that do nothing here.
 UNSERVED = (
@@ -118,7 +119,7 @@ def unraised(method: Callable[P, R]) -> Callable[P, R | None]:
     return guarded
 
 
-def ignored(function: str, given: dict[str, Any]) -> None:
+def ignored(function: str, given: JsonObject) -> None:
     """Report arguments that were given but have no effect."""
     for name, value in given.items():
         if value not in (None, False, (), [], {}):

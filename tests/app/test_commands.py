@@ -188,7 +188,7 @@ def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word
 
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
-    [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "integer"), ("LEASE_SECONDS", "0", "0")],
+    [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "whole"), ("LEASE_SECONDS", "0", "0")],
 )
 def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
     """An invalid setting ends with one message that has its name, value and the allowed values."""

@@ -54,6 +54,7 @@ from halfstep.telemetry.spool import UNKNOWN_US
 from tests.db.conftest import submit, submit_command
 from tests.db.files.test_checkpoints import saved
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.spool_made import checkpoint_of
 
 pytestmark = pytest.mark.slow
 
@@ -305,7 +306,7 @@ def test_what_files_take_is_added_up_and_an_erased_run_is_one_to_list(
     """Files that the server does not have count nothing; an earlier version finds a name."""
     with database.writing() as session:
         for step, key in ((10, "a"), (20, "b"), (30, "")):
-            checkpoints.publish(session, running.id, 1, saved(step), [key])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
         session.add(Artifact(run_id=running.id, name="n", step=1, key="c", size_bytes=5, sha256=""))
         other = submit(session, accounts.user_named(session, "ada"))
         other.name, other.erased_at = "", 1.0

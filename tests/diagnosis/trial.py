@@ -34,13 +34,16 @@ from db.telemetry.recording import Recording
 from halfstep.run_config import parse_config
 from halfstep.session import watch_session
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.events import Artifact
+from halfstep.telemetry.plain_json import json_safe
 from halfstep.telemetry.run_folder import read_outcome, read_run
-from halfstep.telemetry.spool import Event, SpoolReader, Unrecordable, json_safe
+from halfstep.telemetry.spool import SpoolReader, Unrecordable
 from tests import warm
 from tests.diagnosis.recipes.cases import trained
 from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
 from tests.diagnosis.truth import Truth, observe
 from tests.diagnosis.unwatched import Ended, Unwatched, run
+from tests.spool_made import events_of
 
 ROOT = Path(__file__).parents[2]
 RANK_SECONDS = 120  # a busy machine is no fault
@@ -161,20 +164,20 @@ def record(session: Any, folder: Path) -> int:
     described = read_run(folder)
     ada = accounts.user_named(session, "ada")
     run_id = 0
-    for written in described["attempts"]:
-        number = written["attempt"]
+    for written in described.attempts:
+        number = written.attempt
         place = ingest.begin(
             session,
             ada,
-            described["id"],
+            described.id,
             number,
-            name=described["name"],
-            project=described["project"] or "",
-            config=json_safe(described["config"] or {}),
-            tags=", ".join(described["tags"]),
-            started_at=datetime.fromisoformat(described["started"]).timestamp(),
-            host=written["host"],
-            versions=written["versions"],
+            name=described.name,
+            project=described.project or "",
+            config=json_safe(described.config or {}),
+            tags=", ".join(described.tags),
+            started_at=datetime.fromisoformat(described.started).timestamp(),
+            host=written.host,
+            versions=written.versions,
         )
         run_id = place.run_id
         _record_attempt(session, place, folder, number)
@@ -207,11 +210,11 @@ def _sender(session: Any, place: WatchedAttempt) -> tuple[Any, int, int]:
     return accounts.user_named(session, "ada"), place.run_id, place.attempt
 
 
-def events(folder: Path) -> list[Event]:
+def events(folder: Path) -> list[dict[str, Any]]:
     """Return a run's events, as they lie in its spool."""
     reader, result = SpoolReader(folder / "spool"), []
     while items := reader.poll():
-        result += [item for item in items if isinstance(item, dict)]
+        result += events_of(items)
     return result
 
 
@@ -315,7 +318,7 @@ def _record_recipe(session: Any, loop: Loop, items: list[Any]) -> int:
     )  # fmt: skip
     assert row is not None
     recording = Recording(row.id, row.attempt, has_begun=False, last_line=0)
-    kept = [item for item in items if not isinstance(item, dict) or item["event"] != "artifact"]
+    kept = [item for item in items if not isinstance(item, Artifact)]
     recording.take(kept)
     recording.write(session, [], [])
     queue.end(session, row.id, row.attempt, Status.FINISHED)

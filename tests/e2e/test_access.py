@@ -20,6 +20,8 @@ from db.runs import notes, presets, runs, trash, views
 from db.settings import Settings
 from db.tables import Run, Status, User
 from db.telemetry import telemetry
+from db.telemetry.telemetry import LogRow
+from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, start_run, submit
 from tests.app.files.test_weight_uploads_api import offer_weights
 from tests.db.telemetry.telemetry_made import (
@@ -142,7 +144,10 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
     sample = {"device": -1, "elapsed_ms": 5, "utilization": 0.5, "memory_bytes": 9}
     with database.writing() as session:
         session.get_one(Run, run.id).note = "# A note\n\n| a | b |\n|--|--|\n| 1 | 2 |"
-        flush = telemetry.Flush(log_lines=log, samples=[{**sample, "power_watts": None}])
+        flush = telemetry.Flush(
+            log_lines=[LogRow(**each) for each in log],
+            samples=[Sample(**sample, power_watts=None, temperature_celsius=None)],
+        )
         telemetry.record(session, run.id, run.attempt, flush)
     for name, body in FILES.items():
         publish(settings, database, run, name, body)

@@ -19,6 +19,7 @@ from db.tables import Run, User
 from tests import warm
 from tests.browser import DRAWN, LINES, STATUS, open_tab
 from tests.site import until
+from tests.spool_made import artifact_of
 
 #: One red pixel.
 PICTURE = base64.b64decode(
@@ -38,7 +39,7 @@ def publish(
     sha256 = hashlib.sha256(body).hexdigest()
     event = {"step": step, "name": name, "size_bytes": len(body), "sha256": sha256}
     with database.writing() as session:
-        artifacts.publish(session, run.id, run.attempt, event, key)
+        artifacts.publish(session, run.id, run.attempt, artifact_of(event), key)
 
 
 @pytest.mark.journey

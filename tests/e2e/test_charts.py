@@ -16,6 +16,7 @@ from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
+from tests.spool_made import event_of
 
 STEPS = 40_000
 PLOT = "document.querySelector('[data-plot]')"
@@ -279,7 +280,7 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     recording = Recording(1, 1, has_begun=True, last_line=0)
 
     def tell(*items: Any) -> None:
-        recording.take(items)
+        recording.take([event_of(each) if isinstance(each, dict) else each for each in items])
         with database.writing() as session:
             recording.write(session, [], [])
         recording.forget()

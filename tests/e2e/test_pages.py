@@ -13,6 +13,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
 from db.telemetry import telemetry
+from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.app.files.test_weight_uploads_api import offer_weights
 from tests.browser import LINES, STATUS, open_menu
@@ -368,7 +369,9 @@ def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, 
     """How busy the machine was is fetched and drawn when its tab is shown."""
     sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
     with database.writing() as session:
-        flush = telemetry.Flush(samples=[{**sample, "power_watts": None}])
+        flush = telemetry.Flush(
+            samples=[Sample(**sample, power_watts=None, temperature_celsius=None)]
+        )
         telemetry.record(session, 1, 1, flush)
     page.clock.install()
     page.goto("/runs/1")
@@ -376,7 +379,11 @@ def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, 
         page.locator("#system").scroll_into_view_if_needed()
     page.wait_for_selector('[data-system-plot][data-drawn="1"]')
     with database.writing() as session:
-        flush = telemetry.Flush(samples=[{**sample, "elapsed_ms": 4000, "power_watts": None}])
+        flush = telemetry.Flush(
+            samples=[
+                Sample(**sample | {"elapsed_ms": 4000}, power_watts=None, temperature_celsius=None)
+            ]
+        )
         telemetry.record(session, 1, 1, flush)
     record(database, running, make_steps([1.0]))
     expect(page.locator('[data-fact="step"]')).to_have_text("1")  # news that comes in the pause

@@ -20,6 +20,7 @@ from tests.db.telemetry.telemetry_made import (
 )
 from tests.e2e.test_artifacts import FILES, publish
 from tests.site import until
+from tests.spool_made import checkpoint_of
 
 SHAPES = {
     "event": "shapes",
@@ -62,7 +63,7 @@ def save(database: Database, run: Run, step: int) -> None:
     event = {"step": step, "reason": "asked", "files": files}
     with database.writing() as session:
         keys = [f"{step}.pt", f"{step}.safetensors"]
-        checkpoints.publish(session, run.id, run.attempt, event, keys)
+        checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), keys)
 
 
 def train(settings: Settings, database: Database, run: Run, n: int) -> int:

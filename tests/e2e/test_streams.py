@@ -10,6 +10,7 @@ from db.database import Database
 from db.queue import queue
 from db.tables import Run, SignInSession, Status
 from db.telemetry import telemetry
+from db.telemetry.telemetry import LogRow
 from tests.browser import STATUS
 from tests.db.telemetry.telemetry_made import make_steps, record
 
@@ -91,7 +92,9 @@ def test_earlier_lines_are_searched_too(database: Database, running: Run, page: 
         for n in range(1, 1501)
     ]
     with database.writing() as session:
-        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
+        telemetry.record(
+            session, 1, 1, telemetry.Flush(log_lines=[LogRow(**each) for each in lines])
+        )
     page.goto("/runs/1?tab=log")
     page.locator("[data-log-search]").fill("line 77")
     expect(page.locator("[data-log-found]")).to_have_text("10 of 1000 lines")

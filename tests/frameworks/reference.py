@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.telemetry.spool import SKIPPED, SpoolReader
+from halfstep.telemetry.events import Event
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import SpoolReader
+from tests.spool_made import fields_of
 
 SAMPLES, STEPS = 96, 24
 
@@ -87,7 +90,7 @@ def written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
     reader, steps, events = SpoolReader(place / "spool"), [], []
     while items := reader.poll():
         for item in items:
-            (events if isinstance(item, dict) else steps).append(item)
+            (events if isinstance(item, Event) else steps).append(fields_of(item))
     return np.concatenate(steps), events
 
 

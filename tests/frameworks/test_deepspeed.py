@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from halfstep.telemetry.spool import SKIPPED
+from halfstep.telemetry.flags import SKIPPED
 from tests.frameworks.reference import Net, samples, weights, written
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from halfstep.clock import clock
-from halfstep.telemetry.spool import SKIPPED, SpoolReader
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import SpoolReader
 from tests.frameworks.reference import written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.telemetry.spool import SKIPPED
+from halfstep.telemetry.flags import SKIPPED
 from tests.frameworks.reference import samples, written
 
 os.environ.setdefault("KERAS_BACKEND", "torch")

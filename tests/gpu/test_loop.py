@@ -14,6 +14,7 @@ from halfstep.clock import clock
 from halfstep.monitor.ring import RING_ROWS
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
+from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.distributed.ranks import Ranks
 from trainer.precision.scale_policies import CALIBRATED_AFTER
@@ -48,7 +49,7 @@ def test_pytorch_itself_reports_no_wait():
         CUDA,
         Ranks(),
         on_steps=records.append,
-        on_event=events.append,
+        on_event=lambda event: events.append(fields_of(event)),
         at=clock(),
     )
 

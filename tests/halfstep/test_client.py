@@ -22,14 +22,16 @@ from db.files import artifacts, checkpoints
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
-from db.tables import NONFINITE_LOSS, CheckpointFile, LogLine, Run, Status, User
+from db.tables import CheckpointFile, LogLine, Run, Status, User
 from halfstep import ApiError, Client
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
 from halfstep.cli import main
+from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.app.conftest import serving, start_run
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
+from tests.spool_made import artifact_of, checkpoint_of
 
 BODY = bytes(range(256)) * 4096
 
@@ -45,7 +47,7 @@ def saved(settings: Settings, database: Database, running: Run) -> Path:
     event: dict[str, Any] = {"step": 400, "reason": "end", "request": None, "files": [file]}
     with database.writing() as session:
         key = path.relative_to(settings.data).as_posix()
-        checkpoints.publish(session, running.id, running.attempt, event, [key])
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), [key])
     return path
 
 
@@ -415,8 +417,8 @@ def test_commands_do_what_the_client_does(
     words = ("digits", "--set", "training.steps=9", "--precision", "bf16", "--name", "typed")
     assert "queued  typed  step 0/9" in halfstep("submit", *words, **environment).stdout
     assert "typed" in halfstep("runs", "typed", **environment).stdout
-    assert "bf16" in halfstep("show", "1", **environment).stdout
-    assert '"precision": "bf16"' in halfstep("show", "1", "--json", **environment).stdout
+    assert "bf16" in halfstep("run", "show", "1", **environment).stdout
+    assert '"precision": "bf16"' in halfstep("run", "show", "1", "--json", **environment).stdout
     assert "cancelled" in halfstep("cancel", "1", **environment).stdout
     wrong = halfstep("submit", "digits", "--set", "training.steps=0", **environment)
     assert wrong.returncode == 1
@@ -848,7 +850,7 @@ def test_a_log_of_100_mb_is_printed_whole_from_its_files(
             path.write_bytes(gzip.compress(b"".join(half), 1))
             size, key = path.stat().st_size, path.relative_to(settings.data).as_posix()
             event = {"step": 0, "name": name, "size_bytes": size, "sha256": ""}
-            artifacts.publish(session, running.id, 1, event, key)
+            artifacts.publish(session, running.id, 1, artifact_of(event), key)
         queue.end(session, running.id, 1, Status.FINISHED)
     command = [sys.executable, "-m", "halfstep.cli.main", "run", "log", str(running.id)]
     environment = os.environ | {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}

@@ -1,21 +1,21 @@
-"""The wheel that goes into a person's own project."""
+"""Both wheels, each in a bare environment without the sources."""
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import venv
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from sqlalchemy import select
 
-from db.database import Database
-from db.tables import Run, Status
-from tests.site import until
+from tests.journeys.installation import Admin, until_some
+from tests.site import up
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,23 +27,43 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build it from a copy, so that nothing is left in the source."""
-    folder = tmp_path_factory.mktemp("wheel")
-    without = shutil.ignore_patterns("*.egg-info", "build", "__pycache__")
-    shutil.copytree(ROOT / "halfstep", folder / "source", ignore=without)
+    """Return the wheel that goes into a person's own project."""
+    return build("halfstep", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the interpreter of an environment with that wheel and its dependencies."""
+    return installed(tmp_path_factory.mktemp("bare"), wheel)
+
+
+@pytest.fixture(scope="module")
+def service(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the interpreter of an environment with server and worker."""
+    built = build(".", tmp_path_factory.mktemp("service-wheel"))
+    return installed(tmp_path_factory.mktemp("service"), wheel, f"{built}[worker]")
+
+
+def build(source: str, folder: Path) -> Path:
+    """Build a wheel from a copy, so that nothing is left in the source."""
+    without = shutil.ignore_patterns("*.egg-info", "build", "__pycache__", ".*")
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        own = {"data", "dist"} if Path(parent) == ROOT else set()  # of an installation
+        return set(without(parent, names)) | own
+
+    shutil.copytree(ROOT / source, folder / "source", ignore=left_out)
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, folder / "source")
     [built] = folder.glob("*.whl")
     return built
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bare virtual environment with the wheel and its dependencies; its interpreter."""
-    folder = tmp_path_factory.mktemp("bare")
+def installed(folder: Path, *requirements: str | Path) -> Path:
+    """Return the interpreter of a new virtual environment with these and their dependencies."""
     venv.create(folder)
     interpreter = folder / "bin" / "python"
     pinned = ("--constraint", ROOT / "constraints.txt")
-    run(*pip(interpreter), "install", "--no-compile", *pinned, wheel)
+    run(*pip(interpreter), "install", "--no-compile", *pinned, *requirements)
     return interpreter
 
 
@@ -123,28 +143,19 @@ for _ in range(7):
 """
 
 
-@pytest.mark.only_on(
-    "sqlite"
-)  # the script does not know; tests/halfstep/telemetry/test_upload_end_to_end.py
-def test_two_lines_and_the_wheel_bring_a_run_to_the_page(
-    python: Path, tmp_path: Path, database: Database, server: dict[str, str]
-) -> None:
-    """Where nothing else of ours is installed: all steps are on the server, and the run's end."""
-    torch_site = str(Path(torch.__file__).parents[1])
-    done = subprocess.run(
-        [python, "-c", TWO_LINES, torch_site],
-        cwd=tmp_path,
-        env={**os.environ, **server},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-    def ended() -> Run | None:
-        with database.reading() as session:
-            return session.scalar(select(Run).where(Run.status == Status.FINISHED))
-
-    until(lambda: ended() is not None)
-    run = ended()
-    assert run is not None
-    assert (run.source, run.step) == ("watch", 7)
+def test_a_script_and_a_service_from_wheels(python: Path, service: Path, tmp_path: Path) -> None:
+    """`halfstep up` in one environment shows a watched script of the other, and trains."""
+    bare = {"HALFSTEP_DATA": str(tmp_path / "data"), "PYTHONSAFEPATH": "1"}
+    with up(signal.SIGTERM, service, **bare) as (_, link):
+        admin = Admin.signed_in(link)
+        with closing(admin.browser), closing(admin.client):
+            environment = {**os.environ, **admin.environment}
+            words = (python, "-c", TWO_LINES, str(Path(torch.__file__).parents[1]))
+            done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True)
+            assert done.returncode == 0, done.stderr
+            [watched] = until_some(lambda: admin.client.runs("status:finished"))
+            assert (watched["source"], watched["step"]) == ("watch", 7)
+            until_some(admin.client.recipes)
+            trained = admin.client.submit("digits", {"training": {"steps": 3}})
+            ended = admin.client.wait(trained["id"])
+            assert ended["status"] == "finished", ended["error"]

@@ -13,6 +13,7 @@ from torch import nn
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
+from tests.spool_made import fields_of
 from trainer.data.sampler import Sampler
 from trainer.loop import train
 from trainer.recipes.digits import Digits
@@ -130,7 +131,7 @@ def run_loop(tmp_path):
             parse_config(recipe_class, values or {}),
             device=device,
             on_steps=on_steps,
-            on_event=run.events.append,
+            on_event=lambda event: run.events.append(fields_of(event)),
             checkpoint_folder=folder,
             artifact_folder=folder and folder.parent / "artifacts",
             **kwargs,

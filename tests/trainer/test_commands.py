@@ -22,7 +22,7 @@ def test_recipe_check_from_the_command() -> None:
     assert (nowhere.returncode, nowhere.stderr) == (1, f"halfstep: there is no file {path}\n")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
     """The installed command does not import modules from the working directory."""
     for name in ("trainer", "app", "db", "worker"):

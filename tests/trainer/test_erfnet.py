@@ -66,7 +66,7 @@ def test_the_documented_command_evaluates_once_in_some_epochs():
     assert config.training.steps % config.evaluation.every_steps == 0
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_it_learns_to_tell_road_from_sky(run_loop, folder):
     """In fp32, 120 small steps triple what the best constant answer gets, some 0.06."""
     values = {

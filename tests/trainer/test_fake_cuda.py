@@ -52,7 +52,7 @@ class StayOnDevice(TorchDispatchMode):
 
 
 def fail(event):
-    raise RuntimeError(event["error"])
+    raise RuntimeError(event.error)
 
 
 def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):

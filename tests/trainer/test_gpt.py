@@ -12,7 +12,7 @@ from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
 TINY = {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16}
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_tiny_model_learns_the_standard_library(run_loop):
     """In fp16 it ends far below the 8 bits that a byte takes without a model."""
     values = {

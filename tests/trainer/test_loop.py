@@ -6,6 +6,7 @@ import torch
 
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import ConfigError, parse_config
+from halfstep.telemetry.events import Checkpoint
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer.checkpoints import checkpoint
 from trainer.distributed.ranks import Control, Request
@@ -434,8 +435,8 @@ def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
     order = []
 
     def on_event(event):
-        if event["event"] == "checkpoint":
-            order.append(("saved", event["step"]))
+        if isinstance(event, Checkpoint):
+            order.append(("saved", event.step))
 
     train(
         Digits,
@@ -533,7 +534,7 @@ def test_a_run_repeats_itself_bit_for_bit(run_loop):
     assert not torch.equal(other.weights()["model.0.bias"], first.weights()["model.0.bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_benchmark_prints_the_tutorials_table(capfd, monkeypatch):
     """A process for each precision; the ratios are to the first row."""
     rows = {name: mlp.ROWS[name] for name in ("fp32", "bf16")}

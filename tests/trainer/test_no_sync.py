@@ -14,6 +14,7 @@ import torch
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
+from tests.marks import extended
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer import setup
 from trainer.diagnosis.histogram import Histogram
@@ -39,7 +40,7 @@ for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr")
 
 def fail(event):
     """Raise what a diagnosis is excused for elsewhere."""
-    raise RuntimeError(event["error"])
+    raise RuntimeError(event.error)
 
 
 def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda recipe: None):
@@ -84,7 +85,7 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     return recipe
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16", *extended(["bf16", "fp32"])])
 @pytest.mark.parametrize("recipe_class", [Regression, Pair, Digits, GPT, ERFNet, WGANGP])
 def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision):
     """With fused optimizers: clip, accumulation, two optimizers, telemetry, and no wait."""

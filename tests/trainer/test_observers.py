@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.diagnosis import shapes
 from trainer.diagnosis.headroom import Headroom
@@ -27,7 +28,9 @@ VALUES = {
         (shapes, "misfits", "check of the shapes"),
     ],
 )
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory left"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory left"), *extended([KeyError("x")])]
+)
 def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment, name, error):
     """It is told once, as an event, and the run goes on to the same bits."""
     alone = run_loop(Pair, VALUES)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from halfstep.telemetry.spool import SpoolReader
 from tests import warm
 from tests.site import until
+from tests.spool_made import events_of
 from tests.trainer.conftest import assert_same_bits
 from trainer.checkpoints.checkpoint import load
 from trainer.distributed.ranks import Control, Request
@@ -78,7 +79,7 @@ def read(folder, attempt=1):
     items = list(chain.from_iterable(iter(SpoolReader(folder / "spool").poll, [])))
     records = np.concatenate([item for item in items if isinstance(item, np.ndarray)])
     outcome = json.loads((folder / f"outcome-{attempt}.json").read_text())
-    return outcome, records, [item for item in items if isinstance(item, dict)]
+    return outcome, records, events_of(items)
 
 
 def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
@@ -252,6 +253,7 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
 
 RANK = """
 import sys, torch
+from msgspec import to_builtins
 import trainer.distributed.ranks
 from tests.trainer.conftest import Pair
 from halfstep.run_config import parse_config
@@ -285,7 +287,8 @@ with joined(torch.device("cpu")) as (ranks, device):
     config = parse_config(Digits, {"scaler": {"init_scale": 256.0}})
     outcome = train(Kept, config, device=device,
                     on_steps=lambda records: steps.extend(records["step"].tolist()),
-                    on_event=events.append, control=control, ranks=ranks)
+                    on_event=lambda event: events.append(to_builtins(event)),
+                    control=control, ranks=ranks)
     torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
                 "outcome": [outcome.status, outcome.step],
                 "scaler": kept[0].scaler.state_dict(), "events": events, "scales": scales},

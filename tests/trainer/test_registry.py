@@ -4,6 +4,7 @@ import sys
 
 import jsonschema
 import pytest
+from msgspec import to_builtins
 
 from trainer import probe
 from trainer.registry import (
@@ -92,7 +93,7 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
     broken.write_text("\n1 / 0")
     unread.write_text("a = 1\nb = (\n")
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{broken}:Gan, {own_file}:Mine,{unread}")
-    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     result = recipes[f"{broken}:Gan"]
     assert result["error"] == "ZeroDivisionError: division by zero"
     assert (result["place"], result["file"]) == ("broken.py:2", str(broken))
@@ -115,7 +116,7 @@ def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
     taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
     nameless.write_text(OWN_RECIPE.replace('"mine"', '"a name, with a comma"'))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{taken}:Mine,{own_file},{own_file}:Mine,{nameless}")
-    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     assert recipes["digits"]["title"] == "Handwritten digits"
     assert recipes[f"{taken}:Mine"]["title"] == "My own"
     assert recipes["mine"]["reference"] == str(own_file)
@@ -128,7 +129,7 @@ def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
     """The error is listed instead of a recipe."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     (tmp_path / "recipes.json").write_text('{"recipes": [{"reference": 1}]}')
-    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     assert "holds a reference that is not a text" in recipes[f"{tmp_path}/recipes.json"]["error"]
     assert "schema" in recipes["digits"]
 
@@ -158,7 +159,7 @@ def test_a_recipe_whose_packages_are_missing_says_so(lacking):
 
 def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
     """It is advertised with its requirements, and without a schema; the others with theirs."""
-    recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
+    recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     assert recipes["big"] == {
         "name": "big",
         "reference": "big",
@@ -188,7 +189,7 @@ def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, t
     (package / "recipe.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "fallen", raising=False)
-    offered = {recipe["name"]: recipe for recipe in probe.recipes()}
+    offered = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     result = offered.pop("fallen")
     assert result.pop("error").startswith(error)
     assert result == {

@@ -65,7 +65,7 @@ def test_skips_are_counted_for_each_optimizer(monkeypatch, run_loop):
         assert [event["step"] for event in skips] == [n for n, one in enumerate(own, 1) if one]
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_drawn_digits_come_nearer_to_real_ones(run_loop):
     """In fp16, 300 steps cut the distance of their statistics to less than half."""
     values = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from halfstep.run_config import parse_config
+from tests.spool_made import fields_of
 from tests.trainer.conftest import CPU, Regression
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
@@ -53,7 +54,7 @@ def test_a_step_is_of_all_micro_batches_and_devices() -> None:
     """Examples, tokens and operations are those of the whole step; a CPU has no peak."""
     training = {"batch_size": 4, "accumulation_steps": 2}
     config = parse_config(Counted, {"training": training})
-    assert workload(Counted(config, CPU), config, CPU, devices=3) == {
+    assert fields_of(workload(Counted(config, CPU), config, CPU, devices=3)) == {
         "event": "workload",
         "step": 0,
         "examples": 24,

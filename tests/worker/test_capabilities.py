@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from db.settings import Settings
 from db.tables import AuditEvent, Status
+from halfstep.machine_offer import MachineOffer, RecipeOffer
 from tests.site import Site, halfstep, until
 from worker import capabilities
 from worker.capabilities import Capabilities
@@ -68,7 +71,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     file.write_text(RECIPE.format(title="First"))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
     here = Capabilities(Settings(data=tmp_path))
-    assert "mine" in {each["name"] for each in here.learn()["recipes"]}
+    assert "mine" in {each.name for each in here.learn().recipes}
     assert here.news() is None
     monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
     file.write_text("import time\ntime.sleep(600)\n")
@@ -85,13 +88,13 @@ def test_what_memory_recipes_take_is_counted_later(
     counted is offered without."""
     monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
     here = Capabilities(Settings(data=tmp_path))
-    mlp = {"name": "mlp", "reference": "mlp", "sha256": "1", "schema": {}}
-    broken = {**mlp, "name": "broken", "reference": f"{tmp_path}/none.py", "sha256": "2"}
-    here._offer, here._seen = {"recipes": [mlp, broken]}, here._file_states()
+    mlp = RecipeOffer(name="mlp", reference="mlp", sha256="1", schema={})
+    broken = replace(mlp, name="broken", reference=f"{tmp_path}/none.py", sha256="2")
+    here._offer, here._seen = MachineOffer(recipes=[mlp, broken]), here._file_states()
     found: list[Any] = []
     until(lambda: found.extend(filter(None, [here.news()])) or bool(found))
-    assert found[0]["recipes"][0]["memory"]["weight_bytes"] > 10**8
-    assert "memory" not in found[0]["recipes"][1]
+    assert found[0].recipes[0].memory.weight_bytes > 10**8
+    assert found[0].recipes[1].memory is UNSET
     assert here.news() is None
     assert here._counter is None
     here.close()

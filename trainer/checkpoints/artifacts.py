@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from halfstep.recipe import RecipeError
 from halfstep.session import logged_values
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Artifact, Event
 from trainer.checkpoints.files import write_whole
 
 #: A name with a suffix, without a folder, that does not begin with a dot.
@@ -61,14 +61,13 @@ def save_artifacts(folder: Path, step: int, values: Mapping[str, Any]) -> list[E
         step_folder.mkdir(parents=True, exist_ok=True)
         saved = write_whole(step_folder / name, partial(_fill, data))
         events.append(
-            {
-                "event": "artifact",
-                "step": step,
-                "name": name,
-                "path": saved.path.relative_to(folder.parent).as_posix(),
-                "size_bytes": saved.size_bytes,
-                "sha256": saved.sha256,
-            }
+            Artifact(
+                step=step,
+                name=name,
+                path=saved.path.relative_to(folder.parent).as_posix(),
+                size_bytes=saved.size_bytes,
+                sha256=saved.sha256,
+            )
         )
     return events
 

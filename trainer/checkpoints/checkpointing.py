@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Checkpoint, CheckpointFile, Event
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.artifacts import save_artifacts
 from trainer.checkpoints.background_writer import Writer
@@ -156,8 +157,13 @@ class Saver:
             if self._is_sharded:
                 take, write = self._take_shards, partial(self._write_shards, reason in WHOLE)
             snapshot = take(state)
-            event = {"event": "checkpoint", "step": progress.step, "reason": reason}
-            event |= {"request": request, "stall_seconds": time.perf_counter() - started}
+            event = Checkpoint(
+                step=progress.step,
+                reason=reason,
+                request=request,
+                stall_seconds=time.perf_counter() - started,
+                files=[],  # known once they are written
+            )
             self._writer.begin(partial(self._write, write, self._folder, snapshot, event))
         gather(None)  # ranks wait on the host: a slow disk must not exceed NCCL's timeout
 
@@ -195,20 +201,20 @@ class Saver:
         write: Callable[[Path, Any], list[Saved]],
         folder: Path,
         snapshot: Snapshot,
-        event: Event,
+        event: Checkpoint,
     ) -> None:
         """Write a checkpoint and report it; runs in the thread."""
         snapshot.wait()
         started = time.perf_counter()
         files = [_file(folder.parent, *each) for each in write(folder, snapshot.state)]
         seconds = time.perf_counter() - started
-        self._on_event(event | {"write_seconds": seconds, "files": files})
+        self._on_event(replace(event, write_seconds=seconds, files=files))
 
 
-def _file(run_folder: Path, kind: str, saved: SavedFile) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "path": saved.path.relative_to(run_folder).as_posix(),
-        "size_bytes": saved.size_bytes,
-        "sha256": saved.sha256,
-    }
+def _file(run_folder: Path, kind: str, saved: SavedFile) -> CheckpointFile:
+    return CheckpointFile(
+        kind=kind,
+        path=saved.path.relative_to(run_folder).as_posix(),
+        size_bytes=saved.size_bytes,
+        sha256=saved.sha256,
+    )

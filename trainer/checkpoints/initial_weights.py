@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from halfstep.config_groups import Weights
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
 from trainer.checkpoints.weight_files import read_weights
 
 NAMES_SHOWN = 6  # in a message; the event has up to NAMES_TOLD
@@ -37,11 +38,18 @@ class Fit:
 
     def event(self, source: str) -> Event:
         """Return the event of the spool."""
-        lists = {name: getattr(self, name) for name in ("missing", "unexpected", "mismatched")}
-        names = {name: values[:NAMES_TOLD] for name, values in lists.items()}
-        counts = {f"{name}_count": len(each) for name, each in lists.items()}
-        place = {"event": "weights", "step": 0, "source": source}
-        return place | {"loaded": len(self.loaded), "count": self.count} | names | counts
+        return events.Weights(
+            step=0,
+            source=source,
+            loaded=len(self.loaded),
+            count=self.count,
+            missing=self.missing[:NAMES_TOLD],
+            unexpected=self.unexpected[:NAMES_TOLD],
+            mismatched=self.mismatched[:NAMES_TOLD],
+            missing_count=len(self.missing),
+            unexpected_count=len(self.unexpected),
+            mismatched_count=len(self.mismatched),
+        )
 
     def __str__(self) -> str:
         lists = {

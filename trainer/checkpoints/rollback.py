@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, RolledBack
 from trainer.checkpoints.checkpoint import Progress
 from trainer.data.batches import Batches
 from trainer.diagnosis.spikes import Spikes
@@ -56,11 +58,11 @@ class Rollback:
         if self._spikes.rollbacks >= self._settings.max_rollbacks:
             if self._settings.afterwards == "fail":
                 raise SpikeError(
-                    f"the loss rose to {spike['loss']:.4g} at step {spike['step']} (z "
-                    f"{spike['z']:.3g}), and spike.max_rollbacks is {self._settings.max_rollbacks}"
+                    f"the loss rose to {spike.loss:.4g} at step {spike.step} (z "
+                    f"{spike.z:.3g}), and spike.max_rollbacks is {self._settings.max_rollbacks}"
                 )
             return None
-        before = (spike["step"] - 1) // self._between * self._between
+        before = (spike.step - 1) // self._between * self._between
         path = self._folder / f"step-{before:08d}.pt"
         finish_saves()
         [saved, *_] = self._ranks.gather(_files(path))
@@ -89,15 +91,18 @@ class Rollback:
         spike, examples = self._going_from, batches.position - back.position
         self._spikes.pending, self._spikes.rollbacks = None, self._rollbacks
         self._spikes.left_out.append((back.step, examples))
-        rolled_back = {
-            "event": "rolled_back",
-            "step": back.step,
-            "from_step": step,
-            "spike": spike["step"],
-        }
-        rolled_back |= {"loss": spike["loss"], "z": spike["z"]}
-        on_event({**rolled_back, "examples": examples, "rollbacks": self._rollbacks})
-        on_event({**spike, "rolled_back_to": back.step})
+        on_event(
+            RolledBack(
+                step=back.step,
+                from_step=step,
+                spike=spike.step,
+                loss=spike.loss,
+                z=spike.z,
+                examples=examples,
+                rollbacks=self._rollbacks,
+            )
+        )
+        on_event(replace(spike, rolled_back_to=back.step))
 
 
 def _files(path: Path) -> list[str]:

@@ -23,7 +23,10 @@ from torch.amp.grad_scaler import GradScaler
 from halfstep.config_groups import Precision
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE, Event, Steps
+from halfstep.telemetry.events import Event, FailedDiagnosis, Shapes
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.plain_json import JsonObject
+from halfstep.telemetry.spool import STEP_DTYPE, Steps
 from trainer import registered_recipes
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
@@ -126,7 +129,7 @@ def _findings(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
+def check(recipe_class: type[Recipe], values: JsonObject) -> Report:
     """Check a recipe by five steps in each precision and further checks.
 
     values: settings of a run.  Raises ConfigError for invalid ones.
@@ -135,7 +138,7 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
         return _check(recipe_class, values)
 
 
-def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
+def _check(recipe_class: type[Recipe], values: JsonObject) -> Report:
     report = Report()
     configs = {precision: small_config(recipe_class, values, precision) for precision in PRECISIONS}
     for finding in check_compiler(recipe_class, values):
@@ -168,7 +171,7 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
 
 
 def _answers(
-    question: Callable[..., Iterator[Finding]], recipe_class: type[Recipe], values: dict[str, Any]
+    question: Callable[..., Iterator[Finding]], recipe_class: type[Recipe], values: JsonObject
 ) -> Iterator[Finding]:
     try:
         yield from question(recipe_class, values)
@@ -386,13 +389,13 @@ def _see_metrics(metrics: Any, op_recorder: OpRecorder) -> None:
 
 
 def _see_event(event: Event, op_recorder: OpRecorder) -> None:
-    if event["event"] == "failed_diagnosis" and event["diagnosis"] == LOGGING:
-        op_recorder.found("warning", f"a number that it logs is left out: {event['error']}")
-    if event["event"] == "shapes":
+    if isinstance(event, FailedDiagnosis) and event.diagnosis == LOGGING:
+        op_recorder.found("warning", f"a number that it logs is left out: {event.error}")
+    if isinstance(event, Shapes):
         op_recorder.found(
             "warning",
-            f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event['layers'])}"
-            + (", …" if event["count"] > len(event["layers"]) else ""),
+            f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event.layers)}"
+            + (", …" if event.count > len(event.layers) else ""),
         )
 
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, Fp8, Fp8Module
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named
@@ -101,7 +101,7 @@ class Fp8Ranges(Observer):
             module = modules.setdefault(name, blank)
             module[kind] = largest
             module[f"{kind}_underflow"] = lost / there if there else 0.0
-        self._on_event({"event": "fp8", "step": step, "modules": list(modules.values())})
+        self._on_event(Fp8(step=step, modules=[Fp8Module(**each) for each in modules.values()]))
 
 
 def _in_fp8(modules: Mapping[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:

@@ -16,7 +16,7 @@ from halfstep.monitor import headroom
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.headroom import Compiled, evaluated_at, headroom_event
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named

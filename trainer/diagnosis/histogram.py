@@ -13,7 +13,7 @@ from torch import Tensor
 from halfstep.config_groups import Diagnosis
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.exponents import Exponents
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event
 from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer

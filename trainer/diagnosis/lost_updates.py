@@ -15,12 +15,14 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.config_groups import Diagnosis
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
 from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer
@@ -127,11 +129,15 @@ class Updates(Observer):
             before = modules.get(module := name.rpartition(".")[0], [0, 0, 0])
             modules[module] = [a + b for a, b in zip(before, counts, strict=True)]
         counted = [
-            {"name": name, "wanted": wanted, "lost": lost}
-            | ({"saved": saved} if self._rounds_by_chance else {})
+            events.UpdatedModule(
+                name=name,
+                wanted=wanted,
+                lost=lost,
+                saved=saved if self._rounds_by_chance else UNSET,
+            )
             for name, (wanted, lost, saved) in modules.items()
         ]
-        self._on_event({"event": "updates", "step": step, "modules": counted})
+        self._on_event(events.Updates(step=step, modules=counted))
 
 
 def _is_not_zero(gradient: Tensor) -> Tensor:

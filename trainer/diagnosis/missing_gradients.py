@@ -6,7 +6,7 @@ used experts may get one later.
 
 from collections.abc import Callable
 
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, NoGradient
 from trainer.observers import Observer
 from trainer.optimizers import WatchedOptimizer
 
@@ -44,13 +44,12 @@ class MissingGradients(Observer):
         if without and (is_all or steps == STEPS_OF_A_PARAMETER):
             names = [optimizer.names[i] for i in sorted(without)]
             self._on_event(
-                {
-                    "event": "no_gradient",
-                    "step": self._step,
-                    "optimizer": type(optimizer.optimizer).__name__,
-                    "parameters": names[:NAMES],
-                    "count": len(names),
-                    "of": len(needing),
-                    "steps": steps,
-                }
+                NoGradient(
+                    step=self._step,
+                    optimizer=type(optimizer.optimizer).__name__,
+                    parameters=names[:NAMES],
+                    count=len(names),
+                    of=len(needing),
+                    steps=steps,
+                )
             )

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from halfstep.evidence.nonfinite_tensors import search
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry.events import Event, Poison
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 
@@ -69,23 +71,18 @@ class NonfiniteBuffers(Observer):
         self._host_copies.report(wait=True)
 
     def _check(self, step: int | None) -> None:
-        """Queue the check of all buffers: two kernels per device.
+        """Queue the check of all buffers.
 
         step: the first skip that may have caused nonfinite values, None before the first step.
         """
-        groups: dict[torch.device, dict[str, Tensor]] = {}
-        for name, module in self._modules.items():
-            for path, buffer in module.named_buffers():
-                if _has_norm(buffer):
-                    groups.setdefault(buffer.device, {})[f"{name}.{path}"] = buffer
-        if groups:
-            names = [name for group in groups.values() for name in group]
-            is_finite = [_is_finite(list(group.values())) for group in groups.values()]
-            self._host_copies.send(partial(self._report, step, names), *is_finite)
+        buffers = (
+            (f"{name}.{path}", buffer)
+            for name, module in self._modules.items()
+            for path, buffer in module.named_buffers()
+        )
+        search(buffers, self._host_copies, partial(self._report, step))
 
-    def _report(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
-        is_finite = [is_sound for group in arrived for is_sound in group.tolist()]
-        infinite = [name for name, is_sound in zip(names, is_finite, strict=True) if not is_sound]
+    def _report(self, step: int | None, infinite: list[str]) -> None:
         if step is None:
             self._by_design = set(infinite)
             return
@@ -96,15 +93,4 @@ class NonfiniteBuffers(Observer):
         for since, poisoned in sorted(new.items()):
             self._reported.update(poisoned)
             count, shown = len(poisoned), poisoned[:NAMES_TOLD]
-            self._on_event({"event": "poison", "step": since, "count": count, "buffers": shown})
-
-
-def _has_norm(buffer: Tensor) -> bool:
-    """Return whether torch computes norms of a buffer, unlike fp8 and sparse ones."""
-    is_dense = buffer.layout == torch.strided and buffer.numel() > 0
-    return is_dense and buffer.is_floating_point() and buffer.itemsize > 1
-
-
-def _is_finite(buffers: list[Tensor]) -> Tensor:
-    largest: list[Tensor] = list(torch._foreach_norm(buffers, torch.inf))
-    return torch.stack([each.float() for each in largest]).isfinite()
+            self._on_event(Poison(step=since, count=count, buffers=shown))

@@ -45,7 +45,10 @@ from halfstep.evidence.operations import kind_of
 from halfstep.monitor.gradients import count_nonfinite
 from halfstep.monitor.ring import RING_ROWS
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import NONFINITE_LOSS, SKIPPED, Event, Steps
+from halfstep.telemetry import events
+from halfstep.telemetry.events import BadInput, BadInputs, Event, LeftOut, Obeyed, ReplayCulprit
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import random_state, restore_random_state
 from trainer.data.batches import Batches
 from trainer.diagnosis.trace import Trace
@@ -141,7 +144,7 @@ class Replay(Observer):
         self._can_replay = batches.can_be_repeated
         if any(watched.shared_with for watched in context.optimizers.values()):
             if self._most:
-                on_event({"event": "left_out", "step": 0, "diagnosis": "replay", "reason": SHARDED})
+                on_event(LeftOut(step=0, diagnosis="replay", reason=SHARDED))
             self._most, self._can_replay = 0, False
         self._replayed = 0  # automatic replays
         self._calibration = Calibration()
@@ -250,16 +253,16 @@ class Replay(Observer):
             return
         with self._suspended(), self._restored_afterwards():
             nonfinite = self._nonfinite(step, coming)
-            by_design = {each["name"] for each in self._nonfinite(step - 1, coming)}
-        if inputs := [each for each in nonfinite if each["name"] not in by_design]:
-            self._on_event({"event": "bad_inputs", "step": step, "inputs": inputs[:INPUTS]})
+            by_design = {each.name for each in self._nonfinite(step - 1, coming)}
+        if inputs := [each for each in nonfinite if each.name not in by_design]:
+            self._on_event(BadInputs(step=step, inputs=inputs[:INPUTS]))
 
-    def _nonfinite(self, step: int, coming: int) -> list[dict[str, Any]]:
+    def _nonfinite(self, step: int, coming: int) -> list[BadInput]:
         """Return the nonfinite tensors of a past step's batch. The host waits."""
         position = self._position_of(step, coming)
         batches = self._batches.again(position) if position >= 0 else ()
         tensors = {
-            name: {"name": name[:200], "inf": inf, "nan": nan}
+            name: BadInput(name=name[:200], inf=inf, nan=nan)
             for batch in batches
             for name, inf, nan in nonfinite_tensors("batch", batch)
         }
@@ -334,31 +337,30 @@ class Replay(Observer):
             culprits = self._culprits(gradients)
         finding = trace.finding
         self._on_event(
-            {
-                "event": "replay",
-                "step": stored.number,
-                "exact": not notes,
-                "notes": notes,
-                "requested": is_requested,
-                "scale": scale,
-                "found": finding is not None,
-                "module": finding and finding.module,
-                "direction": finding and finding.direction,
-                "operation": finding and finding.operation,
-                "kind": kind_of(finding.operation, finding.dtype)
+            events.Replay(
+                step=stored.number,
+                exact=not notes,
+                notes=notes,
+                requested=is_requested,
+                scale=scale,
+                found=finding is not None,
+                module=finding and finding.module,
+                direction=finding and finding.direction,
+                operation=finding and finding.operation,
+                kind=kind_of(finding.operation, finding.dtype)
                 if finding and finding.direction == "backward"
                 else None,
-                "dtype": finding and finding.dtype,
-                "largest_input": finding and finding.largest_input,
-                "limit": finding and finding.limit,
-                "loss_nonfinite": not bool(loss.isfinite()),
-                "culprits": culprits,
-            }
+                dtype=finding and finding.dtype,
+                largest_input=finding and finding.largest_input,
+                limit=finding and finding.limit,
+                loss_nonfinite=not bool(loss.isfinite()),
+                culprits=culprits,
+            )
         )
 
     def _acknowledge(self, acknowledged: list[int]) -> None:
         for request in acknowledged:
-            self._on_event({"event": "obeyed", "step": self._now, "request": request})
+            self._on_event(Obeyed(step=self._now, request=request))
 
     @contextmanager
     def _restored_afterwards(self) -> Iterator[None]:
@@ -418,15 +420,16 @@ class Replay(Observer):
                     break
         return total, gradients
 
-    def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
+    def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[ReplayCulprit]:
         """Count nonfinite elements by parameter; on a GPU the host waits."""
-        counted = []
+        counted: list[ReplayCulprit] = []
         for optimizer, watched in self._context.optimizers.items():
             for name, parameter in zip(watched.names, watched.parameters, strict=True):
                 gradient = gradients.get(parameter)
                 inf, nan = (0, 0) if gradient is None else count_nonfinite(gradient)
                 if inf or nan:
-                    counted.append({"optimizer": optimizer, "name": name, "inf": inf, "nan": nan})
+                    culprit = ReplayCulprit(optimizer=optimizer, name=name, inf=inf, nan=nan)
+                    counted.append(culprit)
         return counted
 
     def _weights(self) -> list[Tensor]:

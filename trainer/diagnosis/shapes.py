@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, Shapes
 
 MULTIPLE = 8
 #: Up to this size the ends of a network are determined by the data: colours, classes.
@@ -55,14 +55,13 @@ def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event |
     if not misfitting or concerned < SHARE * all_weights:
         return None
     misfitting.sort(key=lambda each: -each[0])
-    return {
-        "event": "shapes",
-        "step": 0,
-        "share": concerned / all_weights,
-        "count": len(misfitting),
-        "layers": [text for _, text in misfitting[:LISTED]],
-        "batch_size": batch_size if odd_batch else None,
-    }
+    return Shapes(
+        step=0,
+        share=concerned / all_weights,
+        count=len(misfitting),
+        layers=[text for _, text in misfitting[:LISTED]],
+        batch_size=batch_size if odd_batch else None,
+    )
 
 
 def _layers(network: nn.Module) -> Iterator[tuple[str, int, int, int]]:

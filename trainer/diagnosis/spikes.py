@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import convert, to_builtins
 from numpy.typing import NDArray
 
 from halfstep.config_groups import Spike
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
 
 #: Ratio of standard deviation to median absolute deviation of a normal distribution.
@@ -41,7 +45,7 @@ class Spikes(Observer):
         self._on_event = on_event
         self._losses: Floats = np.zeros(0)  # latest finite ones, at most a window
         self._quiet_until = 0  # spikes up to this step are not reported
-        self.pending: Event | None = None
+        self.pending: events.Spike | None = None
         self.rollbacks = 0  # number of rollbacks
         #: For each rollback that still counts: its step, and the number of examples left out.
         self.left_out: list[tuple[int, int]] = []
@@ -64,7 +68,8 @@ class Spikes(Observer):
         return {
             "losses": torch.from_numpy(self._losses.copy()),
             "quiet_until": self._quiet_until,
-            "pending": self.pending,
+            # Plain values: a checkpoint is loaded without code.
+            "pending": to_builtins(self.pending),
             "rollbacks": self.rollbacks,
             "left_out": list(self.left_out),
         }
@@ -72,7 +77,8 @@ class Spikes(Observer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state."""
         self._losses = state["losses"].numpy().copy()[-self._window :]
-        self._quiet_until, self.pending = state["quiet_until"], state["pending"]
+        self._quiet_until = state["quiet_until"]
+        self.pending = convert(state["pending"], events.Spike | None)
         self.rollbacks = state["rollbacks"]
         self.left_out[:] = state["left_out"]  # in place, because other objects refer to this list
 
@@ -101,7 +107,7 @@ class Spikes(Observer):
 
     def _report(self, step: int, loss: float, z: float) -> None:
         self._quiet_until = step + self._window
-        event: Event = {"event": "spike", "step": step, "loss": loss, "z": z}
+        event = events.Spike(step=step, loss=loss, z=z)
         if self._rollbacks:
             self.pending = self.pending or event
         self._on_event(event)

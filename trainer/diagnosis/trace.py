@@ -19,6 +19,8 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from halfstep.telemetry.events import Direction
+
 OUTSIDE = "training_step"  # outside of any module's call: mostly the loss
 
 
@@ -26,7 +28,7 @@ class Finding(NamedTuple):
     """Origin of the first inf or NaN."""
 
     module: str  # "<module>.<submodule>", or OUTSIDE
-    direction: str  # "forward" | "backward"
+    direction: Direction
     operation: str  # an ATen operation, such as "addmm", or a node, such as "AddmmBackward0"
     dtype: str  # of its result
     largest_input: float
@@ -78,7 +80,7 @@ class Trace:
 
     def found(
         self,
-        direction: str,
+        direction: Direction,
         operation: str,
         module: str,
         inputs: list[Tensor],

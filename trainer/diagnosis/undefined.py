@@ -6,7 +6,6 @@ module or operation with a nonfinite value.
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,11 @@ from halfstep.evidence.origin import Origin
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.gradients import module_names
 from halfstep.recipe import Recipe
-from halfstep.telemetry.spool import NONFINITE_LOSS, Event, Steps
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
+from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.plain_json import JsonObject
+from halfstep.telemetry.spool import Steps
 from trainer.data.sources import drawn
 from trainer.diagnosis.op_recorder import Finding
 from trainer.diagnosis.recipe_checks import CPU, small_config
@@ -30,7 +33,7 @@ ADVICE = (
 
 
 def undefined_in_fp32(
-    recipe_class: type[Recipe], values: dict[str, Any], steps: Steps
+    recipe_class: type[Recipe], values: JsonObject, steps: Steps
 ) -> Iterator[Finding]:
     """Yield findings about nonfinite values and all-zero gradients.
 
@@ -50,10 +53,10 @@ def undefined_in_fp32(
         return
     first = int(steps["step"][np.flatnonzero(is_lost)[0]])
     event = _origin(recipe_class, values)
-    yield Finding("error", _words(event, first), (event or {}).get("source") or "")
+    yield Finding("error", _words(event, first), (event and event.source) or "")
 
 
-def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
+def _origin(recipe_class: type[Recipe], values: JsonObject) -> events.Origin | None:
     """Return the origin event of the first step; None if all values in it are finite."""
     config = small_config(recipe_class, values, "fp32")
     seed_everything(0)
@@ -61,13 +64,13 @@ def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
     recipe.scaler = make_scaler(config, CPU)
     seed_everything(0)
     batch = drawn(recipe, torch.arange(config.training.batch_size), CPU)
-    events: list[Event] = []
-    origin = Origin(events.append, HostCopies())
+    origins: list[Event] = []
+    origin = Origin(origins.append, HostCopies())
     for name, module in recipe.modules.items():
         prefixed = {m: f"{name}.{n}" for m, n in module_names((module,)).items()}
         origin.add(prefixed | {module: name})
     losses = iter(recipe.training_step(batch))
-    while not events:
+    while not origins:
         origin.check()
         try:
             with make_autocast(config, CPU):
@@ -89,31 +92,32 @@ def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
             origin.report()
         finally:
             origin.disarm()
-    return events[0]
+    [event] = (each for each in origins[:1] if isinstance(each, events.Origin))
+    return event
 
 
-def _words(event: Event | None, first: int) -> str:
+def _words(event: events.Origin | None, first: int) -> str:
     if event is None:
         return (
             f"not finite in fp32 from step {first} on, and step 1 is: neither precision nor "
             "loss scale can fix that. Look for a learning rate that is too large, or for values "
             "of a later batch"
         )
-    where = " of ".join(filter(None, (event["operation"], event["module"])))
-    if event["direction"] == "backward":
+    where = " of ".join(filter(None, (event.operation, event.module)))
+    if event.direction == "backward":
         return (
             f"the gradient of {where or 'an operation'} is not finite in fp32, with a finite loss: "
             f"{ADVICE}"
         )
-    if event["kind"] == "inputs":
+    if event.kind == "inputs":
         return "the batch holds an inf or NaN: clean or drop those examples"
-    if event["kind"] == "inside":
+    if event.kind == "inside":
         return (
-            f"the output of {event['module']} is not finite in fp32, with finite inputs: look for "
+            f"the output of {event.module} is not finite in fp32, with finite inputs: look for "
             "a logarithm of 0, a division by 0 or a root of less than 0 in it"
         )
-    if event["kind"] == "weights":
-        return f"the weights of {event['module']} are not finite at the start"
+    if event.kind == "weights":
+        return f"the weights of {event.module} are not finite at the start"
     return (
         "the loss is not finite in fp32, and the outputs of all modules are: look for a logarithm "
         "of 0, a division by 0 or a root of less than 0 in the loss"

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event, Uncalled
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import chosen
@@ -50,7 +50,7 @@ class UnusedModules(Observer):
             hook.remove()
         if self._hooks and self._waiting:
             names = list(self._waiting)
-            self._on_event({"event": "uncalled", "step": self._step, "modules": names})
+            self._on_event(Uncalled(step=self._step, modules=names))
         self._hooks, self._waiting = [], {}
 
     def _called(self, name: str) -> Callable[..., None]:

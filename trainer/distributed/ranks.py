@@ -5,7 +5,6 @@ Decisions common to all ranks, such as a request to stop, are exchanged between 
 that agreeing does not wait for a device.
 """
 
-import json
 import os
 import socket
 import time
@@ -15,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,15 +26,20 @@ from torch.optim import Optimizer
 from halfstep.config_groups import Training
 from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.attempt_files import AttemptFiles, write_file
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import (
+    Rendezvous,
+    RequestKind,
+    Stop,
+    read_message,
+    write_message,
+)
 from trainer.checkpoints.files import PIECE_BYTES, write_whole
 from trainer.distributed.shards import Calls, shard
 
-Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 # The last ones take precedence.
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")
-Kind: TypeAlias = Literal["checkpoint", "scale", "replay"]
-KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
+KINDS: tuple[RequestKind, ...] = ("checkpoint", "scale", "replay")
 
 AGREE_SECONDS = 0.2  # between two polls of control requests
 MOST_STEPS_ALONE = 1000  # maximum number of steps between two polls
@@ -48,7 +52,7 @@ class Request:
     """A one-time request."""
 
     id: int
-    kind: Kind
+    kind: RequestKind
     value: float = 0.0  # the new scale, or the step to replay
 
 
@@ -258,12 +262,12 @@ def rendezvous(files: AttemptFiles, host: str) -> Store:
     """
     if os.environ["RANK"] == "0":
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        write_file(files.rendezvous, {"host": host, "port": store.port})
+        write_message(files.rendezvous, Rendezvous(host=host, port=store.port))
     else:
         while not files.rendezvous.exists():
             time.sleep(POLL_SECONDS)
-        place = json.loads(files.rendezvous.read_text())
-        store = TCPStore(place["host"], place["port"], wait_for_workers=False)
+        place = read_message(files.rendezvous, Rendezvous)
+        store = TCPStore(place.host, place.port, wait_for_workers=False)
     return PrefixStore(f"attempt-{files.attempt}", store)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config_groups import LARGEST_SCALE, SMALLEST_SCALE, Scaler
-from halfstep.telemetry.spool import SKIPPED, Steps
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
 
 #: Consecutive applied steps after which the initial calibration of the scale is over. (Until then,

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from halfstep.sidecar.lines import Output
 from halfstep.sidecar.log_file import LogFile
+from halfstep.telemetry.events import Line, Stream
 
 PIECE_BYTES = 2**16  # read at once
 
@@ -62,11 +63,8 @@ class Child:
         """Return the exit code, negative for a signal, or None while it runs."""
         return self._process.poll()
 
-    def take_lines(self) -> list[dict[str, Any]]:
-        """Return the lines printed since the last call, as [{time, stream, text}].
-
-        {time, stream, lines} replaces that number of skipped lines.
-        """
+    def take_lines(self) -> list[Line]:
+        """Return the lines printed since the last call; one with `lines` replaces skipped ones."""
         if self._log:
             self._log.flush()
         return self._output.take()
@@ -96,7 +94,7 @@ class Child:
             except psutil.NoSuchProcess:
                 continue
 
-    def _listen(self, stream: IO[bytes], name: str) -> None:
+    def _listen(self, stream: IO[bytes], name: Stream) -> None:
         with stream:
             while printed := os.read(stream.fileno(), PIECE_BYTES):
                 self._output.feed(name, printed)

@@ -1,6 +1,5 @@
 """One node's view of a multi-node attempt: exchanges status with other nodes."""
 
-import json
 import math
 import os
 import socket
@@ -8,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import psutil
 from sqlalchemy import make_url
@@ -23,7 +21,9 @@ from db.tables import Status
 from db.telemetry import telemetry
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
-from halfstep.telemetry.attempt_files import AttemptFiles, write_file
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import Rendezvous, read_message, write_message
+from halfstep.telemetry.events import Line
 from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.published_log import published
 from worker.attempts.renew_lease import wait_for
@@ -67,17 +67,15 @@ class NodeGroup:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.rendezvous
         if self._node == 0 and path.exists():
-            address = json.loads(path.read_text())
+            address = read_message(path, Rendezvous)
             with database.writing() as session:
-                node_groups.set_rendezvous(
-                    session, run_id, attempt, address["host"], address["port"]
-                )
+                node_groups.set_rendezvous(session, run_id, attempt, address.host, address.port)
             self._has_rendezvous = True
         elif self._node:
             with database.reading() as session:
                 known = node_groups.rendezvous(session, run_id, attempt)
             if known:
-                write_file(path, {"host": known[0], "port": known[1]})
+                write_message(path, Rendezvous(host=known[0], port=known[1]))
                 self._has_rendezvous = True
 
 
@@ -95,13 +93,13 @@ class NodeLog:
         self._folder = settings.run_folder(run_id, node)
         self.log = LogFile(self._folder, attempt, node)
         self._node = node
-        self._pending: list[dict[str, Any]] = []
+        self._pending: list[telemetry.LogRow] = []
         self.problem: str | None = None  # always None: lines can always be recorded
         self.lost_bytes = 0  # always 0: there is no spool to damage
 
     def append_log(self, text: str) -> None:
         """Add a line from Halfstep to the run's log."""
-        self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
+        self._take([Line(time=time.time(), stream="halfstep", text=text)])
 
     def finish(self) -> bool:
         """Return False: there is nothing more to flush."""
@@ -109,7 +107,7 @@ class NodeLog:
 
     def flush(
         self,
-        take_lines: Callable[[], list[dict[str, Any]]] = list,
+        take_lines: Callable[[], list[Line]] = list,
         *,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
@@ -134,21 +132,20 @@ class NodeLog:
         has_parts = False
         for event in published(self.log, self._folder, self.append_log, meanwhile):
             has_parts = True
-            path = self._folder / event["path"]
+            path = self._folder / event.path
             key = path.relative_to(self._settings.data).as_posix()
             store = open_store(self._settings)
             wait_for(partial(put_file, store, key, path), meanwhile)
             with self._database.writing() as session:
-                artifacts.publish(session, self._run_id, self._attempt, event, key)
-            forget_part(event, self._folder)
+                artifacts.publish(
+                    session, self._run_id, self._attempt, artifacts.log_artifact(event), key
+                )
+            forget_part(event.path, self._folder)
         return not has_parts
 
-    def _take(self, lines: list[dict[str, Any]]) -> None:
-        attempt = {"attempt": self._attempt}
-        self._pending += [
-            line | attempt | {"text": f"[node {self._node}] {line.get('text', '')}"}
-            for line in lines
-        ]
+    def _take(self, lines: list[Line]) -> None:
+        rows = [telemetry.LogRow.of(line, self._attempt) for line in lines]
+        self._pending += [replace(row, text=f"[node {self._node}] {row.text}") for row in rows]
 
 
 def reported_outcome(outcome: Outcome) -> node_groups.NodeOutcome:

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from halfstep.sidecar.log_file import LogFile, compress
+from halfstep.telemetry.events import LogPart
 from worker.attempts.renew_lease import wait_for
 
 
 def published(
     log: LogFile, folder: Path, append_log: Callable[[str], None], meanwhile: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
-    """Compress complete parts and yield their artifact events.
+) -> Iterator[LogPart]:
+    """Compress complete parts and yield their events.
 
     A part stays uncompressed if the disk is too full.  meanwhile: called periodically during
     compression.

@@ -3,12 +3,12 @@
 import errno
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import obstore
 from obstore.store import ObjectStore
@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db.database import Database, is_outage
 from db.errors import StaleAttempt
-from db.files import checkpoints
+from db.files import artifacts, checkpoints
 from db.files.storage import delete_files, is_in_place, is_plain, put_file
 from db.queue import queue
 from db.runs import runs
@@ -27,11 +27,20 @@ from db.telemetry.recording import Recording, in_words
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.sidecar.system import SAMPLE_SECONDS, SystemMonitor
-from halfstep.telemetry.events import shown
-from halfstep.telemetry.spool import Position, SpoolReader, Unrecordable, frame, spool_files
+from halfstep.telemetry.events import Artifact, Checkpoint, Event, File, Line, Resumed
+from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.spool import (
+    Item,
+    Position,
+    SpoolReader,
+    Steps,
+    Unrecordable,
+    frame,
+    spool_files,
+)
 from worker.attempts.published_log import published
 from worker.attempts.renew_lease import wait_for
-from worker.attempts.uploads import Uploads, files_of
+from worker.attempts.uploads import Stored, Uploads, files_of
 
 #: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
@@ -112,7 +121,7 @@ class Recorder:
 
     def flush(
         self,
-        take_lines: Callable[[], list[dict[str, Any]]] = list,
+        take_lines: Callable[[], list[Line]] = list,
         *,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
@@ -148,25 +157,23 @@ class Recorder:
     def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
         """Publish only checkpoints, also those being sent, so that the run can continue."""
         for event in chain(self._recording.checkpoints, self._awaited(meanwhile)):
-            if event["event"] == "checkpoint":
+            if isinstance(event, Checkpoint):
                 with suppress(Exception):  # the unrecordable item may be one of them
                     self._publish(event, meanwhile)
 
-    def _publish(self, event: dict[str, Any], meanwhile: Callable[[], None]) -> None:
-        keys = self._store_files(event["files"], meanwhile)
+    def _publish(self, event: Checkpoint, meanwhile: Callable[[], None]) -> None:
+        keys = self._store_files(event.files, meanwhile)
         with self._database.writing() as session:
             checkpoints.publish(session, self._run_id, self._attempt, event, keys)
 
-    def _flush(
-        self, take_lines: Callable[[], list[dict[str, Any]]], meanwhile: Callable[[], None]
-    ) -> bool:
+    def _flush(self, take_lines: Callable[[], list[Line]], meanwhile: Callable[[], None]) -> bool:
         recording = self._recording
         if not recording.is_taken:
             for line in take_lines():
                 recording.log(line)
             self._collect()
             parts = published(self.log, self._folder, recording.append_log, meanwhile)
-            recording.artifacts += parts
+            recording.artifacts += map(artifacts.log_artifact, parts)
             self._has_sent_off = False
         if not self._has_sent_off:
             self._send_off(meanwhile)
@@ -174,7 +181,7 @@ class Recorder:
         if not recording:
             return not self._uploads
         # Files before the transaction, which holds a lock.
-        keys = [self._store_files(event["files"], meanwhile) for event in recording.checkpoints]
+        keys = [self._store_files(event.files, meanwhile) for event in recording.checkpoints]
         artifact_keys = self._store_files(recording.artifacts, meanwhile)
         retired: list[str] = []
         with self._database.writing() as session:
@@ -194,7 +201,7 @@ class Recorder:
                 with suppress(OSError):
                     path.parent.rmdir()
         for event in recording.artifacts:
-            forget_part(event, self._folder)
+            forget_part(event.path, self._folder)
         self._stored.clear()
         recording.forget()
         # After a crash, events waiting for a bucket must be read again.
@@ -221,8 +228,7 @@ class Recorder:
         if self._monitor and time.monotonic() >= self._sample_due:
             self._sample_due = time.monotonic() + SAMPLE_SECONDS
             elapsed_ms = round((clock() - self._started_at) * 1000)
-            samples = [{"elapsed_ms": elapsed_ms, **sample} for sample in self._monitor.take()]
-            self._recording.pending.samples += samples
+            self._recording.pending.samples += self._monitor.take(elapsed_ms)
 
     def _send_off(self, meanwhile: Callable[[], None]) -> None:
         """Send files to a bucket; publish those already sent.
@@ -243,7 +249,7 @@ class Recorder:
         arrived = self._mark_stored(uploads.arrived())
         recording.publish([*arrived, *recording.files])
 
-    def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[Stored]:
         """Yield the events of waiting files once these are in the store."""
         while self._uploads:
             if self._uploads.can_begin:
@@ -252,15 +258,15 @@ class Recorder:
             wait_for(self._uploads.wait, meanwhile)
             yield from self._mark_stored(self._uploads.arrived())
 
-    def _mark_stored(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _mark_stored(self, arrived: list[Stored]) -> list[Stored]:
         self._stored.update(self._key(file) for event in arrived for file in files_of(event))
         return arrived
 
-    def _send(self, file: dict[str, Any]) -> None:
+    def _send(self, file: File) -> None:
         """Put a file into the store; runs in a thread."""
-        put_file(self._store, self._key(file), self._folder / str(file["path"]))
+        put_file(self._store, self._key(file), self._folder / file.path)
 
-    def _is_for_rows(self, item: Any) -> bool:
+    def _is_for_rows(self, item: Item) -> TypeGuard[Steps | Event]:
         """Return whether to record an item; moves unrecordable ones to quarantine.
 
         Skips files that are not the run's.
@@ -271,20 +277,20 @@ class Recorder:
             else:
                 self._quarantine_frame(item)
             return False
-        kind = item["event"] if isinstance(item, dict) else "steps"
         # Not for events that a dead supervisor may have reported.
-        if kind == "resumed" and self._monitor:
+        if isinstance(item, Resumed) and self._monitor:
             self.append_log(in_words(item))
+        if not isinstance(item, Artifact | Checkpoint):
+            return True
         # Read a second time, after a crash, a checkpoint may have been retired by now.
-        has_files = kind in ("artifact", "checkpoint")
-        return all(self._is_ours(file) for file in (files_of(item) if has_files else []))
+        return all(self._is_ours(file) for file in files_of(item))
 
-    def _is_ours(self, file: dict[str, Any]) -> bool:
+    def _is_ours(self, file: File) -> bool:
         """Return whether a file exists and is the run's own; a link may point anywhere."""
-        path = self._folder / str(file["path"])
+        path = self._folder / file.path
         if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
             self._report_problem(
-                f"{file['path']} is a link, or in a linked folder; allowed: a plain file"
+                f"{file.path} is a link, or in a linked folder; allowed: a plain file"
             )
             return False
         return path.is_file()
@@ -327,7 +333,7 @@ class Recorder:
         files = spool_files(self._folder / "spool")
         return [path for path in files if int(path.name.partition("-")[0]) <= self._attempt]
 
-    def _store_files(self, files: list[dict[str, Any]], meanwhile: Callable[[], None]) -> list[str]:
+    def _store_files(self, files: Sequence[File], meanwhile: Callable[[], None]) -> list[str]:
         """Store those files that the store lacks; return the keys of all."""
         lacking = {key: file for file in files if (key := self._key(file)) not in self._stored}
         if lacking:
@@ -337,9 +343,9 @@ class Recorder:
             self._stored.add(key)
         return [self._key(file) for file in files]
 
-    def _key(self, file: dict[str, Any]) -> str:
+    def _key(self, file: File) -> str:
         """Return the store key of a file in the run's folder."""
-        return (self._folder / str(file["path"])).relative_to(self._settings.data).as_posix()
+        return (self._folder / file.path).relative_to(self._settings.data).as_posix()
 
     def _check_fence(self) -> None:
         """Check that no later attempt may have stored the same key. Raises StaleAttempt."""

@@ -29,7 +29,8 @@ from halfstep.cli import logs
 from halfstep.clock import clock
 from halfstep.process import close_to_others
 from halfstep.sidecar.system import SystemMonitor
-from halfstep.telemetry.attempt_files import AttemptFiles, write_file
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import Lease, write_message
 from worker.attempts import environment
 from worker.attempts.attempt import Attempt, CannotStart, Outcome, disk_full
 from worker.attempts.child import Child
@@ -84,7 +85,7 @@ class Supervisor:
         self.user: RunUser | None = None
         self.group: RunGroup | None = None
         self.trouble: str | None = None  # failure of another node that made this one end
-        self.lease = {"ask": 0.0, "kill": 0.0}
+        self.lease = Lease(ask=0.0, kill=0.0)
         self.desired_state = "run"  # state requested by users at the last lease renewal
         self.has_lost_lease = False  # when the training ended
         self.is_recorded = False  # everything in the spool
@@ -233,7 +234,7 @@ class Supervisor:
             if code is not None:
                 child.finish_listening()
                 self.recorder.log.close()
-                self.has_lost_lease = self.has_lost_lease or clock() > self.lease["kill"]
+                self.has_lost_lease = self.has_lost_lease or clock() > self.lease.kill
             try:
                 if not is_told:
                     with self.database.writing() as session:
@@ -269,8 +270,8 @@ class Supervisor:
         with self.database.writing() as session:
             requested = queue.renew(session, self.run_id, self.attempt, lease, self.node)
         self.desired_state = requested.desired_state
-        self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
-        write_file(self.files.lease, self.lease)
+        self.lease = Lease(ask=before + ASK_SHARE * lease, kill=before + KILL_SHARE * lease)
+        write_message(self.files.lease, self.lease)
         if self.node_group:
             self.trouble = self.trouble or self.node_group.poll(self.database)
         return requested
@@ -308,7 +309,7 @@ class Supervisor:
         process is stopped.
         """
         while not self.ended.wait(min(0.5, self.settings.lease_seconds / 20)):
-            if clock() > self.lease["kill"]:
+            if clock() > self.lease.kill:
                 child.kill()
 
     def _how_ended(self, exit_code: int, child: Child) -> Outcome:

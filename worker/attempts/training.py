@@ -1,11 +1,10 @@
 """Work of an attempt whose run has a recipe: Halfstep's training process."""
 
 import errno
-import json
 import os
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
@@ -14,7 +13,17 @@ from db.files.storage import get_file
 from db.queue import node_groups, queue
 from db.tables import CheckpointFile, Status
 from halfstep import data_paths
-from halfstep.telemetry.attempt_files import write_file
+from halfstep.telemetry.attempt_messages import (
+    ControlRequest,
+    ControlState,
+    RequestKind,
+    Stop,
+    TrainingJob,
+    TrainingOutcome,
+    read_message,
+    write_message,
+)
+from halfstep.telemetry.plain_json import JsonObject
 from worker import gpus
 from worker.attempts import node_group
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
@@ -35,6 +44,9 @@ OUTCOMES = {
 }
 
 
+STOPS: dict[str, Stop | None] = {"run": None, "pause": "pause", "cancel": "cancel"}
+
+
 class Training:
     """Training process, which reads a job and a control file and writes its outcome."""
 
@@ -43,10 +55,7 @@ class Training:
         self._states = checkpoints.to_resume(session, attempt.run)
         self._shards = checkpoints.shards_of(session, self._states)
         self._weights = checkpoints.to_start_from(session, attempt.run.settings)
-        self._control: dict[str, Any] = {
-            "stop": None,
-            "requests": [],
-        }  # see halfstep.telemetry.spool
+        self._control = ControlState()
 
     def prepare(self) -> None:
         """Fetch the checkpoint and write the job file. Raises CannotStart."""
@@ -58,32 +67,34 @@ class Training:
         weights = bring_weights(attempt, self._weights) if resume is None else {}
         resume = attempt.staged(resume) if resume else None
         weights = {module: attempt.staged(path) for module, path in weights.items()}
-        job = {
-            "run": run.id,
-            "attempt": run.attempt,
-            "recipe": attempt.recipe,
-            "config": run.config,
-            "started_at": attempt.started_at,
-            "seconds_before": attempt.seconds_before,
-            "resume": resume,
-            "weights": weights,
-            "device": "cuda" if attempt.is_cuda else "cpu",
-            **self._rendezvous(),
-        }
+        host, timeout_seconds = self._rendezvous()
+        job = TrainingJob(
+            run=run.id,
+            attempt=run.attempt,
+            recipe=attempt.recipe,
+            config=run.config,
+            started_at=attempt.started_at,
+            seconds_before=attempt.seconds_before,
+            resume=resume,
+            weights=weights,
+            device="cuda" if attempt.is_cuda else "cpu",
+            host=host,
+            timeout_seconds=timeout_seconds,
+        )
         file = attempt.recipe_file
         # The shards of a sharded state are in a folder next to it.
         states = [resume, resume.removesuffix(".pt")] if resume else []
         self._read = [*states, *weights.values(), *([str(file)] if file else [])]
-        write_file(attempt.files.job, job)
-        write_file(attempt.files.control, self._control)
+        write_message(attempt.files.job, job)
+        write_message(attempt.files.control, self._control)
 
-    def _rendezvous(self) -> dict[str, Any]:
-        """Return the rendezvous host and timeout of a multi-node run, else {}."""
+    def _rendezvous(self) -> tuple[str, float | None]:
+        """Return the rendezvous host and the timeout of collective operations."""
         if self._attempt.run.nodes == 1:
-            return {}
+            return "localhost", None
         settings = self._attempt.settings
         timeout = settings.rank_timeout_seconds or node_group.TIMEOUT_SHARE * settings.lease_seconds
-        return {"host": node_group.interface(settings)[1], "timeout_seconds": timeout}
+        return node_group.interface(settings)[1], timeout
 
     def started(self) -> Started:
         """Return the command to record, with the user's recipe as its file."""
@@ -110,26 +121,25 @@ class Training:
         self, requested: queue.DesiredState, _child: Child, *, is_preempted: bool
     ) -> None:
         """Write user requests to the control file."""
-        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[requested.desired_state]
+        stop = STOPS[requested.desired_state]
         if is_preempted:
             stop = stop or "preempt"
         requests = [
-            {"id": each.id, "kind": each.kind, "value": each.value or 0.0}
+            ControlRequest(id=each.id, kind=cast("RequestKind", each.kind), value=each.value or 0.0)
             for each in requested.requests
         ]
-        control = {"stop": stop, "requests": requests}
+        control = ControlState(stop=stop, requests=requests)
         if control != self._control:
             self._control = control
-            write_file(self._attempt.files.control, control)
+            write_message(self._attempt.files.control, control)
 
     def outcome(
         self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
     ) -> Outcome:
         """Return the outcome that the training wrote, or how it died."""
-        path = self._attempt.files.outcome
-        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        outcome = self._reported_outcome()
         # If one rank was killed there is an outcome too: the error that the others reported.
-        if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
+        if outcome and not (exit_code < 0 and outcome.status == "failed"):
             return self._as_reported(outcome, is_preempted)
         if self._attempt.node and exit_code == 0:  # the first rank reports the outcome
             return Outcome(Status.FINISHED, STOPPED if is_preempted else None)
@@ -140,19 +150,29 @@ class Training:
             return Outcome(Status.QUEUED, reason, failure_kind="infrastructure")
         return Outcome(None, reason)
 
-    def _as_reported(self, outcome: dict[str, Any], is_preempted: bool) -> Outcome:
-        status, error = OUTCOMES[outcome["status"]], outcome["error"]
+    def _reported_outcome(self) -> TrainingOutcome | None:
+        """Return the outcome that the training wrote, if any; log one that cannot be read."""
+        try:
+            return read_message(self._attempt.files.outcome, TrainingOutcome)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # a recipe can write anything there
+            self._attempt.append_log(f"the outcome of the training is ignored: {error}")
+            return None
+
+    def _as_reported(self, outcome: TrainingOutcome, is_preempted: bool) -> Outcome:
+        status, error = OUTCOMES[outcome.status], outcome.error or ""
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)
         if status == Status.FAILED:
-            failure_kind = outcome.get("failure_kind") or "code"
+            failure_kind = outcome.failure_kind or "code"
             if failure_kind == node_groups.RANK and self._attempt.run.nodes == 1:
                 failure_kind = "code"  # the other rank's error would be known here
-            return Outcome(status, error.splitlines()[-1], error, failure_kind)
+            return Outcome(status, (error.splitlines() or [""])[-1], error, failure_kind)
         if status == Status.QUEUED:
             reason = STOPPED if is_preempted else LOST_LEASE
-            return Outcome(status, reason, error, "infrastructure")
-        return Outcome(status, error=error)
+            return Outcome(status, reason, outcome.error, "infrastructure")
+        return Outcome(status, error=outcome.error)
 
     def _argv(self) -> list[str]:
         files, devices = self._attempt.files, len(self._attempt.devices)
@@ -175,7 +195,7 @@ class Training:
         return str(path)
 
 
-def retention(config: dict[str, Any]) -> dict[str, Any]:
+def retention(config: JsonObject) -> dict[str, Any]:
     """Return the checkpoint retention policy, with integers as the training needs.
 
     An earlier version queued runs with values such as 2.0.

@@ -1,14 +1,16 @@
 """Background uploads to a bucket, while recording of the training continues."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from halfstep.telemetry.events import Artifact, Checkpoint, File
 from halfstep.telemetry.spool import Position
 
-Event: TypeAlias = dict[str, Any]
+#: An event whose files are stored before it is recorded.
+Stored: TypeAlias = Artifact | Checkpoint
 
 
 class Stopped(Exception):
@@ -18,17 +20,15 @@ class Stopped(Exception):
 class Uploads:
     """Queue of events whose files one thread sends in order; it also deletes files."""
 
-    def __init__(
-        self, send: Callable[[dict[str, Any]], None], delete: Callable[[list[str]], None]
-    ) -> None:
+    def __init__(self, send: Callable[[File], None], delete: Callable[[list[str]], None]) -> None:
         """send: stores a file before it returns; may take minutes.
 
         delete: deletes the files of these keys from the store.
         """
         self._send, self._delete = send, delete
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._waiting: deque[tuple[Event, Position]] = deque()
-        self._sent: deque[Event] = deque()  # the first of `_waiting`
+        self._waiting: deque[tuple[Stored, Position]] = deque()
+        self._sent: deque[Stored] = deque()  # the first of `_waiting`
         self._retired: list[str] = []
         self._under_way: Future[None] | None = None
         self._is_stopped = False
@@ -41,7 +41,7 @@ class Uploads:
         """Spool position after which events are waiting; None if none are."""
         return self._waiting[0][1] if self._waiting else None
 
-    def add(self, events: Iterable[Event], since: Position) -> None:
+    def add(self, events: Iterable[Stored], since: Position) -> None:
         """Queue events to be sent.  since: spool position that precedes them."""
         self._waiting.extend((event, since) for event in events)
 
@@ -60,7 +60,7 @@ class Uploads:
         events, keys = [event for event, _since in unsent], list(self._retired)
         self._under_way = self._thread.submit(self._work, events, keys)
 
-    def arrived(self) -> list[Event]:
+    def arrived(self) -> list[Stored]:
         """Return the events sent so far. Raises errors from sending or deleting."""
         is_over = self._under_way is not None and self._under_way.done()
         arrived = [self._sent.popleft() for _ in range(len(self._sent))]
@@ -80,7 +80,7 @@ class Uploads:
         """Send no more files after the one in progress."""
         self._is_stopped = True
 
-    def _work(self, events: list[Event], keys: list[str]) -> None:
+    def _work(self, events: list[Stored], keys: list[str]) -> None:
         for event in events:
             for file in files_of(event):
                 if self._is_stopped:
@@ -92,6 +92,6 @@ class Uploads:
             del self._retired[: len(keys)]
 
 
-def files_of(event: Event) -> list[dict[str, Any]]:
+def files_of(event: Stored) -> Sequence[File]:
     """Return the files of an event: those of a checkpoint, or the artifact itself."""
-    return event["files"] if event["event"] == "checkpoint" else [event]
+    return event.files if isinstance(event, Checkpoint) else [event]

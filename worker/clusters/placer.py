@@ -13,12 +13,15 @@ import sys
 import threading
 from typing import Any
 
+from msgspec.structs import replace
+
 from db.database import Database, is_outage, open_database
 from db.errors import HalfstepError
 from db.queue import placements, workers
 from db.settings import Settings
 from halfstep.cli import logs
 from halfstep.cli.application import ServingCommand, single
+from halfstep.machine_offer import rows
 from halfstep.process import close_to_others
 from worker.attempts.recorder import may_pass
 from worker.capabilities import Capabilities
@@ -123,10 +126,9 @@ class Placer:
     def _register(self) -> None:
         """Register the capabilities of the cluster's nodes before any worker is up."""
         offer = self.capabilities.learn()
-        offer["devices"] = [
-            {**offer["devices"][0], "index": i} for i in range(self.settings.placed_devices)
-        ]
-        self.recipes = workers.recipe_names(offer["recipes"])
+        first, recipes = offer.devices[0], rows(offer.recipes)
+        devices = [replace(first, index=i) for i in range(self.settings.placed_devices)]
+        self.recipes = workers.recipe_names(recipes)
         with self.database.writing() as session:
             worker = workers.register(
                 session,
@@ -135,7 +137,9 @@ class Placer:
                 pid=os.getpid(),
                 offers_commands=self.settings.allow_commands,
                 placement=self.engine.name,
-                **offer,
+                devices=rows(devices),
+                recipes=recipes,
+                versions=offer.versions,
             )
             self.id = worker.id
         logger.info("runs are placed by %s", self.engine.name)
@@ -144,8 +148,8 @@ class Placer:
         offer = self.capabilities.news()
         if offer is not None:
             with self.database.writing() as session:
-                workers.offer(session, self.id, offer["recipes"])
-            self.recipes = workers.recipe_names(offer["recipes"])
+                workers.offer(session, self.id, rows(offer.recipes))
+            self.recipes = workers.recipe_names(rows(offer.recipes))
 
 
 @single(ServingCommand)

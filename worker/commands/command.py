@@ -1,24 +1,28 @@
 """Work of an attempt whose run is a command: its start, working folder and outcome."""
 
 import errno
-import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy.orm import Session
 
 from db.access import secrets
 from db.queue import queue
+from db.runs.command_spec import read_command
 from db.tables import Status
 from halfstep import redaction
 from halfstep.cli import command_line
 from halfstep.clock import clock
 from halfstep.sandbox import deferred
 from halfstep.session import queued_run
-from halfstep.telemetry.attempt_files import write_file
+from halfstep.telemetry.attempt_messages import (
+    CommandJob,
+    WatchedOutcome,
+    read_message,
+    write_message,
+)
 from worker import gpus
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
@@ -39,10 +43,13 @@ class Command:
     def __init__(self, attempt: Attempt, session: Session) -> None:
         """Raises CannotStart."""
         self._attempt = attempt
-        self._spec: dict[str, Any] = attempt.run.command or {}
+        try:
+            self._spec = read_command(attempt.run.command or {})
+        except ValueError as error:
+            raise CannotStart(f"its command cannot be read: {error}") from error
         key_file = attempt.settings.secrets_key
         try:
-            self._secrets = secrets.read(session, key_file, self._spec["secrets"])
+            self._secrets = secrets.read(session, key_file, self._spec.secrets)
         except secrets.Unreadable as error:
             raise CannotStart(str(error)) from error
         self._asked_at: float | None = None
@@ -53,15 +60,15 @@ class Command:
         attempt, spec = self._attempt, self._spec
         self._environment = self._stated_environment()
         folder = self._folder()
-        words = command_line.filled(spec["line"], attempt.run.config)
+        words = command_line.filled(spec.line, attempt.run.config)
         argv = self._started(words)
         if attempt.files.attempt > 1:
             text = "The command starts again; resuming is up to its script."
             attempt.append_log(f"Attempt {attempt.files.attempt}. {text}")
-        attempt.append_log(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
-        self._places = (str(folder), spec["venv"])
-        job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
-        write_file(attempt.files.job, job)
+        attempt.append_log(f"$ {spec.line}" if words == argv else f"$ {' '.join(words)}")
+        self._places = (str(folder), spec.venv)
+        job = CommandJob(argv=argv, folder=str(folder), started_at=attempt.started_at)
+        write_message(attempt.files.job, job)
         scripts = (folder / word for word in words if word.endswith(".py"))
         script = next(filter(Path.is_file, scripts), None)
         self._to_start = Started(words, folder, script, self._hidden)
@@ -128,9 +135,9 @@ class Command:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
         path = self._attempt.files.outcome
         try:
-            outcome = json.loads(path.read_text())
-            return str(outcome["error"]) if outcome["status"] == "failed" else ""
-        except (OSError, ValueError, LookupError, TypeError):  # it may contain anything
+            outcome = read_message(path, WatchedOutcome)
+            return outcome.error or "" if outcome.status == "failed" else ""
+        except (OSError, ValueError):  # it may contain anything
             return ""
 
     @property
@@ -143,7 +150,7 @@ class Command:
 
     def _stated_environment(self) -> dict[str, str]:
         """Return the complete environment. Raises CannotStart."""
-        attempt, venv = self._attempt, self._spec["venv"]
+        attempt, venv = self._attempt, self._spec.venv
         base = run_environment.of_commands() | attempt.temporary()
         programs = Path(venv, "bin") if venv else Path(sys.executable).parent
         if not (programs / "python").exists():
@@ -160,23 +167,23 @@ class Command:
             queued_run.FOLDER: str(attempt.files.folder),
         }
         # Unbuffered, so that output is logged at once, and not lost if the script is killed.
-        stated = {"PYTHONUNBUFFERED": "1", **self._spec["variables"], **self._secrets}
+        stated = {"PYTHONUNBUFFERED": "1", **self._spec.variables, **self._secrets}
         return {**base, **stated, **ours}
 
     def _folder(self) -> Path:
         """Return its working folder, created if necessary. Raises CannotStart."""
         spec, own = self._spec, self._attempt.files.work
-        folder = Path(spec["folder"])
-        if spec["git"]:
+        folder = Path(spec.folder)
+        if spec.git:
             self._check_out(own)
-            folder = own / spec["folder"]
-        elif not spec["folder"]:
+            folder = own / spec.folder
+        elif not spec.folder:
             own.mkdir(exist_ok=True)
             folder = own
         if not folder.is_dir():
-            place = f"{spec['git']} at {spec['commit']}" if spec["git"] else "this worker"
+            place = f"{spec.git} at {spec.commit}" if spec.git else "this worker"
             raise CannotStart(
-                f"there is no folder {spec['folder']} on {place}", failure_kind="settings"
+                f"there is no folder {spec.folder} on {place}", failure_kind="settings"
             )
         return folder
 
@@ -184,8 +191,8 @@ class Command:
         spec, attempt = self._spec, self._attempt
         try:
             commit = check_out(
-                spec["git"],
-                spec["commit"],
+                spec.git,
+                spec.commit,
                 folder,
                 self._environment,
                 attempt.check_not_stopped,
@@ -194,7 +201,7 @@ class Command:
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error
-        attempt.append_log(f"In a checkout of {spec['git']} at {commit}")
+        attempt.append_log(f"In a checkout of {spec.git} at {commit}")
 
     def _started(self, words: list[str]) -> list[str]:
         """Return the arguments to execute: the program's path, with torchrun on several devices."""

@@ -8,7 +8,6 @@ process ends like the command did.
 """
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -25,6 +24,7 @@ from halfstep.clock import clock
 from halfstep.process import end_with_parent
 from halfstep.sandbox import Sandbox, apply_deferred
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import CommandJob, Lease, read_message
 from halfstep.telemetry.socket_folder import short_path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -53,18 +53,18 @@ class CommandRunner:
 
     def run(self) -> int:
         """Start the command and return its exit code, negative for a signal."""
-        job = json.loads(self._files.job.read_text())
+        job = read_message(self._files.job, CommandJob)
         try:
             command = subprocess.Popen(
-                job["argv"],
-                cwd=job["folder"],
+                job.argv,
+                cwd=job.folder,
                 env={**os.environ, **_temporary_folder()},
                 start_new_session=True,
                 preexec_fn=_tie_to_parent,
             )
         except OSError as error:
-            place = f" in {job['folder']}"
-            sys.stderr.write(f"halfstep: {job['argv'][0]} cannot be started{place}: {error}\n")
+            place = f" in {job.folder}"
+            sys.stderr.write(f"halfstep: {job.argv[0]} cannot be started{place}: {error}\n")
             return NOT_STARTED
         self._command = command
         if self._is_asked:  # requested before the command was started
@@ -78,10 +78,10 @@ class CommandRunner:
 
     def _check_lease(self) -> None:
         """End the command with its supervisor, or at 0.7 of a lease that is not renewed."""
-        lease = json.loads(self._files.lease.read_text())
-        if os.getppid() != self._supervisor_pid or clock() > lease["kill"]:
+        lease = read_message(self._files.lease, Lease)
+        if os.getppid() != self._supervisor_pid or clock() > lease.kill:
             _kill_descendants()
-        elif clock() > lease["ask"]:
+        elif clock() > lease.ask:
             asked_for_lease(self._files).touch()
             self.ask()
 

@@ -15,7 +15,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 from db.settings import Settings
-from halfstep.api_client import credentials
+from halfstep.api_client import credentials, local_server
 from halfstep.sandbox import NEEDED_VERSION, Sandbox, version
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox.isolation import Isolation
@@ -64,7 +64,7 @@ NAMED = 3  # paths in a message
 def private_paths(settings: Settings) -> list[Path]:
     """Return paths that runs may not read: the service's data, and the user's credentials."""
     home = Path.home()
-    of_user = (*(home / each for each in IN_HOME), credentials.place())
+    of_user = (*(home / each for each in IN_HOME), credentials.place(), local_server.folder())
     # Rules for each entry of /etc miss entries replaced later, so only if these files are readable.
     readable = (Path(each) for each in OF_SYSTEM if os.access(each, os.R_OK))
     return [*settings.private_paths, *of_user, *readable]

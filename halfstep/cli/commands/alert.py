@@ -1,6 +1,6 @@
 """`halfstep alert COMMAND`: alert rules and channels."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +8,9 @@ from halfstep.cli.application import App
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json, print_result
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import ChannelRow, RuleRow
 
 app = App("List, add or remove alert rules, or test a channel.")
 
@@ -32,7 +35,7 @@ def list_(as_json: AsJson = False) -> None:
     print_tables(*tables)
 
 
-def _state(row: dict[str, Any]) -> str:
+def _state(row: "RuleRow | ChannelRow") -> str:
     return "on" if row["is_on"] else "off"
 
 

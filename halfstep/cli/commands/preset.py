@@ -1,6 +1,6 @@
 """`halfstep preset COMMAND`: saved configurations of runs."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -8,6 +8,9 @@ from halfstep.cli.application import App
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, Fields, PrecisionOption, Project, Tags, configuration
 from halfstep.cli.output import print_list, print_result
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import PresetRow
 
 app = App("List, save or remove presets of runs.")
 
@@ -26,7 +29,7 @@ def list_(
     print_list(presets, columns, _row, as_json=as_json)
 
 
-def _row(preset: dict[str, Any]) -> tuple[str, ...]:
+def _row(preset: "PresetRow") -> tuple[str, ...]:
     return str(preset["id"]), preset["name"], preset["recipe"], preset["project"]
 
 

@@ -1,6 +1,6 @@
 """`halfstep projects COMMAND`."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +8,9 @@ from halfstep.cli.application import App, ListingGroup
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_list, print_result
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import ProjectRow
 
 ProjectName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the project")]
 
@@ -43,6 +46,6 @@ def delete(name: ProjectName, as_json: AsJson = False) -> None:
     print_result({"name": name, "deleted": True}, f"{name} is deleted", as_json=as_json)
 
 
-def _row(project: dict[str, Any]) -> tuple[str, ...]:
+def _row(project: "ProjectRow") -> tuple[str, ...]:
     name = project["name"] or "Default project"
     return name, f"{project['devices_used']:,}", f"{project['queued_used']:,}"

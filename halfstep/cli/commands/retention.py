@@ -1,7 +1,7 @@
 """`halfstep retention COMMAND`: rules that delete old files of ended runs."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json, print_list, print_result
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import Rule
     from halfstep.client import Client
 
 RuleProject = Annotated[
@@ -46,7 +47,7 @@ def list_(as_json: AsJson = False) -> None:
     print_list(rules, ("Project", "Checkpoints", "Logs"), _row, as_json=as_json)
 
 
-def _row(rule: dict[str, Any]) -> tuple[str, ...]:
+def _row(rule: "Rule") -> tuple[str, ...]:
     return _scope(rule), _days(rule["checkpoint_days"]), _days(rule["log_days"])
 
 
@@ -129,7 +130,7 @@ def _print_preview(
     print(f"{preview['runs']:,} runs, {formats.size(preview['stored_bytes'])} of files", flush=True)
 
 
-def _scope(rule: dict[str, Any]) -> str:
+def _scope(rule: "Rule") -> str:
     if rule["scope"] == "all":
         return "all other projects"
     return rule["scope"].removeprefix("in:") or "Default project"

@@ -37,6 +37,7 @@ from halfstep.cli.options import (
 from halfstep.cli.output import print_json, print_notes, print_result
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunDetail
     from halfstep.client import Client
 
 app = App("Submit, list, show, follow, edit, pause, cancel, delete and fork runs.")
@@ -157,10 +158,10 @@ def list_(
 def show(run_id: RunId, as_json: AsJson = False) -> None:
     """Show a run: its state, changed settings and findings; --json has all of it."""
     with connect() as client:
-        run = client.run(run_id) | {"findings": client.findings(run_id)}
+        run, findings = client.run(run_id), client.findings(run_id)
         address = client.page_url(run_id)
     if as_json:
-        print_json([run])
+        print_json([{**run, "findings": findings}])
         return
     from halfstep.cli.tables import field_table, print_tables, table
 
@@ -168,13 +169,13 @@ def show(run_id: RunId, as_json: AsJson = False) -> None:
     settings = {row["path"]: formats.value(row["value"]) for row in run["changed_settings"]}
     if settings:
         tables.append(field_table(settings, title="Changed settings"))
-    if run["findings"]:
-        rows = [(finding["title"], finding["text"]) for finding in run["findings"]]
+    if findings:
+        rows = [(finding["title"], finding["text"]) for finding in findings]
         tables.append(table(("Finding", "Text"), rows))
     print_tables(*tables)
 
 
-def _fields_of(run: dict[str, Any], address: str) -> dict[str, str]:
+def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
     health = run["health"]
     recipe = run["recipe"] or run["source"]
     left = run["seconds_left"]

@@ -25,6 +25,7 @@ from halfstep.cli.options import (
 from halfstep.cli.output import print_result, warn
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import RunSummary
     from halfstep.client import Client
 
 
@@ -34,7 +35,7 @@ def add_to(app: App) -> None:
         app.command(command.__name__.rstrip("_"))(command)
 
 
-def report_queued(client: "Client", run: dict[str, Any], *, wait: bool, as_json: bool) -> None:
+def report_queued(client: "Client", run: "RunSummary", *, wait: bool, as_json: bool) -> None:
     """Print a run that was queued; wait for its end if asked to, and exit with its code."""
     print_result(run, formats.run_line(run), as_json=as_json)
     if wait:
@@ -43,7 +44,7 @@ def report_queued(client: "Client", run: dict[str, Any], *, wait: bool, as_json:
         raise typer.Exit(wait_for_run(client, run["id"], as_json=as_json))
 
 
-def _act(action: "Callable[[Client], dict[str, Any]]", *, as_json: bool) -> None:
+def _act(action: "Callable[[Client], RunSummary]", *, as_json: bool) -> None:
     """Apply an action to a run, and print the run."""
     with connect() as client:
         run = action(client)

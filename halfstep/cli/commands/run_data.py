@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from halfstep.cli.application import App
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, RunId, RunIds
 from halfstep.cli.output import print_json, print_list, warn
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import ComparedRun, Event
 
 
 def add_to(app: App) -> None:
@@ -40,7 +43,7 @@ def series(
     256: the first optimizer skipped; 512: the second did; … An empty field is NaN.
     """
     from halfstep.client import Client
-    from halfstep.telemetry.spool import json_safe
+    from halfstep.telemetry.plain_json import json_safe
 
     with Client() as client:
         read = client.metrics if metrics else client.series
@@ -63,7 +66,7 @@ def events(run_id: RunId, as_json: AsJson = False) -> None:
         print_list(client.events(run_id), columns, _event_row, as_json=as_json)
 
 
-def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
+def _event_row(event: "Event") -> tuple[str, ...]:
     change = f"{formats.scale(event['scale_before'])} → {formats.scale(event['scale_after'])}"
     culprits = ", ".join(culprit["name"] for culprit in event["culprits"])
     return f"{event['step']:,}", event["kind"], change, culprits
@@ -100,7 +103,7 @@ def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
         warn(f"left out, because they do not exist: {', '.join(map(str, comparison['missing']))}")
 
 
-def _print_comparison(compared: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]]) -> None:
     """Print a table with a column per run; on a narrow terminal several tables."""
     from halfstep.cli.tables import parts, print_tables, table
 

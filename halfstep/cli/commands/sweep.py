@@ -1,7 +1,7 @@
 """`halfstep sweep COMMAND`: runs that differ in the settings that are searched."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +31,9 @@ from halfstep.cli.options import (
     value_of,
 )
 from halfstep.cli.output import print_json, print_list, print_result, warn
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import ListedRun, SweepSummary, SweepTrial
 
 #: Of a command that waits for the end of a sweep.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
@@ -125,7 +128,7 @@ def list_(
     print_list(sweeps, columns, _sweep_row, as_json=as_json)
 
 
-def _sweep_row(sweep: dict[str, Any]) -> tuple[str, ...]:
+def _sweep_row(sweep: "SweepSummary") -> tuple[str, ...]:
     ended = f"{_ended(sweep)} / {sweep['runs_total']}"
     best = formats.number(sweep["best"])
     fields = (str(sweep["id"]), sweep["name"], sweep["status"], ended, sweep["metric"], best)
@@ -163,7 +166,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
 
 
 def _trial_row(
-    trial: dict[str, Any], paths: Sequence[str], run: dict[str, Any] | None, *, is_loss: bool
+    trial: "SweepTrial", paths: Sequence[str], run: "ListedRun | None", *, is_loss: bool
 ) -> tuple[str, ...]:
     live = [""] * len(LIVE)
     if run is not None:
@@ -225,11 +228,11 @@ def _space(search: Sequence[str] | None) -> dict[str, Any]:
     return space
 
 
-def _ended(sweep: dict[str, Any]) -> int:
+def _ended(sweep: "SweepSummary") -> int:
     return int(sweep["complete"] + sweep["pruned"] + sweep["failed"])
 
 
-def _print_sweep(sweep: dict[str, Any], *, as_json: bool) -> None:
+def _print_sweep(sweep: "SweepSummary", *, as_json: bool) -> None:
     best = f"  best {sweep['metric']} {formats.number(sweep['best'])}"
     ended = f"{_ended(sweep)} / {sweep['runs_total']} runs ended"
     why = f"  ({sweep['error']})" if sweep["error"] else ""

@@ -12,6 +12,7 @@ from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import ListedRun
     from halfstep.client import Client
 
 MOST_RUNS = 200
@@ -56,5 +57,5 @@ def app(
         show_refreshed(read, interval)
 
 
-def _running(client: "Client") -> list[dict[str, Any]]:
+def _running(client: "Client") -> "list[ListedRun]":
     return client.runs("status:active -status:queued", sort="id", limit=MOST_RUNS)

@@ -1,6 +1,6 @@
 """`halfstep workers COMMAND`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,7 @@ from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_list, print_result
 
 if TYPE_CHECKING:
+    from halfstep.api_client.response_types import WorkerState
     from halfstep.client import Client
 
 WorkerName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the worker")]
@@ -25,7 +26,7 @@ def list_(as_json: AsJson = False) -> None:
     print_list(workers, ("Worker", "Host", "Devices", "State"), _row, as_json=as_json)
 
 
-def _row(worker: dict[str, Any]) -> tuple[str, ...]:
+def _row(worker: "WorkerState") -> tuple[str, ...]:
     return worker["name"], worker["host"], f"{len(worker['devices'])}", _state(worker)
 
 
@@ -58,10 +59,10 @@ def _worker_id(client: "Client", name: str) -> int:
     return workers[name]
 
 
-def _print_worker(worker: dict[str, Any], *, as_json: bool) -> None:
+def _print_worker(worker: "WorkerState", *, as_json: bool) -> None:
     text = f"{worker['name']}: {len(worker['devices'])} devices, {_state(worker)}"
     print_result(worker, text, as_json=as_json)
 
 
-def _state(worker: dict[str, Any]) -> str:
+def _state(worker: "WorkerState") -> str:
     return ("up" if worker["alive"] else "down") + (", drained" if worker["drained_at"] else "")

@@ -25,6 +25,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
+from tests.spool_made import checkpoint_of
 
 LABELS = ["fp32", "fp16 without scaler", "fp16", "bf16"]
 
@@ -254,7 +255,7 @@ def test_a_fork_with_a_module_in_fp32_is_one_click_away(
         for step in (5, 8):
             file = {"kind": "checkpoint", "path": "p", "size_bytes": 1, "sha256": "0" * 64}
             saved = {"step": step, "reason": "interval", "files": [file]}
-            checkpoints.publish(session, running.id, 1, saved, ["key"])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved), ["key"])
     page = browser.get("/runs/1").text.replace("&amp;", "&")
     link = "/runs/new?from=1&fp32=model.head&before=7"
     assert page.count(f'href="{link}"') == 2

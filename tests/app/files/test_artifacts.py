@@ -11,6 +11,7 @@ from db.database import Database
 from db.files import artifacts
 from db.settings import Settings
 from db.tables import Run
+from tests.spool_made import artifact_of
 
 FILES = {"samples.txt": b"<script>", "grid.png": b"\x89PNG", "page.html": b"<script>"}
 
@@ -26,7 +27,7 @@ def saved(settings: Settings, database: Database, running: Run) -> None:
         event = {"step": 100, "name": name, "size_bytes": len(body), "sha256": sha256}
         with database.writing() as session:
             key = path.relative_to(settings.data).as_posix()
-            artifacts.publish(session, running.id, running.attempt, event, key)
+            artifacts.publish(session, running.id, running.attempt, artifact_of(event), key)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,9 @@ def test_the_page_shows_the_last_of_many_files(
     with database.writing() as session:
         for step in range(1, ARTIFACTS_SHOWN + 11):
             event = {"step": step, "name": "a.txt", "size_bytes": 1, "sha256": f"{step:064x}"}
-            artifacts.publish(session, running.id, running.attempt, event, f"runs/1/{step}")
+            artifacts.publish(
+                session, running.id, running.attempt, artifact_of(event), f"runs/1/{step}"
+            )
     page = browser.get("/runs/1?tab=artifacts").text
     steps = [int(step) for step in re.findall(r'<tr data-key="(\d+)">\s*<td class="number">', page)]
     assert sorted(steps) == list(range(11, ARTIFACTS_SHOWN + 11))

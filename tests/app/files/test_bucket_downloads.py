@@ -15,6 +15,7 @@ from db.tables import Run
 from halfstep import Client
 from tests.app.conftest import serving
 from tests.buckets import Bucket
+from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = [pytest.mark.xdist_group("bucket"), pytest.mark.only_on("sqlite")]
 BODY = bytes(range(256)) * 5 * 4096 + b"end"  # some chunks
@@ -43,8 +44,10 @@ def http(settings: Settings, database: Database, running: Run, token: str) -> It
         put_file(store, key, path)
     saved = {"step": 400, "reason": "end", "files": [{"kind": "checkpoint", "path": "", **result}]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, saved, keys[:1])
-        artifacts.publish(session, running.id, 1, {"step": 400, "name": "a.txt", **result}, keys[1])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(saved), keys[:1])
+        artifacts.publish(
+            session, running.id, 1, artifact_of({"step": 400, "name": "a.txt", **result}), keys[1]
+        )
     headers = {"Authorization": f"Bearer {token}"}
     with (
         serving(settings, database) as (_server, address),

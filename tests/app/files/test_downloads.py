@@ -14,6 +14,7 @@ from db.files import checkpoints
 from db.settings import Settings
 from db.tables import Run, User
 from tests.e2e.test_artifacts import publish
+from tests.spool_made import checkpoint_of
 
 BODY = bytes(range(256)) * 8192  # two chunks
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -31,7 +32,7 @@ def saved(settings: Settings, database: Database, running: Run) -> None:
     event: dict[str, Any] = {"step": 400, "reason": "end", "request": None, "files": [file]}
     with database.writing() as session:
         key = path.relative_to(settings.data).as_posix()
-        checkpoints.publish(session, running.id, running.attempt, event, [key])
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), [key])
 
 
 def test_whole_file_has_its_name_length_and_etag(saved: None, script: TestClient) -> None:
@@ -194,7 +195,7 @@ def test_weights_and_their_average_have_names_of_their_own(
     file = {"kind": kind, "path": "p", "size_bytes": 1, "sha256": SHA256}
     event = {"step": 400, "reason": "end", "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), ["key"])
     page = browser.get("/runs/1").text
     name = f"digits-fp16-run1-step400{ending}.safetensors"
     assert f"<td>{words}</td>" in page
@@ -211,7 +212,7 @@ def test_the_page_says_how_a_learnt_model_is_loaded(
     guide = browser.get("/help/recipes").text
     assert 'id="loading-saved-weights"' in guide
     with database.writing() as session:
-        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), ["key"])
     page = browser.get("/runs/1").text
     assert "/help/recipes#loading-saved-weights" in page
     assert line not in page

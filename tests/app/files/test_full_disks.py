@@ -20,6 +20,7 @@ from tests.app.conftest import serving
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_steps
 from tests.halfstep.telemetry.test_uploader import Writer
+from tests.spool_made import event_of
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -101,7 +102,7 @@ def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
     file = {"path": PICTURE, "size_bytes": len(CONTENT), "sha256": SHA256}
     with uploader.spool() as spool:
         spool.steps(make_steps([1.0] * 3))
-        spool.event({"event": "artifact", "step": 3, "name": "x.png", **file})
+        spool.event(event_of({"event": "artifact", "step": 3, "name": "x.png", **file}))
     uploader.send()
     status, offset = put_from(uploader, 0)
     assert status == 507

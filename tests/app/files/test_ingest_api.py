@@ -23,10 +23,11 @@ from db.runs import history, runs
 from db.settings import Settings
 from db.tables import CheckpointFile, Metric, Run, Status, Step, User, WatchedAttempt
 from db.telemetry import ingest, series, telemetry
+from halfstep.telemetry import events
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
 from tests.app.uploading import Uploader, described, write_token
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
-from tests.spool_made import spool_anything
+from tests.spool_made import event_of, spool_anything
 
 pytestmark = pytest.mark.sql
 
@@ -56,7 +57,7 @@ def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
     uploader.begin()
     with uploader.spool() as spool:
         for event in (*make_events([2]), make_metric(3, 0.5)):
-            spool.event(event)
+            spool.event(event_of(event))
         spool.steps(make_steps([3.0, 2.0, 1.0], skipped=[2]))
     answer = uploader.send()
     size = len(uploader.content())
@@ -291,8 +292,8 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
     for answer in (uploader.send(), uploader.begin(), uploader.end()):
         assert (answer.status_code, answer.json()["code"]) == (409, "stale_attempt")
     with later.spool() as spool:
-        spool.event({"event": "resumed", "step": 3, "exact": False, "notes": ["by hand"]})
-        spool.event(make_metric(4, 0.5))
+        spool.event(event_of({"event": "resumed", "step": 3, "exact": False, "notes": ["by hand"]}))
+        spool.event(event_of(make_metric(4, 0.5)))
         spool.steps(make_steps([2.0] * 2, first=4))
     assert later.put(later.content()[:-9]).status_code == 200  # all but the steps
     assert steps_of(database) == [1, 2, 3, 4, 5]
@@ -447,7 +448,7 @@ def test_what_the_database_refuses_costs_nothing_but_itself(
     record = telemetry.record
 
     def refuse(session: Any, run_id: int, attempt: int, flush: telemetry.Flush) -> None:
-        if any(event.get("name") == "bad" for event in flush.events):
+        if any(isinstance(event, events.Metric) and event.name == "bad" for event in flush.events):
             raise ValueError("out of range")
         record(session, run_id, attempt, flush)
 
@@ -456,7 +457,7 @@ def test_what_the_database_refuses_costs_nothing_but_itself(
     with uploader.spool() as spool:
         spool.steps(make_steps([1.0] * 3))
         for name in ("good", "bad", "better"):
-            spool.event(make_metric(3, 0.5, name))
+            spool.event(event_of(make_metric(3, 0.5, name)))
     assert uploader.send().json()["offset"] == len(uploader.content())
     assert steps_of(database) == [1, 2, 3]
     with database.reading() as session:
@@ -481,7 +482,7 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: 
     uploader.begin()
     with uploader.spool() as spool:
         for step in (1, 2, 3):
-            spool.event(make_metric(step, 0.5))
+            spool.event(event_of(make_metric(step, 0.5)))
     uploader.send()
 
     def logged() -> list[tuple[int, float | None]]:
@@ -494,8 +495,8 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: 
     assert (page["total"], page["first"], page["last"]) == (0, 1, 3)
     uploader.begin(attempt=2)
     with uploader.spool() as spool:
-        spool.event({"event": "resumed", "step": 1, "exact": False, "notes": []})
-        spool.event(make_metric(2, 0.25))
+        spool.event(event_of({"event": "resumed", "step": 1, "exact": False, "notes": []}))
+        spool.event(event_of(make_metric(2, 0.25)))
     uploader.send()
     assert logged() == [(1, 0.5), (2, 0.25)]
 
@@ -511,7 +512,7 @@ def test_what_waits_for_the_first_steps_is_bounded(
     uploader.begin(attempt=2)
     with uploader.spool() as spool:
         for step in (5, 6, 7):
-            spool.event(make_metric(step, 0.5))
+            spool.event(event_of(make_metric(step, 0.5)))
     uploader.send()
     with database.reading() as session:
         assert session.get_one(WatchedAttempt, (1, 2)).early == []
@@ -603,8 +604,12 @@ def told(uploader: Uploader) -> Uploader:
     files = [{"kind": "checkpoint", "path": CHECKPOINT, **here}]
     with uploader.spool() as spool:
         spool.steps(make_steps([1.0] * 3))
-        spool.event({"event": "checkpoint", "step": 3, "reason": "request", "files": files})
-        spool.event({"event": "artifact", "step": 3, "name": "x.png", "path": PICTURE, **here})
+        spool.event(
+            event_of({"event": "checkpoint", "step": 3, "reason": "request", "files": files})
+        )
+        spool.event(
+            event_of({"event": "artifact", "step": 3, "name": "x.png", "path": PICTURE, **here})
+        )
     uploader.send()
     return uploader
 

@@ -14,6 +14,7 @@ from db.files import artifacts
 from db.tables import Run, User
 from tests.app.conftest import submit
 from tests.app.uploading import Uploader, write_token
+from tests.spool_made import artifact_of
 
 ZEROS = "0" * 5000
 CODE = HTTPStatus(413).name.lower()  # Python 3.13 calls it by its new name
@@ -148,7 +149,7 @@ def publish(database: Database, run: Run, key: str, body: bytes) -> None:
     event: dict[str, Any] = {"step": 1, "name": "a.txt", "size_bytes": len(body)}
     event["sha256"] = hashlib.sha256(body).hexdigest()
     with database.writing() as session:
-        artifacts.publish(session, run.id, run.attempt, event, key)
+        artifacts.publish(session, run.id, run.attempt, artifact_of(event), key)
 
 
 @pytest.mark.parametrize("key", ["runs/1/artifacts/../../2/a.txt", "/etc/passwd", "", "runs//a"])

@@ -11,6 +11,7 @@ from db.files import artifacts, checkpoints
 from db.queue import workers
 from db.tables import Run, User
 from db.telemetry import telemetry
+from db.telemetry.telemetry import LogRow
 from tests.app.conftest import submit
 from tests.db.files.test_checkpoints import saved
 from tests.db.telemetry.telemetry_made import (
@@ -20,6 +21,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
+from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = pytest.mark.sql
 
@@ -38,11 +40,13 @@ def told(database: Database, running: Run, ada: User) -> Run:
         for n in range(1, 6)
     ]
     with database.writing() as session:
-        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
+        telemetry.record(
+            session, 1, 1, telemetry.Flush(log_lines=[LogRow(**each) for each in lines])
+        )
         for step in STEPS:
-            checkpoints.publish(session, 1, 1, saved(step), [f"key-{step}"])
+            checkpoints.publish(session, 1, 1, checkpoint_of(saved(step)), [f"key-{step}"])
             artifact = {"step": step, "name": "a.png", "size_bytes": 1, "sha256": "aa"}
-            artifacts.publish(session, 1, 1, artifact, f"artifact-{step}")
+            artifacts.publish(session, 1, 1, artifact_of(artifact), f"artifact-{step}")
             accounts.make_api_token(session, ada, f"token {step}")
             offer: dict[str, Any] = {"devices": [], "recipes": [], "versions": {}}
             workers.register(session, name=f"more {step}", host="host", pid=1, **offer)

@@ -16,7 +16,7 @@ from db.database import Database
 from db.files import artifacts
 from db.settings import Settings
 from db.tables import Run
-from db.telemetry.telemetry import Flush, record
+from db.telemetry.telemetry import Flush, LogRow, record
 from halfstep.sidecar.log_file import LogFile, compress, forget_part
 
 
@@ -25,11 +25,11 @@ def publish(settings: Settings, database: Database, run: Run, log: LogFile) -> N
     folder = settings.run_folder(run.id)
     for part in log.complete_parts():
         event = compress(part, folder)
-        key = (folder / event["path"]).relative_to(settings.data).as_posix()
+        key = (folder / event.path).relative_to(settings.data).as_posix()
         with database.writing() as session:
-            artifacts.publish(session, run.id, run.attempt, event, key)
+            artifacts.publish(session, run.id, run.attempt, artifacts.log_artifact(event), key)
         log.take(part)
-        forget_part(event, folder)
+        forget_part(event.path, folder)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_the_link_to_the_log_comes_with_its_first_line_and_its_parts(
     assert "log_link" not in json.loads(first.data)["fragments"]
     line = {"number": 1, "attempt": 1, "time": 0.0, "stream": "stdout", "text": "line 1"}
     with database.writing() as session:
-        record(session, running.id, 1, Flush(log_lines=[line]))
+        record(session, running.id, 1, Flush(log_lines=[LogRow(**line)]))
     second = look(first.cursor)
     assert second is not None
     assert link in json.loads(second.data)["fragments"]["log_link"]

@@ -17,6 +17,7 @@ from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import offer_digits, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
@@ -138,13 +139,13 @@ def test_a_queued_run_tells_what_it_waits_for(
 
 def _leave(session: Session, run: Run, step: int, name: str) -> None:
     event = {"step": step, "name": name, "size_bytes": 1, "sha256": "ab" * 32}
-    artifacts.publish(session, run.id, run.attempt, event, f"{step}/{name}")
+    artifacts.publish(session, run.id, run.attempt, artifact_of(event), f"{step}/{name}")
 
 
 def _save(session: Session, run: Run, step: int) -> None:
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "ab" * 32}
     event = {"step": step, "reason": "interval", "request": None, "files": [file]}
-    checkpoints.publish(session, run.id, run.attempt, event, [f"{step}.pt"])
+    checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), [f"{step}.pt"])
 
 
 def test_list_tells_rows_that_changed(

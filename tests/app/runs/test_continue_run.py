@@ -9,6 +9,7 @@ from db.files import checkpoints
 from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG
+from tests.spool_made import checkpoint_of
 
 
 def end(database: Database, run: Run, status: Status, *steps: int) -> None:
@@ -17,7 +18,7 @@ def end(database: Database, run: Run, status: Status, *steps: int) -> None:
         for step in steps:
             file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "ab", "path": "/gone"}
             event: dict[str, Any] = {"step": step, "reason": "cancel", "files": [file]}
-            checkpoints.publish(session, run.id, run.attempt, event, ["key"])
+            checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), ["key"])
         runs.set_status(session, session.get_one(Run, run.id), status)
 
 

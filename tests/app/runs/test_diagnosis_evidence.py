@@ -7,8 +7,10 @@ from starlette.testclient import TestClient
 from db.database import Database
 from db.files import checkpoints
 from db.queue import queue
-from db.tables import NONFINITE_LOSS, Run, Status
+from db.tables import Run, Status
+from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
+from tests.spool_made import checkpoint_of
 
 
 def _evidence(page: str) -> dict[str, str]:
@@ -34,7 +36,7 @@ def test_records_of_a_collapse_are_evidence(
     file = {"kind": "checkpoint", "path": "4.pt", "size_bytes": 1, "sha256": "0"}
     saved = {"step": 4, "reason": "schedule", "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, running.attempt, saved, ["4.pt"])
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(saved), ["4.pt"])
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     page = browser.get("/runs/1").text
     evidence = _evidence(page)

@@ -11,10 +11,12 @@ from db.runs import environments, history, runs
 from db.tables import CheckpointFile, Run, Status, User
 from db.telemetry import series, telemetry
 from db.telemetry.recording import Recording
+from db.telemetry.telemetry import LogRow
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.db.files.test_checkpoints import in_shards
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.halfstep.telemetry.test_events import HONEST
+from tests.spool_made import checkpoint_of, event_of
 
 
 def test_page_shows_the_three_counts(database: Database, running: Run, browser: TestClient) -> None:
@@ -119,7 +121,9 @@ def test_checkpoint_can_be_downloaded_and_loaded(
     file = {"kind": "checkpoint", "size_bytes": 3_214_567, "sha256": "ab" * 32}
     event = {"step": 400, "reason": "end", "request": None, "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, 1, 1, event, ["runs/1/checkpoints/step-00000400.pt"])
+        checkpoints.publish(
+            session, 1, 1, checkpoint_of(event), ["runs/1/checkpoints/step-00000400.pt"]
+        )
     page = browser.get("/runs/1").text
     assert "3.21 MB" in page
     assert 'title="3,214,567 bytes"' in page
@@ -136,7 +140,7 @@ def test_a_checkpoint_shows_how_its_save_went(
     events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
     del events[1]["stall_seconds"]
     recording = Recording(1, 1, has_begun=True, last_line=0)
-    recording.take(events)
+    recording.take([event_of(each) for each in events])
     with database.writing() as session:
         recording.write(session, [["400.pt"], ["800.pt"]], [])
         assert checkpoints.saves(session, 1).keys() == {400}
@@ -149,7 +153,7 @@ def test_log_and_configuration(database: Database, running: Run, browser: TestCl
     """Lines carry their stream; a value that differs from its default is marked."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr", "text": "careful <b>"}
     with database.writing() as session:
-        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=[line]))
+        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=[LogRow(**line)]))
     page = browser.get("/runs/1").text
     assert '<div class="stderr" data-number="1">careful &lt;b&gt;</div>' in page
     assert "<code>training.batch_size</code>" in page
@@ -194,7 +198,7 @@ def test_a_state_in_shards_is_one_row(
     event = in_shards(40, ranks=8)
     with database.writing() as session:
         keys = [file["kind"] for file in event["files"]]
-        checkpoints.publish(session, running.id, running.attempt, event, keys)
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), keys)
     page = browser.get(f"/runs/{running.id}").text
     assert "state in 8 shards" in page
     assert 'title="910 bytes"' in page
@@ -210,7 +214,7 @@ def test_parent_and_child_link_each_other(
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+        checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), ["key"])
     fork = submit(database, ada, parent_id=running.id, parent_step=40)
     assert 'from <a href="/runs/1">run 1</a>, step 40' in browser.get(f"/runs/{fork.id}").text
     assert f'<a href="/runs/{fork.id}" title="{fork.name} started from it">' in (
@@ -225,7 +229,9 @@ def test_codes_for_a_terminal_are_not_shown(
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr"}
     with database.writing() as session:
         lines = [line | {"text": "\x1b[1;31mWarning\x1b[0m: \x1b[2Kslow"}]
-        telemetry.record(session, running.id, 1, telemetry.Flush(log_lines=lines))
+        telemetry.record(
+            session, running.id, 1, telemetry.Flush(log_lines=[LogRow(**each) for each in lines])
+        )
     page = browser.get(f"/runs/{running.id}").text
     assert '<div class="stderr" data-number="1">Warning: slow</div>' in page
     assert "\x1b" not in page

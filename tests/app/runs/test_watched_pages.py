@@ -13,11 +13,13 @@ from db.database import Database, now
 from db.queue import claims, pending_reasons, queue
 from db.runs import runs
 from db.settings import Settings
-from db.tables import UNKNOWN_LOSS, Run, User
+from db.tables import Run, User
 from db.telemetry.series import Cursor
+from halfstep.telemetry.flags import UNKNOWN_LOSS
 from tests.app.conftest import CONFIG, submit
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_metric, make_skip, make_steps, record
+from tests.spool_made import event_of
 
 PARTS = ("findings", "series", "events", "metrics", "artifacts", "export/steps.csv")
 FILE = {
@@ -38,13 +40,15 @@ def watched(stranger: TestClient, database: Database, ada: User, tmp_path: Path)
 def tell(uploader: Uploader) -> None:
     """Send some steps, a skip, a metric, a checkpoint and an image, without their files."""
     with uploader.spool() as spool:
-        spool.event(make_skip(2, "head.weight"))
+        spool.event(event_of(make_skip(2, "head.weight")))
         spool.steps(make_steps([1.0] * 3, skipped=[2]))
-        spool.event(make_metric(3, 0.5))
+        spool.event(event_of(make_metric(3, 0.5)))
         files = [{"kind": "checkpoint", **FILE}]
-        spool.event({"event": "checkpoint", "step": 2, "reason": "request", "files": files})
+        spool.event(
+            event_of({"event": "checkpoint", "step": 2, "reason": "request", "files": files})
+        )
         picture = FILE | {"path": "artifacts/step-00000002/x.png"}
-        spool.event({"event": "artifact", "step": 2, "name": "x.png", **picture})
+        spool.event(event_of({"event": "artifact", "step": 2, "name": "x.png", **picture}))
     assert uploader.send().status_code == 200
 
 
@@ -60,6 +64,15 @@ def test_the_page_of_a_run_that_told_nothing_yet(watched: Uploader, browser: Tes
     assert "<code>precision</code>" in page
     assert " data-scaled" in page  # it may turn out to have a scaler
     assert "NaN" not in browser.get("/runs").text
+
+
+def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: TestClient) -> None:
+    """A script that only logs values, or that failed before its first step."""
+    assert "<b>Waiting.</b>" in browser.get("/runs/1").text
+    assert watched.end(status="finished", step=0).status_code == 200
+    page = browser.get("/runs/1").text
+    assert "<b>Waiting.</b>" not in page
+    assert "No step was recorded." in page
 
 
 def test_the_page_of_a_watched_run_has_all_that_it_told(
@@ -229,7 +242,7 @@ def test_only_a_cause_of_a_failure_is_its_diagnosis(
 ) -> None:
     """Advice on a script that raised for another reason is below its error."""
     with watched.spool() as spool:
-        spool.event(event)
+        spool.event(event_of(event))
         spool.steps(make_steps([1.0] * 100))
     assert watched.send().status_code == 200
     assert watched.end("failed", 100, "RuntimeError: out of data").status_code == 200

@@ -17,6 +17,7 @@ from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
 from tests.db.files.test_checkpoints import saved_weights
 from tests.db.health.test_findings import make_weights
 from tests.db.telemetry.telemetry_made import record
+from tests.spool_made import checkpoint_of
 
 WEIGHTS = {"title": "Initial weights"} | Weights.model_json_schema()
 
@@ -32,7 +33,7 @@ def saved(database: Database, ada: User) -> Run:
     run = start_run(database, ada)
     with database.writing() as session:
         for step in (10, 20):
-            checkpoints.publish(session, run.id, 1, saved_weights(step), list("abc"))
+            checkpoints.publish(session, run.id, 1, checkpoint_of(saved_weights(step)), list("abc"))
     return run
 
 

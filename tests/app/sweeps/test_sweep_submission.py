@@ -18,7 +18,8 @@ from db.queue import claims, queue, run_control
 from db.runs import runs, trash
 from db.settings import Settings
 from db.sweeps import sweeps
-from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, User, Worker
+from db.tables import LatestMetric, Run, Status, Sweep, Trial, User, Worker
+from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.app.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 

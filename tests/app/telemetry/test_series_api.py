@@ -7,8 +7,10 @@ from db.database import Database
 from db.files import checkpoints
 from db.tables import Run, User
 from db.telemetry import telemetry
+from db.telemetry.telemetry import LogRow
 from tests.app.conftest import start_run
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+from tests.spool_made import checkpoint_of
 
 pytestmark = pytest.mark.sql
 
@@ -59,7 +61,7 @@ def test_steps_of_a_parent_are_told_apart(
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 50, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, event, ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(event), ["key"])
     fork = start_run(database, ada, parent_id=1, parent_step=50)
     assert script.get("/api/v1/runs/2/series").json()["parent_step"] == 50
     record(database, fork, make_steps([1.0], first=51))
@@ -97,7 +99,9 @@ def test_metrics_and_log(database: Database, running: Run, script: TestClient) -
         for n in range(1, 6)
     ]
     with database.writing() as session:
-        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=lines))
+        telemetry.record(
+            session, 1, 1, telemetry.Flush(log_lines=[LogRow(**each) for each in lines])
+        )
     metrics = script.get("/api/v1/runs/1/metrics").json()["metrics"]
     assert [metric["value"] for metric in metrics] == [0.5, "Infinity"]
     log = script.get("/api/v1/runs/1/log", params={"before": 5, "limit": 2}).json()

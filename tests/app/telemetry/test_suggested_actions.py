@@ -13,6 +13,7 @@ from db.queue import workers
 from db.tables import User
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, start_run
 from tests.db.telemetry.telemetry_made import make_skip, make_steps, record
+from tests.spool_made import checkpoint_of
 
 RATE = {"title": "Learning rate", "type": "number", "exclusiveMinimum": 0, "default": 0.01}
 FLOOR = {"title": "Floor", "type": "number", "minimum": 0, "default": 0.0}
@@ -45,7 +46,7 @@ def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
         files = [{"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}]
         event = {"step": step, "reason": "asked", "request": None, "files": files}
         with database.writing() as session:
-            checkpoints.publish(session, 1, 1, event, [f"{step}.pt"])
+            checkpoints.publish(session, 1, 1, checkpoint_of(event), [f"{step}.pt"])
 
 
 @pytest.mark.parametrize("bf16", [True, False])

@@ -20,6 +20,7 @@ from db.tables import AuditEvent, CheckpointFile, Status, User
 from tests.app.auth.test_permissions import _script
 from tests.app.conftest import start_run, submit
 from tests.db.files.test_checkpoints import saved
+from tests.spool_made import checkpoint_of
 
 RULE = {"scope": "in:", "checkpoint_days": "30", "log_days": ""}
 
@@ -34,7 +35,7 @@ def old(database: Database, ada: User, offered: None, settings: Settings) -> int
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * 10)
             key = path.relative_to(settings.data).as_posix()
-            checkpoints.publish(session, run.id, 1, saved(step), [key])
+            checkpoints.publish(session, run.id, 1, checkpoint_of(saved(step)), [key])
         queue.end(session, run.id, 1, Status.FINISHED)
         runs.get(session, run.id).ended_at = DAY_SECONDS
         session.execute(update(CheckpointFile).values(created_at=DAY_SECONDS))

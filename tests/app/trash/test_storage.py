@@ -14,6 +14,7 @@ from db.tables import CheckpointFile, Run, Status, User
 from tests.app.conftest import submit
 from tests.db.files.test_checkpoints import saved
 from tests.site import halfstep
+from tests.spool_made import checkpoint_of
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def old(
             path = settings.data / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * 10)
-            checkpoints.publish(session, running.id, 1, saved(step), [key])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
         queue.end(session, running.id, 1, Status.FINISHED)
         runs.get(session, running.id).ended_at = DAY_SECONDS
         session.execute(update(CheckpointFile).values(created_at=DAY_SECONDS))

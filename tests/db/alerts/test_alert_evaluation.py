@@ -21,7 +21,6 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import (
     ENDED,
-    NONFINITE_LOSS,
     Alert,
     AlertRule,
     Delivery,
@@ -31,6 +30,7 @@ from db.tables import (
     Status,
     User,
 )
+from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.db.conftest import submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 

@@ -28,6 +28,7 @@ from db.telemetry import series, telemetry
 from tests import swept
 from tests.db.conftest import submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +54,8 @@ def store(database: Database, running: Run) -> MemoryStore:
         obstore.put(store, key, content)
     with database.writing() as session:
         telemetry.record(session, running.id, 1, telemetry.Flush(steps=[steps]))
-        checkpoints.publish(session, running.id, 1, event, [CHECKPOINT])
-        artifacts.publish(session, running.id, 1, sample, ARTIFACT)
+        checkpoints.publish(session, running.id, 1, checkpoint_of(event), [CHECKPOINT])
+        artifacts.publish(session, running.id, 1, artifact_of(sample), ARTIFACT)
         queue.end(session, running.id, 1, Status.FINISHED)
     return store
 

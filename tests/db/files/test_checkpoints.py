@@ -18,6 +18,7 @@ from db.settings import Settings
 from db.tables import Metric, Run, Status, User
 from tests.db.conftest import config, submit, submit_command
 from tests.db.telemetry.telemetry_made import record
+from tests.spool_made import checkpoint_of
 
 
 def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
@@ -30,7 +31,9 @@ def test_published_twice_is_listed_once(database: Database, running: Run) -> Non
     """A replayed event replaces its row; the newest step comes first."""
     with database.writing() as session:
         for event in (saved(10), saved(20), saved(10, "bb")):
-            checkpoints.publish(session, running.id, 1, event, [f"key-{event['step']}"])
+            checkpoints.publish(
+                session, running.id, 1, checkpoint_of(event), [f"key-{event['step']}"]
+            )
         rows = checkpoints.of_run(session, running.id)
     assert [(row.step, row.sha256, row.key) for row in rows] == [
         (20, "aa", "key-20"),
@@ -43,7 +46,7 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.QUEUED)
     with pytest.raises(StaleAttempt), database.writing() as session:
-        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key"])
     with database.reading() as session:
         assert checkpoints.of_run(session, running.id) == []
 
@@ -53,14 +56,16 @@ def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run,
     with database.writing() as session:
         scale = run_control.request_scale(session, running.id, ada, 512.0)
         request = run_control.request_checkpoint(session, running.id, ada)
-        checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
+        checkpoints.publish(
+            session, running.id, 1, checkpoint_of(saved(10, request=request.id)), ["key"]
+        )
         assert queue.renew(session, running.id, 1, 60.0).requests == (scale,)
 
 
 def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:
     """A checkpoint is only reached through its own run."""
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key"])
     with pytest.raises(NotFound), database.reading() as session:
         checkpoints.get(session, running.id + 1, 1)
 
@@ -70,9 +75,9 @@ def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, run
     policy = {"keep_last": 1, "keep_every_steps": 40, "keep_best": "val/accuracy"}
     with database.writing() as session:
         for step in range(10, 70, 10):
-            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
         asked_for = saved(5) | {"reason": "request"}
-        checkpoints.publish(session, running.id, 1, asked_for, ["key-5"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(asked_for), ["key-5"])
         for step, value in ((10, 0.5), (20, 0.9), (30, 0.8)):
             session.add(
                 Metric(run_id=running.id, name="val/accuracy", step=step, value=value, elapsed_ms=0)
@@ -90,7 +95,7 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
     """Retention keeps a fork's parent checkpoint, from which the fork also resumes."""
     with database.writing() as session:
         for step in (10, 20, 30):
-            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
         fork = submit(session, ada, parent_id=running.id, parent_step=10)
         assert checkpoints.retire(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
@@ -113,7 +118,7 @@ def test_shards_come_and_go_with_their_checkpoint(database: Database, running: R
         for step in (10, 20):
             event = in_shards(step, ranks=3)
             keys = [f"{step}-{file['kind']}" for file in event["files"]]
-            checkpoints.publish(session, running.id, 1, event, keys)
+            checkpoints.publish(session, running.id, 1, checkpoint_of(event), keys)
         run = runs.get(session, running.id)
         newest, first = states = checkpoints.to_resume(session, run)
         shards = checkpoints.shards_of(session, states)
@@ -124,7 +129,7 @@ def test_shards_come_and_go_with_their_checkpoint(database: Database, running: R
 
         fewer = in_shards(20, ranks=2)
         keys = [f"20-{file['kind']}" for file in fewer["files"]]
-        checkpoints.publish(session, running.id, 1, fewer, keys)
+        checkpoints.publish(session, running.id, 1, checkpoint_of(fewer), keys)
         assert run.stored_bytes == 2 * 10 + 7 * 100
         gone = checkpoints.retire(session, running.id, 1, {"keep_last": 1})
         assert sorted(gone) == ["10-checkpoint", *(f"10-{kind}" for kind in kinds)]
@@ -147,7 +152,7 @@ def test_weights_to_start_from_are_those_of_all_modules(database: Database, runn
     with database.writing() as session:
         for step, keys in ((10, "abcde"), (20, "fghij"), (30, [""] * 5)):
             event = saved_weights(step, "critic", "generator")
-            checkpoints.publish(session, running.id, 1, event, list(keys))
+            checkpoints.publish(session, running.id, 1, checkpoint_of(event), list(keys))
         for step, expected in ((10, "bd"), (None, "gi"), (30, ""), (11, "")):
             rows = checkpoints.weights_at(session, running.id, step)
             assert "".join(row.key for row in rows) == expected
@@ -164,7 +169,9 @@ def test_weights_that_a_run_waits_to_start_from_are_kept(
     """Until that run is over."""
     with database.writing() as session:
         for step in (10, 20, 30):
-            checkpoints.publish(session, running.id, 1, saved_weights(step), list("abc"))
+            checkpoints.publish(
+                session, running.id, 1, checkpoint_of(saved_weights(step)), list("abc")
+            )
         submit_command(session, ada, config={"weights": "large"})
         wanted = {"path": None, "run": running.id, "step": 10, "strict": True}
         waiting = submit(session, ada, config=config() | {"weights": wanted})
@@ -181,7 +188,7 @@ def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running:
     record(database, running, events=spikes)
     with database.writing() as session:
         for step in range(10, 80, 10):
-            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
             checkpoints.retire(session, running.id, 1, {"keep_last": 1})
         kept = [row.step for row in checkpoints.of_run(session, running.id)]
     assert kept == [70, 30, 20]
@@ -200,7 +207,7 @@ def test_a_fork_needs_a_checkpoint_that_fits(
 ) -> None:
     """A parent without that checkpoint, of another recipe or too far on is refused by field."""
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, saved(10), ["key-10"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key-10"])
     values = {"parent_id": running.id, "parent_step": 10} | changes
     with pytest.raises(Invalid, match=message), database.writing() as session:
         submit(session, ada, **values)

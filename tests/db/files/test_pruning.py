@@ -18,6 +18,7 @@ from db.runs.trash import DAY_SECONDS
 from db.tables import CheckpointFile, LogLine, Metric, Run, Status, SystemSample, User
 from tests.db.conftest import config, submit
 from tests.db.files.test_checkpoints import saved
+from tests.spool_made import checkpoint_of
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
         for step in range(10, 60, 10):
             key = f"runs/{running.id}/checkpoints/{step}.pt"
             obstore.put(store, key, b"x" * 10)
-            checkpoints.publish(session, running.id, 1, saved(step), [key])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
             value = 1.0 if step == 30 else 0.1
             place = {"run_id": running.id, "step": step, "elapsed_ms": 1}
             session.add(Metric(name="val/accuracy", value=value, **place))

@@ -19,6 +19,7 @@ from db.tables import Run, Status, User, Worker
 from db.telemetry import telemetry
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit, submit_command
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.spool_made import event_of
 
 ROLLED_BACK: dict[str, Any] = {
     **{"event": "rolled_back", "step": 4, "from_step": 9, "spike": 6},
@@ -76,7 +77,7 @@ def test_counters_never_fall(database: Database, running: Run, ada: User, tmp_pa
     found = read(database)
     assert (found.steps, found.skips) == (9, 2)
     with database.writing() as session:
-        telemetry.take_back(session, running.id, running.attempt, ROLLED_BACK)
+        telemetry.take_back(session, running.id, running.attempt, event_of(ROLLED_BACK))
     assert read(database).steps == 9
     record(database, running, make_steps([1.0] * 6, first=5, skipped=[5]))
     found = read(database)

@@ -6,10 +6,12 @@ import pytest
 from db.database import Database
 from db.files import checkpoints
 from db.health import scaling_health as health
-from db.tables import NORM_OVERFLOW, NOT_STEPPED, Diagnosis, Run, User, Worker
+from db.tables import Diagnosis, Run, User, Worker
 from db.telemetry import series
+from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.spool_made import checkpoint_of
 from trainer.precision.scale_policies import CALIBRATED_AFTER
 
 SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
@@ -120,7 +122,7 @@ def test_a_fork_is_judged_by_its_own_steps(
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 4000, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, event, ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(event), ["key"])
         submit(session, ada, config=config(9000), parent_id=running.id, parent_step=4000)
         fork = claim(session, worker)
         assert fork is not None

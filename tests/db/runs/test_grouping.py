@@ -8,7 +8,8 @@ from db.database import Database
 from db.runs import trash
 from db.runs.grouping import Grouped, grouped
 from db.runs.run_filters import Has, InSweep, Term, Word
-from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, User
+from db.tables import LatestMetric, Run, Status, Sweep, Trial, User
+from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.db.conftest import config, submit
 
 

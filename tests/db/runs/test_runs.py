@@ -14,6 +14,7 @@ from db.runs.run_filters import Compared, InStatus, NeedsAttention, Order, Term,
 from db.tables import Run, RunStatus, Status, User, Worker
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.spool_made import checkpoint_of
 
 
 def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None:
@@ -149,7 +150,7 @@ def test_a_forks_steps_are_those_after_its_parents(
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, event, ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(event), ["key"])
         submit(session, ada, parent_id=running.id, parent_step=40)
         fork = claim(session, worker)
         assert fork is not None

@@ -22,6 +22,7 @@ from tests.db.conftest import config, submit
 from tests.db.files.test_checkpoints import saved
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.db.test_migrations import a_value
+from tests.spool_made import checkpoint_of
 
 WATCHED: dict[str, Any] = {"name": "n", "project": "", "config": {}, "tags": "", "started_at": 0.0}
 WATCHED |= {"host": "h", "versions": {}}
@@ -39,7 +40,9 @@ def ended(database: Database, running: Run) -> int:
     events = [*make_events(skipped), *(make_metric(step, 0.5) for step in range(10, 100, 10))]
     record(database, running, make_steps([1.0] * 100, skipped=skipped), events=events)
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, saved(10), [f"runs/{running.id}/{saved(10)}"])
+        checkpoints.publish(
+            session, running.id, 1, checkpoint_of(saved(10)), [f"runs/{running.id}/{saved(10)}"]
+        )
         queue.end(session, running.id, 1, Status.FINISHED)
     return running.id
 

@@ -8,18 +8,14 @@ from numpy.typing import NDArray
 from sqlalchemy import delete
 
 from db.database import Database
-from db.tables import (
-    SKIPPED,
-    LatestMetric,
-    Metric,
-    MetricBucket,
-    Run,
-    ScalerEvent,
-    Step,
-    StepBucket,
-)
+from db.tables import LatestMetric, Metric, MetricBucket, Run, ScalerEvent, Step, StepBucket
 from db.telemetry import telemetry
+from halfstep.telemetry import events as spooled
+from halfstep.telemetry.events import StepEvent
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.plain_json import json_safe
 from halfstep.telemetry.spool import STEP_DTYPE
+from tests.spool_made import event_of
 
 
 def make_steps(
@@ -79,9 +75,18 @@ def record(
 ) -> None:
     """Record batches, each in a transaction of its own, then events in another."""
     flushes = [telemetry.Flush(steps=[batch]) for batch in batches]
-    for flush in (*flushes, telemetry.Flush(events=list(events))):
+    for flush in (*flushes, telemetry.Flush(events=[step_event(each) for each in events])):
         with database.writing() as session:
             telemetry.record(session, run.id, run.attempt, flush)
+
+
+def step_event(fields: dict[str, Any]) -> StepEvent:
+    """Return the event with these fields."""
+    if fields["event"] == "metric":  # the database has room for more than a spool
+        return spooled.Metric(**{name: value for name, value in fields.items() if name != "event"})
+    event = event_of(json_safe(fields))
+    assert isinstance(event, StepEvent)
+    return event
 
 
 def forget(database: Database, run: Run) -> None:

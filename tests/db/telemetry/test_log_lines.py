@@ -1,7 +1,6 @@
 """Lines of the log in the database, and the files that hold all of it."""
 
 from pathlib import Path
-from typing import Any
 
 import obstore
 import pytest
@@ -14,6 +13,8 @@ from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import Run, Status
 from db.telemetry import series, telemetry
+from db.telemetry.telemetry import LogRow
+from halfstep.telemetry.events import LogPart
 
 
 def test_the_database_keeps_a_bounded_number_of_lines(
@@ -25,9 +26,7 @@ def test_the_database_keeps_a_bounded_number_of_lines(
     monkeypatch.setattr(telemetry, "LINES_PER_CHECK", 50)
     last = 0
     for _flush in range(40):
-        lines: list[dict[str, Any]] = [
-            {"attempt": 1, "time": 0.0, "stream": "stdout", "text": "x"} for _ in range(30)
-        ]
+        lines = [LogRow(attempt=1, time=0.0, stream="stdout", text="x") for _ in range(30)]
         for line in lines:
             last = telemetry.number_line(line, last)
         with database.writing() as session:
@@ -47,11 +46,12 @@ def test_files_of_the_log_go_with_its_lines(
     """By the rule for logs: rows, bytes and files."""
     store, key = LocalStore(tmp_path), f"runs/{running.id}/log/attempt-0001-000001.txt.gz"
     obstore.put(store, key, b"x" * 10)
-    event = {"step": 0, "name": "log/attempt-0001-000001.txt.gz", "size_bytes": 10, "sha256": ""}
+    path = "log/attempt-0001-000001.txt.gz"
+    event = artifacts.log_artifact(LogPart(path=path, size_bytes=10, sha256=""))
     line = {"number": 1, "attempt": 1, "time": 0.0, "stream": "stdout", "text": "x"}
     with database.writing() as session:
         artifacts.publish(session, running.id, 1, event, key)
-        telemetry.record(session, running.id, 1, telemetry.Flush(log_lines=[line]))
+        telemetry.record(session, running.id, 1, telemetry.Flush(log_lines=[LogRow(**line)]))
         run = runs.get(session, running.id)
         assert (run.stored_bytes, artifacts.count(session, run.id)) == (10, 0)
         run.status, run.ended_at = Status.FINISHED, run.created_at - 40 * DAY_SECONDS

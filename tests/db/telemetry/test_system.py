@@ -6,19 +6,20 @@ from db.database import Database
 from db.tables import Run
 from db.telemetry import system, telemetry
 from db.telemetry.system import DeviceSamples
+from halfstep.telemetry.events import Sample
 
 
 def test_samples_are_thinned_by_device(database: Database, running: Run) -> None:
     """A stretch of time is one point a device: mean utilization and power, highest memory."""
     samples = [
-        {
-            "device": device,
-            "elapsed_ms": 1000 * second,
-            "utilization": 0.5 if second % 2 else 1.0,
-            "memory_bytes": second,
-            "power_watts": None if device < 0 else 100.0 + second,
-            "temperature_celsius": None if device < 0 else 60.0 + second,
-        }
+        Sample(
+            device=device,
+            elapsed_ms=1000 * second,
+            utilization=0.5 if second % 2 else 1.0,
+            memory_bytes=second,
+            power_watts=None if device < 0 else 100.0 + second,
+            temperature_celsius=None if device < 0 else 60.0 + second,
+        )
         for second in range(8)
         for device in (-1, 0)
     ]

@@ -12,6 +12,8 @@ from db.queue import queue
 from db.tables import Diagnosis, LogLine, Metric, Run, ScalerEvent, Status, SystemSample
 from db.telemetry import telemetry
 from db.telemetry.series import raw_steps
+from db.telemetry.telemetry import LogRow
+from halfstep.telemetry.events import Sample
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_metric,
@@ -162,9 +164,10 @@ def test_log_lines_and_samples_are_kept(database: Database, running: Run) -> Non
         "utilization": 0.5,
         "memory_bytes": 7,
         "power_watts": None,
+        "temperature_celsius": None,
     }
     with database.writing() as session:
-        flush = telemetry.Flush(log_lines=[line], samples=[sample])
+        flush = telemetry.Flush(log_lines=[LogRow(**line)], samples=[Sample(**sample)])
         telemetry.record(session, running.id, running.attempt, flush)
     with database.reading() as session:
         assert session.scalars(select(LogLine.text)).all() == ["hello"]

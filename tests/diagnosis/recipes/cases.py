@@ -8,6 +8,7 @@ import torch
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import parse_config
+from halfstep.telemetry.events import Event, Metric
 from tests.diagnosis.recipes import networks
 from tests.diagnosis.registry import HEALTHY, LOOPS, PRECISION, SCALE, Handle, Loop, WatchCall
 from trainer.loop import train
@@ -58,10 +59,10 @@ def trained(
 
     result: list[Any] = [] if items is None else items
 
-    def on_event(event: dict[str, Any]) -> None:
+    def on_event(event: Event) -> None:
         result.append(event)
-        if event["event"] == "metric":
-            handles[0].log({event["name"]: event["value"]})
+        if isinstance(event, Metric):
+            handles[0].log({event.name: event.value})
 
     config = parse_config(recipe, dict(values))
     train(Seen, config, device=CPU, on_steps=result.append, on_event=on_event)

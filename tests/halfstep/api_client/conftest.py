@@ -9,7 +9,9 @@ from db.database import Database
 from db.tables import Run
 from db.telemetry import telemetry
 from halfstep import Client
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import STEP_DTYPE
+from tests.db.telemetry.telemetry_made import step_event
 
 STEPS = 300
 
@@ -27,8 +29,8 @@ def recorded(database: Database, running: Run) -> Run:
     skip = {"event": "scaler", "kind": "skip", "step": 10, "optimizer": "Adam"}
     skip |= {"scale_before": 1024.0, "scale_after": 512.0, "culprits": [{"name": "w"}]}
     flush = telemetry.Flush(steps=[steps])
-    flush.events = [{**metric, "step": 0, "value": 1.5}, {**metric, "step": 40, "value": "NaN"}]
-    flush.events.append(skip)
+    made = [{**metric, "step": 0, "value": 1.5}, {**metric, "step": 40, "value": "NaN"}, skip]
+    flush.events = [step_event(each) for each in made]
     with database.writing() as session:
         telemetry.record(session, running.id, running.attempt, flush)
     return running

@@ -12,10 +12,11 @@ from db.runs import runs
 from db.tables import Run, Status, User
 from halfstep import Client
 from halfstep.api_client.series import of_metrics, of_steps
-from halfstep.telemetry.spool import NONFINITE_LOSS, SKIPPED
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 from tests.db.telemetry.telemetry_made import make_metric, record
 from tests.halfstep.api_client.conftest import STEPS
 from tests.site import type_command
+from tests.spool_made import checkpoint_of
 
 
 def test_every_step_is_an_element(client: Client) -> None:
@@ -104,7 +105,7 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
     with database.writing() as session:
         for step in (100, 200):
             event = {"step": step, "reason": "end", "request": None, "files": [file]}
-            checkpoints.publish(session, 1, 1, event, [f"key-{step}"])
+            checkpoints.publish(session, 1, 1, checkpoint_of(event), [f"key-{step}"])
     fork = client.fork(1, {"training": {"steps": 500}}, name="on")
     assert (fork["parent_id"], fork["parent_step"], fork["name"]) == (1, 200, "on")
     config = client.run(fork["id"])["config"]

@@ -18,7 +18,7 @@ from halfstep.client import Client
 from tests.site import halfstep, type_command
 
 #: Commands that serve until they are ended.
-FOR_EVER = {"mcp", "placer", "server", "up", "worker"}
+FOR_EVER = {"mcp", "placer", "server", "show", "up", "worker"}
 
 
 def all_commands() -> Iterator[tuple[str, ...]]:
@@ -85,7 +85,7 @@ def test_another_package_adds_a_command(tmp_path: Path) -> None:
     assert "greet Say hello." in help_of("--help", **environment)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
     """Its commands are a group under the name of the entry point."""
     code = (
@@ -99,7 +99,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
     assert "greet Greetings." in help_of("--help", **environment)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     """Its line has the error; the others are listed."""
     environment = joined(tmp_path, "greet = guest:greet", "1 / 0")

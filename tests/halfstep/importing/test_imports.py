@@ -28,8 +28,8 @@ from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
 from halfstep.session.logged_values import Histogram, as_file
+from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.run_folder import read_run
-from halfstep.telemetry.spool import SKIPPED
 from tests.halfstep.monitor.watch_made import Written
 from tests.site import type_command
 
@@ -67,10 +67,10 @@ def test_a_wandb_run(imported: Import) -> None:
     assert (result["steps"], result["numbers"]) == (12, 14)
     assert (result["media"], result["left_out"]) == (1, {"text": 1})
     run = read_run(Path(result["folder"]))
-    assert (run["name"], run["project"], run["tags"]) == ("swift-lynx", "digits", ["fp16", "tried"])
+    assert (run.name, run.project, run.tags) == ("swift-lynx", "digits", ["fp16", "tried"])
     expected = {"lr": 0.01, "layers": [8, 4], "optimizer": {"name": "adamw"}, "late": 3}
-    assert run["config"] == expected
-    assert run["started"].startswith("2026-11-22T02:37:4")
+    assert run.config == expected
+    assert run.started.startswith("2026-11-22T02:37:4")
     written = Written(Path(result["folder"]))
     assert written.steps["step"].tolist() == list(range(1, 13))
     assert written.steps["loss"] == pytest.approx(1 / np.arange(1, 13), rel=1e-6)
@@ -124,8 +124,8 @@ def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
     assert result.keys() == {"first", "bad", "killed"}
     folder = Path(result["first"]["folder"])
     run = read_run(folder)
-    assert (run["project"], run["tags"]) == ("digits", ["team=a"])
-    assert run["config"] == {"lr": 0.1, "model": {"width": 8}, "note": "it's: 'b'"}
+    assert (run.project, run.tags) == ("digits", ["team=a"])
+    assert run.config == {"lr": 0.1, "model": {"width": 8}, "note": "it's: 'b'"}
     written = Written(folder)
     assert written.steps["loss"] == pytest.approx(1 / np.arange(1, 7), rel=1e-6)
     assert set(written.steps["lr"]) == {0.1}
@@ -209,7 +209,7 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
     result = {
         Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")
     }
-    assert read_run(Path(result["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
+    assert read_run(Path(result["it"]["folder"])).config == {"lr": 0.1, "kind": "adam"}
     assert result["logs"]["steps"] == 1
 
 
@@ -520,9 +520,9 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
     [result] = imported("neptune", tmp_path / "data", "--project", "other", code=1)
     assert result["left_out"] == {"file": 1, "value between two steps": 1}
     run = read_run(Path(result["folder"]))
-    assert (run["name"], run["project"], run["tags"]) == ("baseline", "other", ["a", "b"])
-    assert run["config"] == {"config": {"lr": 0.1, "layers": 3}}
-    assert run["started"] == "2023-11-14T22:13:20.000+00:00"
+    assert (run.name, run.project, run.tags) == ("baseline", "other", ["a", "b"])
+    assert run.config == {"config": {"lr": 0.1, "layers": 3}}
+    assert run.started == "2023-11-14T22:13:20.000+00:00"
     written = Written(Path(result["folder"]))
     assert written.steps["step"].tolist() == [1, 2, 3, 4]
     assert written.steps["elapsed_ms"].tolist() == [0, 2000, 4000, 6000]
@@ -611,7 +611,7 @@ def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
     [grown] = imported("tensorboard", logs)
     assert (grown["new"], grown["folder"], grown["steps"]) == (True, first["folder"], 2)
     run = read_run(Path(first["folder"]))
-    assert [each["attempt"] for each in run["attempts"]] == [1, 2]
+    assert [each.attempt for each in run.attempts] == [1, 2]
     [resumed] = Written(Path(first["folder"])).of("resumed")
     assert resumed["step"] == 0
 

@@ -6,7 +6,7 @@ import torch
 from halfstep.evidence import origin
 from halfstep.evidence.origin import Origin
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.telemetry.spool import Event
+from halfstep.telemetry.events import Event
 
 
 def _observe(*, is_nan_at_end: bool) -> list[Event]:
@@ -27,7 +27,7 @@ def _observe(*, is_nan_at_end: bool) -> list[Event]:
 def test_the_first_operation_is_named_where_all_nodes_are_observed() -> None:
     """The root of 0 is the first node whose gradient is not finite."""
     [event] = _observe(is_nan_at_end=True)
-    assert (event["kind"], event["operation"]) == ("singular", "SqrtBackward0")
+    assert (event.kind, event.operation) == ("singular", "SqrtBackward0")
 
 
 @pytest.mark.parametrize("is_nan_at_end", [True, False])
@@ -37,4 +37,4 @@ def test_a_graph_observed_in_part_is_unobserved(
     """Neither an operation is named, which a node before it may have led to, nor another rank."""
     monkeypatch.setattr(origin, "MOST_NODES", 2)
     [event] = _observe(is_nan_at_end=is_nan_at_end)
-    assert event["kind"] == "unobserved"
+    assert event.kind == "unobserved"

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import halfstep
 from halfstep.monitor import backward_passes
+from halfstep.monitor.usual_steps import UsualSteps
+from halfstep.session import watch_session
 from tests.halfstep.monitor.watch_made import Written
 
 pytestmark = pytest.mark.slow
@@ -25,10 +27,10 @@ NEVER = 10**9
 class Loop:
     """A loop whose iterations the test chooses."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fused: bool = False) -> None:
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, fused=is_fused)
         self.scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=7)
         self.generator = torch.Generator().manual_seed(1)
 
@@ -190,6 +192,116 @@ def raising(loop: Loop) -> None:
     handle.remove()
 
 
+def skipped(loop: Loop) -> None:
+    """The gradients overflow at a finite loss."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    first = next(loop.net.parameters())
+    assert first.grad is not None
+    first.grad.fill_(torch.inf)
+    loop.apply()
+
+
+def scale_set(loop: Loop) -> None:
+    """The scale is set by update, and once more in place."""
+    for change in (2.0**12, None):
+        loop.optimizer.zero_grad()
+        loop.scaler.scale(loop.loss()).backward()
+        loop.scaler.step(loop.optimizer)
+        loop.scaler.update(change)
+    assert loop.scaler._scale is not None
+    loop.scaler._scale.fill_(2.0**9)
+
+
+def scale_replaced(loop: Loop) -> None:
+    """The scale is set between step and update, as another tensor."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    loop.scaler.step(loop.optimizer)
+    loop.scaler._scale = torch.full((), 2.0**8)
+    loop.scaler.update()
+
+
+def unused(loop: Loop) -> None:
+    """One parameter has no gradient."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    next(loop.net.parameters()).grad = None
+    loop.apply()
+
+
+def abandoned(loop: Loop) -> None:
+    """A loss is scaled, and never back-propagated."""
+    loop.scaler.scale(loop.loss())
+    usual(loop)
+
+
+def other_root(loop: Loop) -> None:
+    """The pass starts from another tensor than the one that was scaled."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss())
+    (2 * loop.loss()).backward()
+    loop.apply()
+
+
+def clipped_scaled(loop: Loop) -> None:
+    """Gradients are clipped while they are scaled."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    torch.nn.utils.clip_grad_norm_(loop.net.parameters(), 0.1)
+    loop.apply()
+
+
+def tensor_rate(loop: Loop) -> None:
+    """The learning rate is a tensor for one step."""
+    rate = loop.optimizer.param_groups[0]["lr"]
+    loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
+    usual(loop)
+    loop.optimizer.param_groups[0]["lr"] = rate
+
+
+def scheduled(loop: Loop) -> None:
+    """A scheduler steps after each update, in applied and in skipped steps."""
+    schedule = torch.optim.lr_scheduler.ExponentialLR(loop.optimizer, 0.9)
+    for kind in (usual, skipped, usual, skipped, skipped, usual):
+        kind(loop)
+        schedule.step()
+
+
+def reported(loop: Loop) -> None:
+    """The loop itself reports its loss."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    watch_session._active.loss(3.0)  # type: ignore[union-attr]
+    loop.apply()
+
+
+def restored(loop: Loop) -> None:
+    """The scaler is replaced by one with its state, between pass and step."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    scaler = GradScaler("cpu", growth_interval=7)
+    scaler.load_state_dict(loop.scaler.state_dict())
+    loop.scaler = scaler
+    scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+    loop.apply()
+
+
+def interrupted(loop: Loop) -> None:
+    """The optimizer's step raises; the loop goes on with the next batch."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+
+    def raises(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    handle = loop.optimizer.register_step_pre_hook(raises)
+    with pytest.raises(ZeroDivisionError):
+        loop.scaler.step(loop.optimizer)
+    handle.remove()
+    loop.scaler.update()
+
+
 KINDS: tuple[Callable[[Loop], None], ...] = (
     *(
         usual,
@@ -204,6 +316,8 @@ KINDS: tuple[Callable[[Loop], None], ...] = (
         penalized,
     ),
     *(nested, directly, left_out, ascending, clipped, grown, second, raising),
+    *(skipped, scale_set, scale_replaced, unused, abandoned, other_root, clipped_scaled),
+    *(tensor_rate, scheduled, reported, restored, interrupted),
 )
 
 
@@ -211,20 +325,39 @@ class Watched:
     """What is recorded of a loop of usual steps, with one of these kinds after every eight."""
 
     def __init__(
-        self, folder: Path, kinds: Sequence[Callable[[Loop], None]], *, plain_after: int
+        self,
+        folder: Path,
+        kinds: Sequence[Callable[[Loop], None]],
+        *,
+        plain_after: int,
+        is_fused: bool = False,
     ) -> None:
         """plain_after: passes that are all examined."""
         self.unexamined = 0  # passes
-        original = backward_passes.BackwardPasses.repeats
+        self.usual = 0  # steps that were recorded by UsualSteps as a whole
+        repeats, updated = backward_passes.BackwardPasses.repeats, UsualSteps.updated
+        begins = UsualSteps.begins
 
-        def repeats(passes: backward_passes.BackwardPasses, roots: Any) -> bool:
-            is_plain = original(passes, roots)
+        def counted_repeats(passes: backward_passes.BackwardPasses, roots: Any) -> bool:
+            is_plain = repeats(passes, roots)
             self.unexamined += is_plain
             return is_plain
 
-        loop = Loop()
+        def counted_begins(steps: UsualSteps, roots: Any) -> bool:
+            is_plain = begins(steps, roots)
+            self.unexamined += is_plain
+            return is_plain
+
+        def counted_updated(steps: UsualSteps, scaler: GradScaler) -> bool:
+            is_usual = updated(steps, scaler)
+            self.usual += is_usual
+            return is_usual
+
+        loop = Loop(is_fused=is_fused)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(backward_passes.BackwardPasses, "repeats", repeats)
+            patch.setattr(backward_passes.BackwardPasses, "repeats", counted_repeats)
+            patch.setattr(UsualSteps, "begins", counted_begins)
+            patch.setattr(UsualSteps, "updated", counted_updated)
             patch.setattr(backward_passes, "PLAIN_AFTER", plain_after)
             with halfstep.watch(loop.net, folder=folder / str(plain_after)) as watch:
                 for kind in kinds:
@@ -255,14 +388,16 @@ def test_rows_and_events_are_those_of_examined_passes(
     usual = Watched(folder, kinds, plain_after=2)
     assert str(usual.rows) == str(examined.rows)  # NaN equals NaN
     assert str(usual.events) == str(examined.events)
-    assert examined.unexamined == 0
+    assert examined.unexamined == examined.usual == 0
     assert usual.unexamined >= USUAL - 3
+    assert usual.usual >= USUAL - 4
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
-def test_each_kind_alone(tmp_path: Path, kind: Callable[[Loop], None]) -> None:
+def test_each_kind_alone(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
     """As above, each kind twice."""
-    examined = Watched(tmp_path, [kind, kind], plain_after=NEVER)
-    usual = Watched(tmp_path, [kind, kind], plain_after=2)
+    examined = Watched(tmp_path, [kind, kind], plain_after=NEVER, is_fused=is_fused)
+    usual = Watched(tmp_path, [kind, kind], plain_after=2, is_fused=is_fused)
     assert str(usual.rows) == str(examined.rows)
     assert str(usual.events) == str(examined.events)

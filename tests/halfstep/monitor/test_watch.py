@@ -26,9 +26,11 @@ import halfstep
 from halfstep.monitor import ring
 from halfstep.monitor.loop import PRIVATE
 from halfstep.session import watch_session
-from halfstep.telemetry import events, uploader
+from halfstep.telemetry import uploader
+from halfstep.telemetry.plain_json import shown
 from tests import preloaded, warm
 from tests.halfstep.monitor.watch_made import STEPS, Net, Script, Written
+from tests.spool_made import event_of
 
 METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
 
@@ -679,7 +681,7 @@ def test_no_other_run_is_gone_on_with_than_the_one_named(
     assert len(list(again.folder.glob("outcome-*.json"))) == 2
     assert [path.name for path in tmp_path.glob("o*/outcome-2.json")] == ["outcome-2.json"]
     line, *watching = capsys.readouterr().err.splitlines()
-    assert line == f"halfstep: there is no run {events.shown(run)} in {tmp_path}: this is a new one"
+    assert line == f"halfstep: there is no run {shown(run)} in {tmp_path}: this is a new one"
     assert len(watching) == 2
 
 
@@ -756,7 +758,8 @@ def test_watching_twice_is_watching_once(
     nothing."""
     first = halfstep.watch(folder=tmp_path, name="it")
     assert halfstep.watch(Net(), folder=tmp_path) is first
-    begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
+    place = f"the run is in {tmp_path / 'it'}"
+    begun = f"halfstep: watching; {place}; `halfstep show {tmp_path}` opens it\n"
     assert capsys.readouterr().err == begun
     halfstep.watch(Net(), folder=tmp_path, name="it")  # as a notebook's cell, run again
     halfstep.watch(Net(), folder=tmp_path, run="it")
@@ -819,7 +822,7 @@ def test_where_it_is_written_is_not_guessed(
     monkeypatch.chdir(tmp_path)
     assert halfstep.watch(**{argument: told}).folder is None
     [line] = capsys.readouterr().err.splitlines()
-    assert f"ValueError: {argument} is {events.shown(told)[:200]}" in line
+    assert f"ValueError: {argument} is {shown(told)[:200]}" in line
     assert "; allowed: " in line
     assert list(tmp_path.iterdir()) == []
 
@@ -1167,7 +1170,7 @@ def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
     """Every event of the worst run passes the table that the recorder goes by."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script().train(watch.add, steps=STEPS)
-    assert all(events.problem_of(event) is None for event in Written(tmp_path / "it").events)
+    assert all(map(event_of, Written(tmp_path / "it").events))
 
 
 def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from halfstep.monitor import hooks, loop
+from halfstep.monitor.usual_steps import CLOSED, OFF, PASSED, SCALED, UPDATING
 
 STEPS = 20
-GUARDED = {"scaled", "checked", "updating", "updated"}
-MOST_CALLS = 41  # of functions of halfstep, in a step that is applied
+USUAL = {"scaled", "begins", "checked", "updating", "updated"}
+MOST_CALLS = 19  # of functions of halfstep, in a step that is applied
 OURS = str(Path(halfstep.__file__).parent)
 
 
@@ -44,14 +45,14 @@ def calls_of_steps(folder: Path) -> Counter[str]:
     return calls
 
 
-def test_an_applied_step_takes_four_guarded_calls(
+def test_an_applied_step_takes_no_guarded_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backward pass like all before it, and the optimizer's step, are recorded without it."""
+    """A step like all before it is recorded by UsualSteps."""
     monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e6)
     calls = calls_of_steps(tmp_path)
-    assert calls["Watch._protected"] == STEPS * len(GUARDED)
-    assert {name for name in GUARDED if calls[f"Loop.{name}"] == STEPS} == GUARDED
+    assert calls["Watch._protected"] == 0
+    assert {name for name in USUAL if calls[f"UsualSteps.{name}"] == STEPS} == USUAL
     assert sum(calls.values()) <= STEPS * MOST_CALLS
 
 
@@ -65,6 +66,22 @@ def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None
             scaler.step()  # type: ignore[call-arg]
         assert watch._is_on
     assert str(watched.value) == str(unwatched.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(("scaled", 3), ("begins", 1), ("checked", 3), ("unscaled", 3)),
+        *(("clips", 0), ("updating", 1), ("updated", 1)),
+    ],
+)
+def test_usual_steps_leave_other_objects_to_the_loop(name: str, arguments: int) -> None:
+    """In every stage, a call with objects of another loop is not recorded, and raises nothing."""
+    listener = loop.Loop(lambda _: None, lambda _: None)
+    for stage in (OFF, CLOSED, SCALED, PASSED, UPDATING):
+        listener.usual.stage = stage
+        assert not getattr(listener.usual, name)(*(object() for _ in range(arguments)))
+        assert listener.usual.stage == stage
 
 
 @pytest.mark.parametrize("name", hooks.UNGUARDED)

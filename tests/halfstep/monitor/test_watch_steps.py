@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.telemetry.spool import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
+from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 from tests.halfstep.monitor.watch_made import Written
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")

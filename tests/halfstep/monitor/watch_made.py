@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from halfstep.telemetry.events import Event
 from halfstep.telemetry.spool import SpoolReader
+from tests.spool_made import fields_of
 
 STEPS = 40
 
@@ -133,8 +135,8 @@ class Written:
                 if isinstance(item, np.ndarray):
                     steps.append(item)
                 else:
-                    assert isinstance(item, dict), item
-                    self.events.append(item)
+                    assert isinstance(item, Event), item
+                    self.events.append(fields_of(item))
         self.steps = np.concatenate(steps) if steps else np.zeros(0)
 
     def of(self, event: str, kind: str | None = None) -> list[dict[str, Any]]:

@@ -239,15 +239,15 @@ def outcome(script: Path, name: str = "it") -> dict[str, Any]:
     assert len(written.of("metric")) == STEPS
     found = read_outcome(AttemptFiles(folder, 1))
     assert found is not None
-    assert found["step"] == STEPS
+    assert found.step == STEPS
     assert not (folder / "crash-1").exists()
     return found
 
 
 def check(found: dict[str, Any], status: str, code: int | None, error: str | None) -> None:
-    assert (found["status"], found["exit_code"]) == (status, code), found
-    assert (error or "") in (found["error"] or "")
-    assert (found["error"] is None) == (error is None)
+    assert (found.status, found.exit_code) == (status, code), found
+    assert (error or "") in (found.error or "")
+    assert (found.error is None) == (error is None)
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -265,7 +265,7 @@ def test_a_handler_of_faulthandler_stays(script: Path, kind: str, end: str) -> N
     """Registered before the run or in it, and after its end: SIGQUIT ends no process."""
     done = run(script, kind, end)
     assert done.returncode == 0, done.stderr
-    assert outcome(script)["status"] == "finished"
+    assert outcome(script).status == "finished"
 
 
 @pytest.mark.parametrize("end", UNHOOKED)
@@ -294,7 +294,7 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("task-0", "task-1"):
         found = outcome(script, name)
-        assert (found["status"], found["error"]) == ("finished", None)
+        assert (found.status, found.error) == ("finished", None)
 
 
 @pytest.mark.parametrize("how", ["executor", *extended(["fork", "spawn", "forkserver"])])
@@ -304,7 +304,7 @@ def test_the_task_of_a_pool_that_raises_has_failed(script: Path, how: str) -> No
     assert done.stdout.strip() == "['boom', 'None', 'boom']", done.stderr
     for name in ("raises-first", "raises-last"):
         check(outcome(script, name), "failed", None, "ValueError: boom")
-    assert outcome(script, "task-1")["status"] == "finished"
+    assert outcome(script, "task-1").status == "finished"
 
 
 #: Exit code, status that is sent, and the end of the error.
@@ -328,7 +328,7 @@ def test_a_crash_is_sent_with_its_signal_and_place(
         monkeypatch.setenv("HALFSTEP_TOKEN", "token")
         assert run(script, "main", end).returncode == code
         folder = script.parent / "runs" / "it"
-        identity = read_run(folder)["id"]
+        identity = read_run(folder).id
         until(lambda: identity in site.runs and site.runs[identity].attempts[1].outcome is not None)
         sent = site.runs[identity].attempts[1].outcome
     assert sent is not None

@@ -73,7 +73,7 @@ def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
     }
     for name, lr in (("try", 0.1), ("try-2", 0.2), ("try-3", 0.3)):
         folder = tmp_path / "runs" / name
-        assert read_run(folder)["config"] == {"lr": lr}
+        assert read_run(folder).config == {"lr": lr}
         assert Written(folder).steps["step"].tolist() == [1, 2, 3]
     assert said.count("watching; ") == 3
 

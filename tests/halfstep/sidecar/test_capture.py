@@ -17,6 +17,7 @@ from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
 from tests import warm
 from tests.site import SECONDS, heeded, until
+from tests.spool_made import events_of
 
 BEGIN = """
 import os, subprocess, sys, time
@@ -61,7 +62,7 @@ def logged(folder: Path) -> bytes:
 def recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the sidecar's events of a kind."""
     items = SpoolReader(run_of(folder) / "sidecar").poll()
-    return [item for item in items if isinstance(item, dict) and item["event"] == kind]
+    return [each for each in events_of(items) if each["event"] == kind]
 
 
 def sidecar_of(script: "subprocess.Popen[bytes]", folder: Path) -> psutil.Process:

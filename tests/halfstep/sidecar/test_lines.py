@@ -1,18 +1,17 @@
 """Output of a process, as whole lines and as a bounded number of them."""
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep.sidecar.lines import FIRST_WAITING, LAST_WAITING, LINE_BYTES, Output
+from halfstep.telemetry.events import Line
 
 SECRET = "sesame"
 
 
-def texts(lines: list[dict[str, Any]]) -> list[str]:
+def texts(lines: list[Line]) -> list[str]:
     """Return the texts of lines that were not skipped."""
-    return [line["text"] for line in lines if "text" in line]
+    return [line.text for line in lines if isinstance(line.text, str)]
 
 
 def test_waiting_lines_are_bounded() -> None:
@@ -21,10 +20,10 @@ def test_waiting_lines_are_bounded() -> None:
     for start in range(0, 5000, 500):
         output.feed("stdout", b"".join(b"%d\n" % i for i in range(start, start + 500)))
     lines = output.take()
-    [gap] = [line for line in lines if "lines" in line]
+    [gap] = [line for line in lines if line.lines]
     assert len(texts(lines)) == FIRST_WAITING + LAST_WAITING
-    assert gap["lines"] == 5000 - FIRST_WAITING - LAST_WAITING
-    assert (lines[0]["text"], lines[-1]["text"]) == ("0", "4999")
+    assert gap.lines == 5000 - FIRST_WAITING - LAST_WAITING
+    assert (lines[0].text, lines[-1].text) == ("0", "4999")
     assert output.take() == []
 
 
@@ -57,6 +56,6 @@ def test_a_progress_bar_keeps_its_last_state() -> None:
         output.feed("stderr", f"\r{percent:3}%|".encode())
     output.feed("stderr", b"\n")
     [line] = output.take()
-    assert (line["stream"], line["text"]) == ("stderr", "100%|")
+    assert (line.stream, line.text) == ("stderr", "100%|")
     assert logged.count(b"%") == 11
     assert output.last_lines["stderr"][-1] == "100%|"

@@ -6,6 +6,7 @@ import pynvml
 import pytest
 
 from halfstep.sidecar.system import SystemMonitor
+from halfstep.telemetry.events import Sample
 
 EMPTY = dict.fromkeys(("utilization", "memory_bytes", "power_watts", "temperature_celsius"))
 
@@ -38,18 +39,18 @@ def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch
     """Steps are recorded, and the host's own numbers are there."""
     for question in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.setattr(pynvml, f"nvmlDeviceGet{question}", fail(pynvml.NVML_ERROR_GPU_IS_LOST))
-    host, gpu = SystemMonitor([3]).take()
-    assert host["memory_bytes"] > 0
-    assert gpu == {"device": 3, **EMPTY}
+    host, gpu = SystemMonitor([3]).take(2000)
+    assert host.memory_bytes > 0
+    assert gpu == Sample(elapsed_ms=2000, device=3, **EMPTY)
 
 
 def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch) -> None:
     """A MIG instance reports its memory without a utilization."""
     unsupported = fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     nvml.setattr(pynvml, "nvmlDeviceGetUtilizationRates", unsupported)
-    _host, gpu = SystemMonitor([0]).take()
+    _host, gpu = SystemMonitor([0]).take(2000)
     result = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
-    assert gpu == {"device": 0, "utilization": None, **result}
+    assert gpu == Sample(elapsed_ms=2000, device=0, utilization=None, **result)
 
 
 @pytest.mark.parametrize("question", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
@@ -58,7 +59,7 @@ def test_without_nvidias_library_the_host_is_sampled(
 ) -> None:
     """Whatever the library lacks, the run is not hurt."""
     nvml.setattr(pynvml, question, fail(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    assert len(SystemMonitor([0]).take()) == 1
+    assert len(SystemMonitor([0]).take(2000)) == 1
 
 
 def test_the_cards_asked_are_those_that_the_run_trains_on(nvml: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
     fourth.log("b")
     assert "not watching: " not in fourth.end()
     assert logged(tmp_path / "it") == ["a", "b"]
-    assert [attempt["attempt"] for attempt in read_run(tmp_path / "it")["attempts"]] == [1, 2, 3]
+    assert [attempt.attempt for attempt in read_run(tmp_path / "it").attempts] == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_without_flock_a_run_is_sent_while_it_is_written(
         script = Script(tmp_path, no_locks | known)
         script.log("a")
         spool = tmp_path / "it" / "spool" / "1-0.spool"
-        identity = read_run(tmp_path / "it")["id"]
+        identity = read_run(tmp_path / "it").id
         until(lambda: identity in site.runs)
         script.log("b")
         until(lambda: site.runs[identity].attempts[1].spool.get(0) == spool.read_bytes())

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from halfstep.telemetry import patient_spool
+from halfstep.telemetry.events import Event
 from halfstep.telemetry.patient_spool import PatientSpool
-from halfstep.telemetry.spool import STEP_DTYPE, Event, SpoolReader, Steps
+from halfstep.telemetry.spool import STEP_DTYPE, SpoolReader, Steps
+from tests.spool_made import event_of, fields_of
 
 
 @contextmanager
@@ -55,14 +57,14 @@ def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
     written = (tmp_path / "1-0.spool").stat().st_size
     with full(written + 20):
         spool.steps(steps(6))  # half a frame
-        spool.event(metric(10))  # too early to try again
+        spool.event(event_of(metric(10)))  # too early to try again
         now[0] += patient_spool.RETRY_SECONDS
     with full(4):
         spool.steps(steps(11))  # not even a header
     assert [path.name for path in tmp_path.iterdir()] == ["1-0.spool"]
     now[0] += patient_spool.RETRY_SECONDS
     spool.steps(steps(16))
-    spool.event(metric(20))
+    spool.event(event_of(metric(20)))
     spool.close()
     lost = "10 steps and 1 events were lost"
     assert said == [
@@ -75,7 +77,7 @@ def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
             if isinstance(item, np.ndarray):
                 found += item["step"].tolist()
             else:
-                result.append(item)
+                result.append(fields_of(item))
     assert found == [*range(1, 6), *range(16, 21)]
     assert [event["event"] for event in result] == ["failed_diagnosis", "metric"]
     assert (result[0]["diagnosis"], result[0]["error"], result[0]["step"]) == ("spool", lost, 20)

@@ -25,9 +25,9 @@ from halfstep.session import watch_session
 from halfstep.sidecar.process import LOCK
 from halfstep.telemetry import sender, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import cleaned
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import PIECE_BYTES, Ingest
+from halfstep.telemetry.plain_json import cleaned
 from halfstep.telemetry.run_folder import (
     configure,
     last_step,
@@ -43,6 +43,7 @@ from halfstep.telemetry.upload import upload as send_run
 from tests import warm
 from tests.halfstep.telemetry.ingest_made import Attempt, IngestServer, Run
 from tests.site import SECONDS, free_port, until
+from tests.spool_made import event_of
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ class Writer:
         if checkpoint:
             event = {"event": "checkpoint", "step": self.step, "reason": "script"}
             event |= {"files": [{"kind": "checkpoint"} | file]} | checkpoint
-        self.spool.event(event)
+        self.spool.event(event_of(event))
         return self
 
     def finish(self, status: str = "finished") -> "Writer":
@@ -108,7 +109,7 @@ def spooled(files: AttemptFiles) -> dict[int, bytes]:
 
 def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
     """Return what the server has of an attempt."""
-    return site.runs[read_run(files.folder)["id"]].attempts[files.attempt]
+    return site.runs[read_run(files.folder).id].attempts[files.attempt]
 
 
 def ended(status: str, step: int) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path)
     """It comes in one piece of its own size, and what follows it too."""
     writer = Writer(tmp_path).steps(1)
     names = ["m" * 1000] * (PIECE_BYTES // 1000)
-    writer.spool.event({"event": "uncalled", "step": 1, "modules": names})
+    writer.spool.event(event_of({"event": "uncalled", "step": 1, "modules": names}))
     writer.steps(1).finish()
     assert send(site, writer.files) == []
     assert arrived(site, writer.files).spool == spooled(writer.files)
@@ -332,7 +333,7 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
 def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path) -> None:
     """With the bytes that are lost; the next file of the spool is sent all the same."""
     writer = Writer(tmp_path)
-    writer.spool.event({"event": "length", "step": 0, "steps": 3})
+    writer.spool.event(event_of({"event": "length", "step": 0, "steps": 3}))
     path = writer.files.spool / "1-0.spool"
     whole = path.stat().st_size
     with path.open("ab") as file:
@@ -638,6 +639,11 @@ def test_upload_says_why_it_cannot(site: IngestServer, tmp_path: Path) -> None:
     assert len(waited) == TRIES - 1
 
 
+def run_json(folder: Path) -> dict[str, Any]:
+    """Return the content of run.json."""
+    return dict(json.loads((folder / "run.json").read_text()))
+
+
 def _replace(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(content)
@@ -651,7 +657,7 @@ DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
     "run.json is no UTF-8": lambda files: _replace(files.folder / "run.json", b"\xff\xfe"),
     "run.json is too deep": lambda files: _replace(files.folder / "run.json", b"[" * 10**5),
     "attempts are texts": lambda files: write_json(
-        files.folder / "run.json", read_run(files.folder) | {"attempts": ["a"]}
+        files.folder / "run.json", run_json(files.folder) | {"attempts": ["a"]}
     ),
     "attempts are missing": lambda files: write_json(files.folder / "run.json", {"id": "x"}),
     "outcome is cut": lambda files: _replace(files.outcome, b"{"),
@@ -738,7 +744,7 @@ def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
 ) -> None:
     """In another PID namespace, boot or machine that is unknown, and the run continues."""
     writer = Writer(tmp_path).steps()
-    described = read_run(writer.files.folder)
+    described = run_json(writer.files.folder)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         attempt = described["attempts"][0] | {
             "pid": other.pid,
@@ -921,7 +927,7 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
     assert err.startswith("halfstep: watching; ")
     assert err.count(f"{site.url}/runs/7\n") == 1
     files = AttemptFiles(tmp_path / "it", 1)
-    until(lambda: read_run(files.folder)["id"] in site.runs)
+    until(lambda: read_run(files.folder).id in site.runs)
     until(lambda: arrived(site, files).outcome is not None)
     assert arrived(site, files).spool == spooled(files)
     assert len(arrived(site, files).stored) == 1
@@ -963,7 +969,7 @@ def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path:
     script.step(30)
     script.end()
     files = AttemptFiles(tmp_path / "it", 1)
-    until(lambda: read_run(files.folder)["id"] in site.runs)
+    until(lambda: read_run(files.folder).id in site.runs)
     until(lambda: arrived(site, files).outcome is not None)
     assert arrived(site, files).spool == spooled(files)
 
@@ -1027,7 +1033,7 @@ def test_offline_nothing_is_sent_before_upload(
 def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
     """In one line, in the log that is deleted with it."""
     files = open_run(tmp_path, name="it")
-    write_json(files.folder / "run.json", {**read_run(files.folder), "attempts": []})
+    write_json(files.folder / "run.json", run_json(files.folder) | {"attempts": []})
     uploader.start(files, Credentials("http://127.0.0.1:1", "token"))
     log = files.folder / uploader.LOG
     until(lambda: log.exists() and "the uploader has failed" in log.read_text())
@@ -1082,7 +1088,7 @@ def test_the_end_of_a_run_waits_for_its_sidecar(
         assert arrived(site, writer.files).spool
         assert arrived(site, writer.files).outcome is None
         assert not sending.is_over(writer.files.attempt)
-        spool.event(LINE)
+        spool.event(event_of(LINE))
         lock.release()
         sending.send()
         assert sending.is_over(writer.files.attempt)
@@ -1095,7 +1101,7 @@ def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
 ) -> None:
     """A child process of the script may print for days: `upload` waits some seconds."""
     writer, spool, _lock = sidecar
-    spool.event(LINE)
+    spool.event(event_of(LINE))
     waits: list[float] = []
     with Ingest(site.server) as ingest:
         sent = send_run(writer.files.folder, ingest, print, waits.append, delete=True)

@@ -89,7 +89,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     third = Writer(tmp_path, name).ready()
     third.log("e")
     third.end()
-    assert [attempt["attempt"] for attempt in read_run(folder)["attempts"]] == [1, 2]
+    assert [attempt.attempt for attempt in read_run(folder).attempts] == [1, 2]
 
 
 def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
     writers = [writer.ready() for writer in begun]
     errors = [writer.end() for writer in writers]
     assert sum("not watching: " in error for error in errors) == 3
-    assert len(read_run(tmp_path / "it")["attempts"]) == 1
+    assert len(read_run(tmp_path / "it").attempts) == 1
 
 
 def test_a_forked_child_does_not_write_its_parents_run(tmp_path: Path) -> None:

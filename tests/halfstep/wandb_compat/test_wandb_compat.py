@@ -98,8 +98,8 @@ def test_a_plain_loop() -> None:
     assert halfstep.run is None
     described = read_run(Path("halfstep-runs/plain"))
     settings = {"learning_rate": 0.01, "epochs": 2, "seed": str(2**64 - 1)}
-    assert described["config"] == settings
-    assert (described["project"], described["tags"]) == ("digits", ["fp16"])
+    assert described.config == settings
+    assert (described.project, described.tags) == ("digits", ["fp16"])
     steps = written("plain").steps
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
     numbers = logged("plain")
@@ -142,8 +142,10 @@ def test_tables_images_and_a_summary(
     wandb.finish()
 
     numbers = logged("media")
-    assert numbers["loss"] == [(0, 2.0), (1, 1.0), (2, 0.0), (3, 1.0)]
-    assert numbers["epoch"] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+    rows = written("media").steps
+    assert rows["step"].tolist() == [1, 2, 3, 4]
+    assert rows["loss"].tolist() == [2.0, 1.0, 0.0, 1.0]
+    assert numbers["epoch"] == [(1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]
     assert numbers["summary/best_epoch"][0][1] == 2
     summary = {row["name"]: row["value"] for row in table("media", "summary")}
     assert summary["loss"] == "min 0.0"
@@ -161,11 +163,47 @@ def test_tables_images_and_a_summary(
     assert saved["files"][0]["size_bytes"] == 7
     described = read_run(Path("halfstep-runs/media"))
     settings = {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
-    assert described["config"] == settings | {"step_metric": {"val/*": "epoch"}}
+    assert described.config == settings | {"step_metric": {"val/*": "epoch"}}
     said = capsys.readouterr().err
     assert "Video is not supported" in said
     assert "Artifact is not supported" in said
     assert "alert: Low: accuracy is low" in said
+
+
+def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: None) -> None:
+    """With learning rate and norm beside them, as an import has them; a later attempt goes on."""
+    wandb: Any = halfstep
+    for attempt in range(2):
+        run = wandb.init(name="rows", id="rows", resume="allow")
+        assert run.step == 3 * attempt
+        if attempt == 0:
+            wandb.log({"val/acc": 0.5}, commit=False)
+        for number in range(3):
+            wandb.log({"train/loss": 3.0 - number, "lr": 0.5, "grad_norm": np.float32(2)})
+        wandb.finish()
+    rows = written("rows").steps
+    assert rows["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert rows["loss"].tolist() == [3.0, 2.0, 1.0] * 2
+    assert set(rows[["lr", "grad_norm", "grad_norm_clipped"]].tolist()) == {(0.5, 2.0, 2.0)}
+    assert rows["elapsed_ms"].tolist() == sorted(rows["elapsed_ms"])
+    assert logged("rows") == {"val/acc": [(1, 0.5)]}
+
+
+def test_a_loss_logged_before_the_first_backward_pass_is_no_step() -> None:
+    """Rows are those of the observed steps; the first logged loss is a metric, as later ones."""
+    wandb: Any = halfstep
+    wandb.init(name="before")
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(3):
+        loss = weight.square().sum()
+        wandb.log({"loss": loss.item()})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    wandb.finish()
+    assert written("before").steps["step"].tolist() == [1, 2, 3]
+    assert len(logged("before")["loss"]) == 3
 
 
 def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> None:
@@ -186,7 +224,7 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
     assert numbers["epoch"] == [(2, 0.0), (3, 0.0), (6, 1.0), (7, 1.0)]
     assert numbers["samples"] == [(0, 32.0), (1, 64.0), (4, 96.0), (5, 128.0)]
     assert [step for step, _ in numbers["val/accuracy"]] == [3, 7]
-    defined = read_run(Path("halfstep-runs/axes"))["config"]["step_metric"]
+    defined = read_run(Path("halfstep-runs/axes")).config["step_metric"]
     assert defined == {"val/*": "epoch", "train/loss": "samples"}
 
 
@@ -316,7 +354,7 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
     with pytest.raises(wandb.errors.CommError):
         raise wandb.CommError
     wandb.finish()
-    assert logged("all")["loss"] == [(0, 1.5)]
+    assert written("all").steps[["step", "loss"]].tolist() == [(1, 1.5)]
     saved = [event["files"][0] for event in written("all").of("checkpoint")]
     assert len({each["kind"] for each in saved}) == 3
     kept = [(Path("halfstep-runs/all") / each["path"]).read_text() for each in saved]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from halfstep.recipe import RecipeError
+from tests.spool_made import fields_of
 from tests.trainer.conftest import Regression
 from trainer.checkpoints.artifacts import save_artifacts
 
@@ -42,7 +43,7 @@ def test_artifacts_are_written_after_each_evaluation(run_loop, tmp_path):
 def test_an_artifact_may_be_anything_that_is_logged(tmp_path):
     """A name without a suffix gets that of what shows the value."""
     result = {"squares": np.eye(4), "a/b": "text", "table": [{"x": 1}], "kept.md": "# As it is"}
-    events = save_artifacts(tmp_path / "artifacts", 1, result)
+    events = [*map(fields_of, save_artifacts(tmp_path / "artifacts", 1, result))]
     assert [e["name"] for e in events] == ["squares.png", "a-b.txt", "table.csv", "kept.md"]
     assert (tmp_path / events[3]["path"]).read_text() == "# As it is"
 

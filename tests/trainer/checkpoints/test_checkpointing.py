@@ -16,6 +16,7 @@ import torch
 
 from halfstep.run_config import parse_config
 from tests import warm
+from tests.spool_made import fields_of
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
 from tests.trainer.test_process import write_job
 from trainer.checkpoints import checkpoint
@@ -99,7 +100,7 @@ def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
             parse_config(Failing, EVERY_5),
             device=CPU,
             on_steps=lambda steps: None,
-            on_event=result.append,
+            on_event=lambda event: result.append(fields_of(event)),
             checkpoint_folder=tmp_path,
         )
     assert checkpoint.load(tmp_path / "step-00000005.pt")["progress"]["step"] == 5

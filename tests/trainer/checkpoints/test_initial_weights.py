@@ -7,6 +7,7 @@ from torch import nn
 
 from halfstep.run_config import ConfigError, parse_config
 from tests.site import type_train as main
+from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.checkpoints.initial_weights import load_weights
 
@@ -54,7 +55,8 @@ def fitted(tmp_path):
     def load(weights, modules):
         torch.save(weights, tmp_path / "net.pt")
         paths = {"": tmp_path / "net.pt"}
-        return load_weights(paths, modules, source="net.pt", is_strict=True)
+        event, trouble = load_weights(paths, modules, source="net.pt", is_strict=True)
+        return fields_of(event), trouble
 
     return load
 

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, parse_config
+from tests.marks import extended
 from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.data.examples import DataError
@@ -35,7 +36,7 @@ def settings(workers, **groups):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [2, *extended([1, 4])])
 def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
     """Nor does a resume with another number: losses and weights are those of no worker at all."""
     alone = run_loop(Reading, settings(0), tmp_path / "alone")

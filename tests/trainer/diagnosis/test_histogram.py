@@ -30,14 +30,14 @@ def test_counts_are_those_of_numpys_exponents():
     """Every gradient is counted once, by its exponent; zeros, subnormals, inf and NaN apart."""
     gradient = torch.randn(40, 50) * torch.exp2(torch.randint(-40, 20, (40, 50)).float())
     gradient[0, :5] = torch.tensor([0.0, 1e-40, torch.inf, -torch.inf, torch.nan])
-    [module] = histogram_of(gradient)["modules"]
+    [module] = histogram_of(gradient).modules
     values = gradient.flatten().numpy()
     normal = values[np.isfinite(values) & (np.abs(values) > 1e-38)]
     exponents = np.floor(np.log2(np.abs(normal.astype(np.float64)))).astype(int)
     lowest = exponents.min()
-    assert module["lowest_exponent"] == lowest
-    assert module["counts"] == np.bincount(exponents - lowest).tolist()
-    assert (module["zeros"], module["nonfinite"]) == (2, 3)
+    assert module.lowest_exponent == lowest
+    assert module.counts == np.bincount(exponents - lowest).tolist()
+    assert (module.zeros, module.nonfinite) == (2, 3)
 
 
 def test_large_gradients_are_counted_in_chunks(monkeypatch):
@@ -66,14 +66,14 @@ def test_shares_are_those_at_the_scale_of_the_step(exponent, scale, underflow, n
     """
     counts = np.zeros(BINS, np.int64)
     counts[exponent + BIAS] = 3
-    shares = describe(counts, scale)
-    assert (shares["underflow"], shares["near_overflow"]) == (underflow, near_overflow)
+    shares = describe("head", counts, scale)
+    assert (shares.underflow, shares.near_overflow) == (underflow, near_overflow)
 
 
 def test_a_module_without_gradients_has_an_empty_histogram():
     """Nothing to show is not an error."""
     counts = np.zeros(BINS, np.int64)
-    assert describe(counts, 1.0)["counts"] == []
+    assert describe("head", counts, 1.0).counts == []
 
 
 def test_a_run_samples_every_so_many_steps_and_before_the_clip(run_loop):
@@ -122,8 +122,8 @@ def test_counting_is_not_sorted_under_deterministic_algorithms(monkeypatch):
 
 def test_gradients_in_fp64_are_counted_once():
     """Each element is one number, whatever its type."""
-    [module] = histogram_of(torch.full((3, 4), 0.5))["modules"]
-    assert sum(module["counts"]) == 12
+    [module] = histogram_of(torch.full((3, 4), 0.5)).modules
+    assert sum(module.counts) == 12
     layer = torch.nn.Linear(4, 3, bias=False).double()
     layer.weight.grad = torch.full((3, 4), 0.5, dtype=torch.float64)
     optimizers = watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
@@ -133,4 +133,4 @@ def test_gradients_in_fp64_are_counted_once():
     histogram.unscaled(optimizers["sgd"])
     zero = torch.zeros(())
     histogram.after_step(StepResult(zero, torch.tensor(1.0), zero, {}, set()))
-    assert events[0]["modules"] == [module]
+    assert events[0].modules == [module]

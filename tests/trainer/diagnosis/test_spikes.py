@@ -8,10 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from halfstep.config_groups import Spike
 from halfstep.run_config import ConfigError, parse_config
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from halfstep.telemetry import events
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.checkpoints.resume import inherited_parts
 from trainer.checkpoints.rollback import SpikeError
@@ -64,7 +67,7 @@ def told(made, *cuts, **settings):
     spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
     for piece in np.split(made, cuts):
         spikes.arrived(piece)
-    return [(each["step"], each["loss"], each["z"]) for each in found]
+    return [(each.step, each.loss, each.z) for each in found]
 
 
 def test_a_sudden_rise_is_told_with_its_step_and_how_high_it_is():
@@ -140,6 +143,17 @@ def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rollback):
     torch.save(spikes.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert (state["pending"] is not None) == rollback
+    loaded = Spikes(Spike(window_steps=WINDOW, rollback=rollback), lambda event: None)
+    loaded.load_state_dict(state)
+    assert loaded.pending == spikes.pending
+
+
+def test_a_pending_spike_of_the_version_before_is_loaded():
+    """A checkpoint of that version has the event as a dictionary."""
+    spikes = Spikes(Spike(window_steps=WINDOW), lambda event: None)
+    before = {"event": "spike", "step": 7, "loss": float("inf"), "z": float("inf")}
+    spikes.load_state_dict(spikes.state_dict() | {"pending": before})
+    assert spikes.pending == events.Spike(step=7, loss=float("inf"), z=float("inf"))
 
 
 def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):
@@ -212,7 +226,8 @@ def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop,
 def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
     """It has the losses before it for a window, and may rewind as often as any other run."""
     spikes = Spikes(Spike(), print)
-    spikes.pending, spikes.rollbacks = {"step": 7}, 2
+    spike = events.Spike(step=7, loss=9.0, z=12.0)
+    spikes.pending, spikes.rollbacks = spike, 2
     state = {"parts": {"spikes": spikes.state_dict()}, "scaler": {}}
     left = {
         is_fork: inherited_parts(state, is_scaled=is_scaled, is_fork=is_fork)["spikes"]
@@ -220,7 +235,7 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
     }
     assert [(each["pending"], each["rollbacks"]) for each in left.values()] == [
         (None, 0),
-        ({"step": 7}, 2),
+        (to_builtins(spike), 2),
     ]
 
 

@@ -25,6 +25,7 @@ import trainer.recipes.gpt
 from halfstep.recipe import Loss, RecipeError, place
 from halfstep.run_config import parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
+from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, drawn
 from tests.trainer.diagnosis.test_spikes import VALUES, Poisoned
 from trainer.checkpoints.checkpoint import load
@@ -205,7 +206,7 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
             parse_config(recipe_class, values),
             device=device,
             on_steps=records.append,
-            on_event=events.append,
+            on_event=lambda event: events.append(fields_of(event)),
             control=control,
             checkpoint_folder=folder,
             resume=resume,

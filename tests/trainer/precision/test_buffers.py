@@ -5,7 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from halfstep.telemetry.events import Poison
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import STEP_DTYPE
+from tests.spool_made import fields_of
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.checkpoints.resume import inherited_parts
 from trainer.diagnosis.nonfinite_buffers import NonfiniteBuffers
@@ -57,7 +60,7 @@ def test_poisoned_buffers_are_named_once(run_loop):
     run = run_loop(Ahead)
     assert run.skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
-    assert run.of("poison") == [told(4, "model.2.running_mean", "model.2.running_var")]
+    assert run.of("poison") == [fields_of(told(4, "model.2.running_mean", "model.2.running_var"))]
 
 
 def test_buffers_that_began_infinite_are_not_poisoned():
@@ -125,7 +128,7 @@ def followed(module):
 
 def told(step, *buffers):
     """The event of these buffers."""
-    return {"event": "poison", "step": step, "count": len(buffers), "buffers": list(buffers)}
+    return Poison(step=step, count=len(buffers), buffers=list(buffers))
 
 
 def test_restored_buffers_are_those_before_the_skip(run_loop):

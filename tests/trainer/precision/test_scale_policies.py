@@ -7,6 +7,7 @@ from halfstep.config_groups import Scaler
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError, parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
+from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.checkpoints import checkpoint
 from trainer.distributed.ranks import Control, Request
@@ -54,7 +55,7 @@ def scale_as_described(records, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, *extended([False])])
 @pytest.mark.parametrize(
     "settings",
     [

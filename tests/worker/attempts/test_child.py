@@ -47,6 +47,6 @@ def test_what_is_hidden_is_in_no_line_however_lines_are_cut() -> None:
         child = Child([sys.executable, "-c", said], run_environment.of_commands(), hidden=[secret])
         until(lambda child=child: child.exit_code() is not None)  # type: ignore[misc]
         child.finish_listening()
-        text = "".join(line["text"] for line in child.take_lines())
+        text = "".join(line.text for line in child.take_lines())
         assert text == "x" * before + "***y"
         assert all(len(line) < LINE_BYTES + len(secret) for line in child.last_lines["stdout"])

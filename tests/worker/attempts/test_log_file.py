@@ -118,8 +118,8 @@ def test_characters_are_cut_nowhere(before: int, tmp_path: Path) -> None:
     log.close()
     lines = child.take_lines()
     expected = "x" * before + "日本語é😀" * 3000 + "***語"
-    assert "".join(line["text"] for line in lines) == expected
-    assert all(len(line["text"].encode()) <= LINE_BYTES + 16 for line in lines)
+    assert "".join(line.text for line in lines) == expected
+    assert all(len(line.text.encode()) <= LINE_BYTES + 16 for line in lines)
     [part] = log.complete_parts()
     assert part.read_text() == f"{expected}\n"
 
@@ -134,7 +134,7 @@ def test_bytes_that_are_no_characters_are_kept(tmp_path: Path) -> None:
     log.close()
     [part] = log.complete_parts()
     assert part.read_bytes() == b"a\xff\xc3(b\xe6\x97"
-    assert "".join(line["text"] for line in child.take_lines()) == "a\ufffd\ufffd(b\ufffd"
+    assert "".join(line.text for line in child.take_lines()) == "a\ufffd\ufffd(b\ufffd"
 
 
 def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
     for part in left.complete_parts():
         event = compress(part, tmp_path)
         left.take(part)
-        forget_part(event, tmp_path)
+        forget_part(event.path, tmp_path)
     assert left.complete_parts() == []
     files = sorted((tmp_path / "log").iterdir())
     assert [each.suffix for each in files] == [".gz"] * 4

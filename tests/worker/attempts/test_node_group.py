@@ -18,6 +18,7 @@ from db.runs import runs
 from db.tables import RunNode, Status
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+from tests.marks import extended
 from tests.site import DEAD, SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
 from worker.attempts.attempt import LOST_LEASE, Outcome
@@ -123,7 +124,7 @@ SMALL = {
 
 
 @pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize("recipe", ["digits", *extended(["gpt"])])
 def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, recipe: str) -> None:
     """Bit for bit, with scale, skips and moments, by ddp and in shards; each node has ended."""
     training = {"steps": 20, "batch_size": 16, **SMALL[recipe].get("training", {})}
@@ -151,7 +152,7 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, rec
 
 
 @pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("victim", ["rank", "supervisor"])
+@pytest.mark.parametrize("victim", ["rank", *extended(["supervisor"])])
 def test_what_dies_on_one_node_ends_the_attempt_on_all(
     machines: Machines, site: Site, victim: str
 ) -> None:

@@ -38,13 +38,14 @@ from db.tables import (
 from db.telemetry.recording import Recording
 from db.telemetry.series import Cursor, changes, log_lines, raw_steps
 from db.telemetry.windows import window
+from halfstep.telemetry.events import Sample
 from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
 from tests.halfstep.telemetry.test_events import HONEST
 from tests.site import until
-from tests.spool_made import spool_anything, spool_raw
+from tests.spool_made import event_of, spool_anything, spool_raw
 from worker.attempts.recorder import CannotRecord, Recorder
 
 pytestmark = pytest.mark.sql
@@ -53,7 +54,7 @@ pytestmark = pytest.mark.sql
 class NoDevices:
     """Replacement for a machine's sampler: only trainings are recorded here."""
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self, elapsed_ms: int) -> list[Sample]:
         return []
 
 
@@ -141,7 +142,7 @@ def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
         attempts.take_for(COMMAND)
         for step in range(4 - number):
             event = {"event": "metric", "name": "score", "step": step, "elapsed_ms": 1}
-            spool.event(event | {"value": float(number)})
+            spool.event(event_of(event | {"value": float(number)}))
         recorder = attempts.supervisor()
         drain(recorder)
     with attempts.database.reading() as session:
@@ -178,13 +179,13 @@ def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
     """What earlier attempts and its own recorded stays; what its training spooled is added."""
     spool = attempts.next()
     spool.steps(attempts.steps(1, 50))
-    spool.event(make_metric(40, 0.5))
+    spool.event(event_of(make_metric(40, 0.5)))
     first = attempts.supervisor()
     drain(first)
     first.clear()
     spool = attempts.next()
     recorder = attempts.supervisor()
-    spool.event(resumed(50, exact=exact))
+    spool.event(event_of(resumed(50, exact=exact)))
     spool.steps(attempts.steps(51, 70))
     drain(recorder)
     spool.steps(attempts.steps(71, 80))
@@ -205,7 +206,7 @@ def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
     drain(first)
     first.clear()
     spool = attempts.next()
-    spool.event(resumed(50, exact=exact))
+    spool.event(event_of(resumed(50, exact=exact)))
     spool.steps(attempts.steps(51, 55))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2) | span(56, kept, 1)
@@ -231,13 +232,13 @@ def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts
     """Neither a scale set by hand nor a spool that was rotated away costs a first attempt steps."""
     spool = attempts.next(rotate_bytes=17)
     [event] = [event for event in make_events([5]) if event["kind"] == "skip"]
-    spool.event(event | {"kind": "set"})
+    spool.event(event_of(event | {"kind": "set"}))
     spool.steps(attempts.steps(1, 50))
     recorder = attempts.supervisor()
     drain(recorder)
     spool.steps(attempts.steps(51, 70))
     drain(recorder)
-    spool.event(make_metric(71, 0.5))
+    spool.event(event_of(make_metric(71, 0.5)))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 70, 1)
     assert attempts.steps_of(ScalerEvent) == [5]
@@ -248,7 +249,7 @@ def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attemp
     """Steps of the earlier one that the later did not repeat bit for bit are gone."""
     attempts.next().steps(attempts.steps(1, 60))
     spool = attempts.next()
-    spool.event(resumed(50, exact=False))
+    spool.event(event_of(resumed(50, exact=False)))
     spool.steps(attempts.steps(51, 55))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2)
@@ -258,7 +259,7 @@ def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) ->
     """A machine that comes back with an old attempt's spool changes nothing of the newer one's."""
     old = attempts.next("a")
     old.steps(attempts.steps(1, 180))
-    old.event(make_metric(150, 0.5))
+    old.event(event_of(make_metric(150, 0.5)))
     spool = attempts.next("b")
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 120))
@@ -267,7 +268,7 @@ def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) ->
     recorder = attempts.supervisor()
     assert attempts.made_by() == span(1, 120, 2)
     assert attempts.steps_of(Metric) == []
-    spool.event(resumed(100, exact=False))
+    spool.event(event_of(resumed(100, exact=False)))
     spool.steps(attempts.steps(101, 110))
     drain(recorder)
     assert attempts.made_by() == span(1, 100, 2) | span(101, 110, 3)
@@ -282,7 +283,7 @@ def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Atte
     drain(recorder)
     spool.steps(attempts.steps(51, 60))
     spool = attempts.next()
-    spool.event(resumed(60, exact=True))
+    spool.event(event_of(resumed(60, exact=True)))
     spool.steps(attempts.steps(61, 70))
     attempts.next()
     attempts.supervisor()
@@ -297,15 +298,15 @@ def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 60))
     for event in (*make_events([54]), make_metric(55, 0.5)):
-        spool.event(event)
+        spool.event(event_of(event))
     drain(recorder)
     spool = attempts.next()
     recorder = attempts.supervisor()
-    spool.event(resumed(50, exact=False))
+    spool.event(event_of(resumed(50, exact=False)))
     shapes = {"share": 0.5, "count": 1, "layers": ["head (65 to 10)"], "batch_size": None}
-    spool.event({"event": "shapes", "step": 0, **shapes})
+    spool.event(event_of({"event": "shapes", "step": 0, **shapes}))
     for event in (*make_events([51]), make_metric(52, 0.5)):
-        spool.event(event)
+        spool.event(event_of(event))
     drain(recorder)
     assert attempts.steps_of(Diagnosis) == [0]  # of no step: there is nothing to wait for
     assert attempts.steps_of(ScalerEvent) == [54, 54]
@@ -313,7 +314,7 @@ def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact
     drain(recorder)
     assert attempts.steps_of(ScalerEvent) == [51, 51]
     assert attempts.steps_of(Metric) == [52]
-    spool.event(make_metric(53, 0.5))
+    spool.event(event_of(make_metric(53, 0.5)))
     drain(recorder)
     assert attempts.steps_of(Metric) == [52, 53]  # once it has made steps, nothing waits
 
@@ -322,12 +323,12 @@ def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> 
     """Events without spooled steps do not replace those of an earlier attempt."""
     spool = attempts.next()
     spool.steps(attempts.steps(1, 60))
-    spool.event(make_metric(55, 0.5))
+    spool.event(event_of(make_metric(55, 0.5)))
     drain(attempts.supervisor())
     spool = attempts.next()
     recorder = attempts.supervisor()
-    spool.event(resumed(50, exact=False))
-    spool.event(make_metric(52, 0.5))
+    spool.event(event_of(resumed(50, exact=False)))
+    spool.event(event_of(make_metric(52, 0.5)))
     drain(recorder)
     drain(attempts.recorder())
     assert attempts.steps_of(Metric) == [55]
@@ -513,14 +514,14 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 30))
     for event in [make_metric(25, 0.5), *make_events({24}), HONEST["histogram"] | {"step": 22}]:
-        spool.event(event)
+        spool.event(event_of(event))
     if not is_at_once:
         drain(recorder)
     with attempts.database.reading() as session:
         news = changes(session, attempts.run_id, Cursor())
         cursor = news.cursor if news else Cursor()
     for event in rolled_back(20, 30):
-        spool.event(event)
+        spool.event(event_of(event))
     attempts.number = 7  # as what was made after it
     spool.steps(attempts.steps(21, 24))
     attempts.number = 1
@@ -553,8 +554,9 @@ def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
     """An acknowledged request is not repeated; a failed diagnosis is not enabled again."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
     done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
-    recording.take([*done, make_metric(25, 0.5), *rolled_back(20, 30)])
-    assert [event["event"] for event in recording.pending.events] == [
+    taken = [*done, make_metric(25, 0.5), *rolled_back(20, 30)]
+    recording.take([event_of(each) for each in taken])
+    assert [event.tag for event in recording.pending.events] == [
         "obeyed",
         "failed_diagnosis",
         "spike",
@@ -571,7 +573,7 @@ def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
     with attempts.database.reading() as session:
         news = changes(session, attempts.run_id, Cursor())
     for event in [*rolled_back(10, 30), *rolled_back(10, 30, rollbacks=2)]:
-        spool.event(event)
+        spool.event(event_of(event))
     spool.steps(attempts.steps(11, 12))
     drain(recorder)
     with attempts.database.reading() as session:
@@ -610,7 +612,7 @@ def saved(attempts: Attempts, step: int) -> dict[str, Any]:
 def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
     """Emit ten steps and the checkpoint of the last one."""
     spool.steps(attempts.steps(last - 9, last))
-    spool.event(saved(attempts, last))
+    spool.event(event_of(saved(attempts, last)))
 
 
 def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
@@ -663,10 +665,10 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
     """Earlier events are recorded first: otherwise a checkpoint of undone steps would come last."""
     spool, recorder = cut_off(attempts, bucket)
     spool.steps(attempts.steps(1, 20))
-    spool.event(saved(attempts, 20))
+    spool.event(event_of(saved(attempts, 20)))
     recorder.flush()
     for event in rolled_back(10, 20):
-        spool.event(event)
+        spool.event(event_of(event))
     back = Timer(0.5, lambda: setattr(bucket.proxy, "is_broken", False))
     back.start()
     assert not recorder.flush()
@@ -704,8 +706,8 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
     recorder = attempts.supervisor()
     rename(attempts.database, "metrics", "gone")
     spool.steps(attempts.steps(1, 10))
-    spool.event(make_metric(10, 0.5))
-    spool.event(saved(attempts, 10))
+    spool.event(event_of(make_metric(10, 0.5)))
+    spool.event(event_of(saved(attempts, 10)))
     with pytest.raises(CannotRecord, match="metrics"):
         recorder.flush()
     rename(attempts.database, "gone", "metrics")

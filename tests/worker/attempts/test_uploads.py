@@ -3,13 +3,14 @@ from threading import Event
 import pytest
 
 from halfstep.telemetry.spool import Position
+from tests.spool_made import artifact_of
 from worker.attempts.uploads import Uploads
 
 SINCE = Position(1, 0, 0)
 
 
 def artifact(name):
-    return {"event": "artifact", "path": name}
+    return artifact_of({"step": 1, "name": name, "path": name, "size_bytes": 0, "sha256": ""})
 
 
 def test_what_was_sent_before_another_failed_is_not_sent_again():
@@ -17,9 +18,9 @@ def test_what_was_sent_before_another_failed_is_not_sent_again():
     sent, is_broken = [], Event()
 
     def send(file):
-        if is_broken.is_set() and file["path"] == "b":
+        if is_broken.is_set() and file.path == "b":
             raise OSError("the bucket is away")
-        sent.append(file["path"])
+        sent.append(file.path)
 
     uploads, result = Uploads(send, lambda _keys: None), [artifact("a"), artifact("b")]
     uploads.add(result, SINCE)

@@ -29,7 +29,7 @@ class Kept:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *argv: str, supervisor: int | None = None) -> subprocess.Popen[bytes]:
-        job = {"argv": list(argv), "folder": str(self.files.folder)}
+        job = {"argv": list(argv), "folder": str(self.files.folder), "started_at": 0.0}
         self.files.job.write_text(json.dumps(job))
         self.lease(NEVER, NEVER)
         self.process = subprocess.Popen(

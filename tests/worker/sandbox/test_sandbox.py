@@ -140,6 +140,8 @@ def home(tmp_path: Path) -> Path:
     (folder / ".aws" / "credentials").write_text("key")
     (folder / ".config" / "halfstep").mkdir(parents=True)
     (folder / ".config" / "halfstep" / "login.json").write_text("{}")
+    (folder / ".local/state/halfstep/servers").mkdir(parents=True)
+    (folder / ".local/state/halfstep/servers/a.json").write_text("{}")
     return folder
 
 
@@ -157,6 +159,7 @@ def test_a_run_writes_nothing_that_other_processes_execute(
     (project / "script.py").write_text(attack + "\nattacked()\n")
     first = site.submit(steps=2)
     variables = {"HALFSTEP_RECIPES": f"{project / 'attack.py'}:Attack", "HOME": str(home)}
+    variables["XDG_STATE_HOME"] = str(home / ".local" / "state")
     with site.worker(**SANDBOX, **variables) as process:
         site.wait(first)
         others = site.data / "runs" / str(first)
@@ -167,7 +170,8 @@ def test_a_run_writes_nothing_that_other_processes_execute(
             "opened": [str(project / "attack.py"), str(others / "job-1.json")],
             "read": [str(home / ".aws/credentials"), str(home / ".config/halfstep/login.json")],
         }
-        plan["read"] += ["/etc/shadow", str(settings.secrets_key), f"/proc/{process.pid}/environ"]
+        plan["read"] += [str(home / ".local/state/halfstep/servers/a.json"), "/etc/shadow"]
+        plan["read"] += [str(settings.secrets_key), f"/proc/{process.pid}/environ"]
         wanted.write_text(json.dumps(plan))
         command = submit(site, f"python {project / 'script.py'}", folder=str(project))
         recipe = site.submit(steps=2, recipe="attack")
@@ -188,6 +192,7 @@ def short_site(database: Database, database_url: str, ada: User) -> Iterator[Sit
         yield Site(Path(folder), database, database_url, ada)
 
 
+@pytest.mark.extended
 def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path: Path) -> None:
     """torch.compile with a compiler, data workers, pools, semaphores and caches work."""
     site = short_site
@@ -204,7 +209,7 @@ def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path:
     for line in ("LOADED 28.0", "POOL 3", "SHARED 2 2.0", "COMPILED 4.0", "TEMPORARY True"):
         assert line in printed
     assert (site.data / "runs" / str(sound) / "work" / "written").exists()
-    assert sorted(each.name for each in home.iterdir()) == [".aws", ".config"]
+    assert sorted(each.name for each in home.iterdir()) == [".aws", ".config", ".local"]
 
 
 @pytest.mark.extended

@@ -1,0 +1,146 @@
+"""Numbers of a watched run as JSON lines, which any language can send.
+
+A line is {"step": 10, "loss": 0.5, "val/accuracy": 0.9}. A loss, with the learning rate, gradient
+norm and loss scale beside it, is the row of its step, by the names that `halfstep import` knows;
+all other numbers are metrics. Sending lines again changes nothing.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from db.database import Database
+from db.errors import Ended, Invalid, NotFound
+from db.tables import ENDED, LARGEST_COUNT, Run, Step, User
+from db.telemetry import ingest
+from db.telemetry.recording import Item
+from halfstep.telemetry.event_codec import BadEvent, decode, encode
+from halfstep.telemetry.events import Event, Metric
+from halfstep.telemetry.logged_rows import LoggedRow, rows_of
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, NONFINITE, shown
+
+MOST_LINES = 1000
+#: Items per transaction: the first 1,000 take about 50 ms of SQLite's write lock.
+TRANSACTION_ITEMS = 1000
+MOST_PROBLEMS = 20
+#: Seconds since 1970 at which a line was logged; by default when it is received.
+TIME = "time"
+LARGEST_TIME = 2**33
+
+
+class LineProblem(BaseModel):
+    """A line, or a number of it, that is not recorded."""
+
+    line: Annotated[int, Field(description="From 1")]
+    error: Annotated[str, Field(description="Field, value and what is allowed")]
+
+
+class Logged(BaseModel):
+    """Result of a request."""
+
+    lines: Annotated[int, Field(description="Lines of which something is recorded")]
+    problems: Annotated[list[LineProblem], Field(description=f"The first {MOST_PROBLEMS}")]
+
+
+class _Line(NamedTuple):
+    number: int
+    step: int
+    elapsed_ms: int
+    numbers: dict[str, float]  # by name
+
+    @property
+    def row(self) -> LoggedRow | None:
+        """The row of its step, if the line has a loss."""
+        return LoggedRow.of(self.step, self.elapsed_ms, self.numbers)
+
+
+def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
+    """Record the lines of a body. Raises Invalid, NotFound, NotOwner, Ended."""
+    texts = body.splitlines()
+    if len(texts) > MOST_LINES:
+        raise Invalid({"body": f"{len(texts):,} lines; allowed: at most {MOST_LINES:,}"})
+    with database.reading() as session:
+        run = session.get(Run, run_id)
+        if run is None:
+            raise NotFound(f"There is no run {run_id}.")
+        attempt, last_step, started_at = run.attempt, run.step, run.started_at or 0.0
+        last = session.get(Step, (run_id, last_step))
+        before = (last.step, last.elapsed_ms) if last else None
+    problems: list[LineProblem] = []
+    lines = list(_lines(texts, started_at, problems))
+    rows = rows_of([*_new_rows(lines, last_step)], before)
+    items: list[Item] = [*([rows] if len(rows) else []), *_metrics(lines, problems)]
+    for first in range(0, max(len(items), 1), TRANSACTION_ITEMS):
+        with database.writing() as session:
+            run, place = ingest.lock_attempt(session, user, run_id, attempt)
+            if run.status in ENDED:
+                raise Ended(f"Run {run_id} has ended; a next attempt can log more.")
+            some = items[first : first + TRANSACTION_ITEMS]
+            ingest.record(session, run, place, some, end=(place.sequence, place.offset))
+    problems.sort(key=lambda problem: problem.line)
+    return Logged(lines=len(lines), problems=problems[:MOST_PROBLEMS])
+
+
+def _lines(
+    texts: Sequence[bytes], started_at: float, problems: list[LineProblem]
+) -> Iterator[_Line]:
+    received = time.time()
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            yield _line(number, text, started_at, received)
+        except ValueError as error:
+            problems.append(LineProblem(line=number, error=str(error)))
+
+
+def _line(number: int, text: bytes, started_at: float, received: float) -> _Line:
+    """Parse a line. Raises ValueError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{shown(fields)} is not allowed; allowed: an object of numbers")
+    step, moment = fields.pop("step", None), fields.pop(TIME, received)
+    if type(step) is not int or not 0 <= step <= LARGEST_COUNT:
+        raise ValueError(f"step is {shown(step)}; allowed: a whole number from 0")
+    if not _is_number(moment) or not 0 <= moment <= LARGEST_TIME:
+        raise ValueError(f"{TIME} is {shown(moment)}; allowed: seconds since 1970")
+    numbers = {}
+    for name, value in fields.items():
+        if value in NONFINITE:
+            value = float(value)
+        if not _is_number(value):
+            raise ValueError(f"{name:.100} is {shown(value)}; allowed: a number")
+        numbers[name] = float(value)
+    return _Line(number, step, round((moment - started_at) * 1000), numbers)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= LARGEST_WHOLE
+    return isinstance(value, float)
+
+
+def _new_rows(lines: Sequence[_Line], last_step: int) -> Iterator[LoggedRow]:
+    """Yield the rows of new steps: those sent again are recorded already."""
+    for line in lines:
+        if line.step > last_step and (row := line.row):
+            yield row
+            last_step = line.step
+
+
+def _metrics(lines: Sequence[_Line], problems: list[LineProblem]) -> Iterator[Event]:
+    for line in lines:
+        in_row = line.row.columns.keys() if line.row else set()
+        for name in sorted(line.numbers.keys() - in_row):
+            value, elapsed_ms = line.numbers[name], line.elapsed_ms
+            metric = Metric(step=line.step, name=name, value=value, elapsed_ms=elapsed_ms)
+            try:
+                yield decode(encode(metric))  # which checks the bounds
+            except BadEvent as error:
+                problems.append(LineProblem(line=line.number, error=str(error)))

@@ -1,0 +1,45 @@
+"""Route of numbers as JSON lines, for curl and any language."""
+
+from fastapi import APIRouter, Request
+
+from app.auth.authentication import Sender
+from app.auth.permissions import SIGNED_IN, requires
+from app.dependencies import TheDatabase, ingesting
+from app.files import json_lines
+from app.files.ingest_api import Piece
+from app.files.json_lines import Logged
+from app.http.parameters import RunId
+from db.access.permissions import Permission
+
+router = APIRouter(prefix="/runs/{run_id}", tags=["watched runs"])
+
+#: OpenAPI description of the body.
+LINES = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/x-ndjson": {
+                "schema": {"type": "string"},
+                "example": '{"step": 1, "loss": 0.7, "lr": 0.001}\n{"step": 1, "accuracy": 0.5}\n',
+            }
+        },
+    }
+}
+
+
+@router.post("/log", openapi_extra=LINES)
+@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+async def log_lines(
+    run_id: RunId, request: Request, sender: Sender, database: TheDatabase, body: Piece
+) -> Logged:
+    """Log numbers of a watched run, one JSON object per line, at most 1,000 lines and 1 MiB.
+
+    `step` is required, `time` (seconds since 1970) is optional; each other field is a number. A
+    line that is not recorded is named in `problems` and costs itself only. Sending lines again
+    changes nothing, so a request without a response can be repeated.
+    """
+
+    def work() -> Logged:
+        return json_lines.take(database, sender, run_id, body)
+
+    return await ingesting(request, work)

@@ -1,0 +1,66 @@
+"""Servers that run on this machine, found by scripts of the same user without a token.
+
+`halfstep up` writes a file per data folder into the user's state folder, readable only by the user:
+the server's URL, and a token that may only send watched runs. The server holds a lock while it
+runs, which the kernel releases if it is killed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from halfstep import process
+from halfstep.api_client.credentials import Credentials, write_private
+from halfstep.telemetry.folder_lock import FolderLock
+
+
+@contextmanager
+def announced(data: Path, url: str, token: str) -> Iterator[None]:
+    """Let scripts find the server of a data folder while it runs. Raises OSError."""
+    path = _file(data)
+    write_private(path, {"url": url, "token": token, "machine": process.pid_space()})
+    lock = FolderLock(path.with_suffix(".lock"))
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def token_of(data: Path) -> str | None:
+    """Return the token that was last announced for a data folder, so that it can be reused."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(_file(data).read_text())["token"])
+    return None
+
+
+def running() -> Credentials | None:
+    """Return URL and token of the server that started last; None if none runs."""
+    found = []
+    with suppress(OSError):
+        found = sorted(folder().glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    for path in found:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if (
+                path.stat().st_uid == os.getuid()
+                and FolderLock(path.with_suffix(".lock")).is_held()
+            ):
+                known = json.loads(path.read_text())
+                # Machines and containers can share a home folder.
+                if known["machine"] == process.pid_space():
+                    return Credentials(known["url"], known["token"], str(path))
+    return None
+
+
+def folder() -> Path:
+    """Return the folder of the files, in the user's state folder."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "halfstep" / "servers"
+
+
+def _file(data: Path) -> Path:
+    name = hashlib.sha256(str(data).encode()).hexdigest()[:16]
+    return folder() / f"{name}.json"

@@ -1,0 +1,796 @@
+"""What the API returns, as TypedDicts with the names of the schemas of /api/v1/docs.
+
+A number is a float, or the text "NaN", "Infinity" or "-Infinity", which JSON lacks. Servers of
+other versions may send more fields, or fewer. A test compares each class with the server's schemas.
+"""
+
+from typing import Any, Literal, TypeAlias, TypedDict
+
+from halfstep.telemetry.plain_json import JsonObject
+
+
+class Begun(TypedDict):
+    """A registered run, and the positions in its attempt's spools to continue from."""
+
+    sequence: int  # Number of the spool's file
+    offset: int  # Next byte in that file
+    run: int
+    attempt: int  # Number of the attempt, from 1
+    sidecar_sequence: int  # Likewise, of the sidecar's spool
+    sidecar_offset: int  # Likewise
+    page: str  # Path of its page on this server
+
+
+class Position(TypedDict):
+    """The position in the spool to continue from."""
+
+    sequence: int  # Number of the spool's file
+    offset: int  # Next byte in that file
+
+
+class FilePosition(TypedDict):
+    """The progress of a file's upload."""
+
+    offset: int  # Next byte in that file
+    stored: bool  # Whether the file is complete and verified
+
+
+Status: TypeAlias = Literal[
+    "queued",
+    "starting",
+    "running",
+    "pausing",
+    "paused",
+    "stopping",
+    "unreachable",
+    "finished",
+    "failed",
+    "cancelled",
+]
+
+
+class RunHealth(TypedDict):
+    """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
+
+    word: str  # calibrating, healthy, …
+    reason: str
+    figures: JsonObject  # Numbers that it is computed from; see db/health/scaling_health.py
+
+
+class DataWait(TypedDict):
+    """Time that the latest steps waited for data."""
+
+    steps: int  # Latest steps with a known wait, at most 100
+    waited: int  # Steps that waited for a fifth of their time or more
+    share: float  # Share of the time of all these steps
+    is_real: bool  # Whether the wait is long enough to act on
+    per_cent: int  # Share of the steps that waited
+
+
+class NamedRun(TypedDict):
+    """A run that a queued run waits for."""
+
+    id: int
+    label: str  # Its name in the reason
+
+
+class RunSummary(TypedDict):
+    """Summary of a run."""
+
+    id: int
+    name: str
+    source: str  # recipe, command or watch (trained elsewhere)
+    project: str
+    recipe: str  # Empty if the run has none
+    precision: str  # Empty while unknown
+    status: Status  # Present state
+    attempt: int  # Number of the attempt, from 1
+    owner: str  # Name of its user
+    tags: list[str]
+    priority: int  # Higher starts first
+    nodes: int  # Number of machines
+    devices_per_node: int  # Devices on each node
+    after_id: int | None  # Run whose end this one waits for
+    parent_id: int | None  # Run from whose checkpoint it started
+    parent_step: int | None
+    group_id: int | None  # Comparison that it belongs to
+    step: int  # Attempted steps
+    own_steps: int  # Steps after its parent's checkpoint
+    steps_total: int  # 0 if unknown
+    applied: int  # Own steps not skipped, or retried in fp32
+    skipped: int  # Steps that the loss scaler skipped
+    loss: float | str | None  # Null: NaN if is_loss_nonfinite, else unknown
+    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
+    scale: float | str | None  # Loss scale
+    health: RunHealth | None  # Null without a loss scale
+    is_scaled: bool  # Whether it has a loss scale
+    steps_per_second: float | str | None  # Over the latest steps; after its end over all
+    examples_per_second: float | str | None  # Null if unknown
+    tokens_per_second: float | str | None  # Null if the recipe has no tokens
+    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
+    data_wait: DataWait | None  # Null if unknown, and in lists
+    workers: list[str]  # Worker of each node if there are several; empty in lists
+    seconds: float | None  # From first start to end, without pauses
+    seconds_left: float | None  # Estimate, at the present speed
+    waiting: str | None  # What a queued run waits for
+    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
+    ahead: int | None  # Queued runs that start before this one
+    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
+    # Outcome beyond its status; null if there is none
+    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
+    stored_bytes: int  # Size of its checkpoints and artifacts on the server
+    error: str | None
+    created_at: float  # Seconds since 1970
+    started_at: float | None  # Seconds since 1970
+    ended_at: float | None  # Seconds since 1970
+    revision: int  # Grows with each change
+
+
+class ListedRun(RunSummary):
+    """A run with the requested columns."""
+
+    values: dict[str, float | str | None]  # Values of its settings and metrics by name
+
+
+class RunList(TypedDict):
+    """A page of runs."""
+
+    runs: list[ListedRun]
+    total: int  # Number of runs on all pages
+    next: int | None  # `before` of the next page; null on the last
+    notes: list[str]  # Names in filter, sort and values that no run has
+
+
+class Parameter(TypedDict):
+    """Type and bounds of a placeholder's value."""
+
+    type: Literal["number", "integer", "string", "boolean"]
+    enum: list[str] | None  # Of a string, the choices
+    minimum: float | None
+    maximum: float | None
+    default: str | int | float | bool | None
+    description: str
+
+
+class Command(TypedDict):
+    """A command line that a worker runs if it allows commands; without a shell."""
+
+    line: str  # With placeholders: python train.py --lr {lr}
+    folder: str  # On the worker, absolute; with git, within the repository
+    git: str  # https://… or file://…, cloned by the worker
+    commit: str  # With git: a hash, or its first digits
+    venv: str  # Virtual environment on the worker; empty: the worker's own
+    variables: dict[str, str]  # Environment variables, visible to all
+    secrets: list[str]  # Names of secrets, which become environment variables too
+    parameters: dict[str, Parameter]  # By placeholder; by default inferred from its value in config
+
+
+class Setting(TypedDict):
+    """A field with its value and default."""
+
+    path: str  # In the run's folder
+    title: str
+    value: Any
+    default: Any
+    has_default: bool
+    is_changed: bool
+
+
+class StatusChange(TypedDict):
+    """When and why a run changed status."""
+
+    attempt: int  # Number of the attempt, from 1
+    status: Status  # Present state
+    reason: str | None
+    # infrastructure, code, settings (a required file or device is missing), rule (of its
+    # configuration) or null
+    failure_kind: str | None
+    time: float  # Seconds since 1970
+
+
+class RunDetail(RunSummary):
+    """A run with its configuration and history."""
+
+    note: str  # Its note, in Markdown
+    command: Command | None  # Null for recipes and watched runs
+    config: JsonObject
+    changed_settings: list[Setting]  # Settings that differ from their known defaults
+    sweep_id: int | None  # Sweep that it belongs to
+    statuses: list[StatusChange]
+
+
+class AcceptedRequest(TypedDict):
+    """A control request that the training applies at its next step."""
+
+    id: int
+
+
+class CheckpointFileRow(TypedDict):
+    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored."""
+
+    id: int
+    attempt: int  # Number of the attempt, from 1
+    step: int
+    kind: str
+    reason: str
+    size_bytes: int
+    sha256: str  # Hexadecimal
+    path: str | None  # In the run's folder
+    is_stored: bool  # Whether the server has it
+    created_at: float  # Seconds since 1970
+
+
+class Checkpoints(TypedDict):
+    """Files, newest step first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    checkpoints: list[CheckpointFileRow]
+
+
+class Seconds(TypedDict):
+    """Range by the fastest and the slowest similar run."""
+
+    least: float
+    most: float
+
+
+class Cost(TypedDict):
+    """Estimate from the latest finished runs with the same recipe, precision and devices."""
+
+    ahead: int  # Queued runs that start sooner
+    like_runs: list[int]  # Ids of the similar runs, at most five
+    same_batch_size: bool  # Some have the requested batch size
+    same_sizes: bool  # They have the requested sizes
+    seconds: Seconds | None  # Training time; null without steps or similar runs
+    checkpoint_bytes: int | None  # Size of a checkpoint with its weights; null if the sizes differ
+    # Weights, gradients, optimizers' state and half-precision copies, with the recipe's
+    # default sizes, without activations; null until a worker has computed it
+    memory_bytes: int | None
+    sentences: list[str]  # The estimate as sentences
+
+
+class RefusedRun(TypedDict):
+    """A run for which the action failed."""
+
+    id: int
+    detail: str  # The reason, for people
+
+
+class BulkResult(TypedDict):
+    """Outcome of each run: each is in one of the two lists."""
+
+    done: list[int]
+    refused: list[RefusedRun]
+
+
+class DeletedRun(TypedDict):
+    """A run in the trash."""
+
+    id: int
+    name: str
+    owner: str  # Name of its user
+    status: Status  # Present state
+    stored_bytes: int  # Of its checkpoints and artifacts here
+    deleted_at: float  # Seconds since 1970
+    erased_after: float  # Time of its erasure
+    erasing: bool  # The erasure has begun: it can no longer be restored
+
+
+class Trash(TypedDict):
+    """A page of the trash, newest run first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    runs: list[DeletedRun]
+    stored_bytes: int  # Of all runs in the trash
+
+
+class SweepSummary(TypedDict):
+    """A sweep with its progress."""
+
+    id: int
+    name: str
+    owner: str  # Name of its user
+    project: str
+    recipe: str
+    kind: str
+    space: dict[str, str]  # Searches by path of a setting
+    metric: str  # Name of a metric
+    goal: str  # minimise or maximise
+    seed: int
+    status: str  # running, paused, finished, cancelled or failed
+    error: str | None
+    runs_total: int
+    at_once: int  # Runs in training at the same time
+    submitted: int  # Runs submitted so far
+    open: int  # Runs that are queued or train
+    complete: int  # Runs that have ended as they should
+    pruned: int  # Pruned by Hyperband
+    failed: int  # Runs that have failed
+    best: float | str | None
+    created_at: float  # Seconds since 1970
+
+
+class SweepList(TypedDict):
+    """A page of sweeps."""
+
+    sweeps: list[SweepSummary]
+    next: int | None  # `before` of the next page; null on the last
+
+
+class SweepTrial(TypedDict):
+    """A trial of a sweep."""
+
+    number: int
+    run_id: int
+    name: str
+    status: Status  # Present state
+    params: JsonObject  # By path of a setting
+    state: str  # open, complete, pruned, or failed: without a finite value
+    value: float | str | None  # The metric's last value, of an open one so far
+
+
+class SweepDetail(SweepSummary):
+    """A sweep with its common configuration and its best run."""
+
+    command: Command | None  # Instead of a recipe
+    config: JsonObject
+    best_trial: SweepTrial | None
+
+
+class TrialList(TypedDict):
+    """A page of trials."""
+
+    trials: list[SweepTrial]
+    next: int | None  # `after` of the next page; null on the last
+
+
+class Figure(TypedDict):
+    """A number; null is NaN or not measured yet."""
+
+    value: float | str | None
+    ratio: float | None  # In a group: to the fp32 run, or to the first run
+
+
+class ComparedRun(TypedDict):
+    """One run of a comparison."""
+
+    label: str
+    run: RunSummary
+    device: str  # Device; empty until it has trained
+    # run/step_ms, run/seconds, run/peak_memory_bytes, seconds, loss, and the last value of
+    # each metric
+    figures: dict[str, Figure]
+    # The lowest loss, and the best value of each metric whose direction is known from the
+    # policy for the best checkpoint or from its name
+    best: dict[str, Figure]
+
+
+class RunComparison(TypedDict):
+    """A comparison of runs, in the requested order."""
+
+    runs: list[ComparedRun]
+    # Settings that differ, by path, with the values in the order of runs
+    differences: dict[str, list[Any]]
+    missing: list[int]  # Ids of runs that do not exist
+
+
+class Line(TypedDict):
+    """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity"."""
+
+    x: list[int] | None  # Steps; null: those of the page
+    y: list[float | str | None]
+    mean_x: list[int] | None  # Middles of buckets; null: those of the page
+    mean_y: list[float | str | None]  # Means of buckets; empty in a raw window
+
+
+class Ticks(TypedDict):
+    """Steps with an event; if there are more than 5,000, buckets with counts."""
+
+    steps: list[int]  # Steps, or first steps of buckets
+    counts: list[int]
+    total: int  # Exact number in the range
+    before: int  # Number before the range
+
+
+class Examples(TypedDict):
+    """Conversion of steps to examples."""
+
+    before: int  # Examples of a fork's parents
+    each: int  # Examples per step
+
+
+class ComparedSeries(TypedDict):
+    """Series of one run of several."""
+
+    parent_step: int  # Of a fork: its own steps are those after it
+    first: int
+    last: int
+    total: int  # Steps in the range
+    points: int  # Points of the longest series
+    bucket: int  # Steps per minimum and maximum; 1: raw
+    x: list[int]  # Steps of all series without their own
+    mean_x: list[int]  # Middles of buckets of all series without their own
+    series: dict[str, Line]
+    metrics: dict[str, Line]
+    skips: Ticks
+    nonfinite: Ticks  # Steps with a non-finite loss
+    examples: Examples | None  # Null if unknown
+
+
+class SeriesOfRuns(TypedDict):
+    """Series of several runs."""
+
+    runs: dict[str, ComparedSeries]  # By run id, without runs that do not exist
+
+
+class SavedView(TypedDict):
+    """A saved view."""
+
+    name: str
+    filter: str  # Same syntax as the list of runs
+    sort: str
+    columns: str  # Comma-separated; empty: default columns
+    group: str  # Column or setting; empty: not grouped
+    id: int
+
+
+class PresetRow(TypedDict):
+    """A saved preset."""
+
+    id: int
+    name: str
+    recipe: str
+    config: JsonObject  # Settings that differed from the recipe's defaults when it was saved
+    project: str
+    tags: list[str]
+    priority: int  # Higher starts first
+    nodes: int  # Number of machines
+    devices_per_node: int
+    saved_at: float  # Seconds since 1970
+
+
+class Note(TypedDict):
+    """A note in Markdown; empty if there is none."""
+
+    note: str
+
+
+class Spike(TypedDict):
+    """A sudden rise of the loss."""
+
+    step: int
+    loss: float | str
+    z: float | str  # Robust standard deviations above the median before it
+    rolled_back_to: int | None  # Step of the rollback, if any
+
+
+class SeriesPage(TypedDict):
+    """Series of one run, with a page of its metrics in order of name."""
+
+    parent_step: int  # Of a fork: its own steps are those after it
+    first: int
+    last: int
+    total: int  # Steps in the range
+    points: int  # Points of the longest series
+    bucket: int  # Steps per minimum and maximum; 1: raw
+    x: list[int]  # Steps of all series without their own
+    mean_x: list[int]  # Middles of buckets of all series without their own
+    series: dict[str, Line]
+    metrics: dict[str, Line]
+    skips: Ticks
+    nonfinite: Ticks  # Steps with a non-finite loss
+    metrics_total: int  # On all pages
+    metrics_next: str | None  # `metric_after` of the next page; null on the last
+    cursor: str  # Position for live updates
+    resumptions: dict[str, int]  # By attempt, the last step before its own
+    spikes: list[Spike]  # The latest 200 of the whole run
+
+
+class Event(TypedDict):
+    """A scaler event after a step: skip, growth, backoff or set."""
+
+    id: int
+    step: int
+    kind: str
+    optimizer: str  # Empty for a change of the scale
+    scale_before: float | str | None
+    scale_after: float | str | None
+    loss_nonfinite: bool
+    culprits: list[JsonObject]
+
+
+class Events(TypedDict):
+    """Scaler events in order of step."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    events: list[Event]
+
+
+class LogLine(TypedDict):
+    """A line of the training's output."""
+
+    number: int
+    attempt: int  # Number of the attempt, from 1
+    time: float  # Seconds since 1970
+    stream: str
+    text: str
+
+
+class Log(TypedDict):
+    """Log lines, oldest first."""
+
+    log: list[LogLine]
+    total: int  # Lines on all pages
+    next: int | None  # `before` for the page of earlier lines; null if none
+
+
+class Action(TypedDict):
+    """A new run that may fix the problem."""
+
+    label: str
+    address: str  # URL of the prefilled form of a new run
+    step: int | None  # Step of the checkpoint to start from, if any
+    settings: JsonObject  # Changed settings by path
+
+
+class AdvisedFinding(TypedDict):
+    """A finding with possible actions."""
+
+    title: str
+    text: str
+    module: str | None  # Module that a fork may run in fp32
+    before: int | None  # The first affected step, if known
+    part: str  # Section of the run's page with the evidence; or empty
+    cause: str  # Section in docs/reference/diagnosis.md; empty for general advice
+    help: str  # URL of that section; or empty
+    fix: str  # Code change to a script; or empty
+    is_certain: bool  # False: other causes are not excluded
+    actions: list[Action]  # Those that are possible now
+
+
+class Findings(TypedDict):
+    """Findings about a run, the most severe first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    findings: list[AdvisedFinding]
+
+
+class ArtifactFile(TypedDict):
+    """A file to download from /runs/{run_id}/artifacts/{id}/download."""
+
+    id: int
+    step: int
+    name: str
+    size_bytes: int
+    sha256: str  # Hexadecimal
+    path: str | None  # In the run's folder
+    is_stored: bool  # Whether the server has it
+
+
+class Artifacts(TypedDict):
+    """Files, newest step first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    artifacts: list[ArtifactFile]
+
+
+class SourceFile(TypedDict):
+    """The recipe's file, or a command's script."""
+
+    path: str  # In the run's folder
+    sha256: str  # Hexadecimal
+    size_bytes: int
+    is_cut: bool  # Whether only the first 256 kB are stored
+
+
+class Git(TypedDict):
+    """State of the folder's git repository."""
+
+    commit: str | None
+    is_dirty: bool
+    untracked: list[str]  # Untracked files, at most 50
+    untracked_count: int
+    is_cut: bool  # Whether only 256 kB of the diff are stored
+    error: str | None  # Error of git, if it failed
+
+
+class FullEnvironment(TypedDict):
+    """An environment with the texts of source and diff."""
+
+    attempt: int  # Number of the attempt, from 1
+    worker: str | None
+    host: str
+    platform: str | None
+    devices: list[JsonObject]
+    versions: dict[str, str | None]  # python, torch, cuda, driver, …
+    command: list[str]
+    folder: str | None
+    file: SourceFile | None
+    git: Git | None  # Null if the folder is in no repository
+    has_other_source: bool  # Whether the worker's recipe file has changed since
+    source: str | None
+    diff: str | None  # Of tracked files, against the commit
+
+
+class Uploaded(TypedDict):
+    """A file that runs can start from; unused ones are deleted after a day."""
+
+    upload: str  # Value for `weights.upload` of a configuration
+    size_bytes: int
+    sha256: str  # Hexadecimal
+
+
+class WorkerState(TypedDict):
+    """A worker with its capabilities."""
+
+    id: int
+    name: str
+    host: str
+    alive: bool
+    devices: list[JsonObject]
+    recipes: list[JsonObject]
+    offers_commands: bool  # Whether it runs command lines
+    is_sandboxed: bool  # Whether the sandbox passed the worker's check at its start
+    # State of the requested isolation (users, memory, processes, cpus): '' or why it is not
+    # active; sandbox, if it failed: the path a run could write, or the error
+    sandbox: dict[str, str]
+    drained_at: float | None  # Since then it claims no runs
+    drain_stops: bool  # The drain also stops its runs
+    only_run_id: int | None  # The run that a cluster started it for
+    placement: str | None  # The cluster that it requests workers from
+    versions: JsonObject
+    started_at: float  # Seconds since 1970
+    seen_at: float  # Seconds since 1970
+
+
+class Workers(TypedDict):
+    """Workers in order of registration."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    workers: list[WorkerState]
+
+
+class DiskSpace(TypedDict):
+    """Size and free space of the data folder's file system."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class Storage(TypedDict):
+    """Storage used by runs; `stored_bytes` in the list of runs has the amount of each run."""
+
+    disk: DiskSpace | None  # Null if files are in a bucket
+    stored_bytes: int  # Checkpoints and artifacts of all runs
+    trash_bytes: int  # Of runs in the trash, not included in stored_bytes
+    trash_runs: int
+
+
+class ProjectRow(TypedDict):
+    """A project with its limits and usage."""
+
+    name: str
+    viewers_download: bool
+    devices: int | None
+    queued: int | None
+    stored_gib: float | None
+    share: float
+    devices_used: int  # In use now
+    queued_used: int  # In the queue now
+    stored_bytes: int
+
+
+class Rule(TypedDict):
+    """A retention rule."""
+
+    scope: str  # all: every project without a rule of its own; or in:PROJECT
+    checkpoint_days: float | None  # 1 to 36,500, or null: never deleted
+    log_days: float | None  # 1 to 36,500, or null: never deleted
+    set_at: float  # Seconds since 1970
+
+
+class PrunedRun(TypedDict):
+    """Files and rows of one run that would be deleted."""
+
+    run_id: int
+    name: str
+    steps: int  # Number of steps with deleted checkpoints
+    stored_bytes: int
+    log_lines: int
+    samples: int
+
+
+class RulePreview(TypedDict):
+    """Preview of the deletions of a rule."""
+
+    runs: int  # Examined runs with something to delete
+    stored_bytes: int  # Of these runs
+    largest: list[PrunedRun]
+    not_looked_at: int  # Further runs with old files, which were not examined
+
+
+class RuleRow(TypedDict):
+    """A rule with its description."""
+
+    id: int
+    condition: str
+    scope: str
+    value: float | None
+    metric: str  # Name of a metric
+    run_id: int | None
+    project: str
+    channel_ids: list[int]
+    is_on: bool
+    created_at: float  # Seconds since 1970
+    text: str
+
+
+class AlertRow(TypedDict):
+    """An alert."""
+
+    id: int
+    rule_id: int | None
+    run_id: int
+    condition: str
+    text: str
+    content: JsonObject
+    created_at: float  # Seconds since 1970
+    resolved_at: float | None  # When the condition became false again
+    read_at: float | None  # Seconds since 1970
+
+
+class AlertList(TypedDict):
+    """Alerts, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    alerts: list[AlertRow]
+
+
+class ChannelRow(TypedDict):
+    """A channel; of a URL only the host is shown."""
+
+    id: int
+    kind: str
+    name: str
+    target: str
+    is_on: bool
+    created_at: float  # Seconds since 1970
+
+
+class CreatedChannel(ChannelRow):
+    """A newly created channel."""
+
+    secret: str  # Signing secret of a webhook. It is not shown again
+
+
+class DeliveryRow(TypedDict):
+    """A delivery of an alert or of a test through a channel."""
+
+    id: int
+    channel_id: int
+    channel: str
+    alert_id: int | None  # Null for a test
+    run_id: int | None
+    body: str
+    attempts: int
+    answer: str  # Response to the last attempt, at most 500 characters
+    is_delivered: bool
+    created_at: float  # Seconds since 1970
+    tried_at: float | None  # Seconds since 1970
+    due_at: float  # Time of the next attempt, if ended_at is null
+    ended_at: float | None  # Seconds since 1970
+
+
+class Deliveries(TypedDict):
+    """Deliveries, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    deliveries: list[DeliveryRow]

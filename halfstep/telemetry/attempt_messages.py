@@ -1,0 +1,172 @@
+"""Files between an attempt's supervisor and its training process: one class per file.
+
+halfstep.telemetry.attempt_files has their paths. Each is one JSON object, replaced as a whole. A
+float may be NaN or Infinity, as Python's JSON writes them.
+"""
+
+import json
+import threading
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from halfstep.telemetry.plain_json import JsonObject, shown
+from halfstep.telemetry.validation import explained
+
+Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
+#: How a training ended.
+Status: TypeAlias = Literal["finished", "failed", "cancelled", "paused", "preempted"]
+#: How a watched script ended.
+WatchedStatus: TypeAlias = Literal["finished", "failed", "terminated", "interrupted", "vanished"]
+RequestKind: TypeAlias = Literal["checkpoint", "scale", "replay"]
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """Base class of all files; unknown fields are ignored."""
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Job(Message, frozen=True, kw_only=True):
+    """What every job-<attempt>.json has: the first file that an attempt's process reads."""
+
+    started_at: float  # the run's first start, by halfstep.clock
+
+
+class TrainingJob(Job, frozen=True, kw_only=True):
+    """job-<attempt>.json of a run with a recipe."""
+
+    run: int  # id
+    attempt: int
+    recipe: str  # name of a recipe, or path of its file
+    config: JsonObject  # as submitted, with the defaults that its user saw
+    seconds_before: float = 0.0  # that earlier attempts trained
+    resume: str | None  # path of the checkpoint to continue from
+    weights: dict[str, str] = {}  # paths of initial weights by module; "": of the only one
+    device: str  # "cpu", or "cuda" for the device of each rank
+    # Of a run on several nodes.
+    host: str = "localhost"  # address of this machine for the other nodes
+    timeout_seconds: float | None = None  # of collective operations
+
+
+class CommandJob(Job, frozen=True, kw_only=True):
+    """job-<attempt>.json of a run that is a command."""
+
+    argv: list[str]
+    folder: str  # working folder
+
+
+class ControlRequest(Message, frozen=True, kw_only=True):
+    """A request of a user, carried out once, at a step boundary.
+
+    checkpoint: acknowledged by the event of that name. scale: the value from the next step on.
+    replay: of the step `value`: a past one with the current weights, a later one as soon as it has
+    been attempted.
+    """
+
+    id: int
+    kind: RequestKind
+    value: float = 0.0
+
+
+class ControlState(Message, frozen=True, kw_only=True):
+    """control-<attempt>.json: what users request of a training, read at step boundaries."""
+
+    stop: Stop | None = None  # persists
+    requests: list[ControlRequest] = []  # each until its acknowledgement is recorded
+
+
+class Lease(Message, frozen=True, kw_only=True):
+    """lease-<attempt>.json: when a training ends whose lease is not renewed, by halfstep.clock."""
+
+    ask: float  # it is asked to save a checkpoint and end
+    kill: float  # it is killed
+
+
+class Rendezvous(Message, frozen=True, kw_only=True):
+    """rendezvous-<attempt>.json: address of the store of rank 0."""
+
+    host: str
+    port: int
+
+
+class TrainingOutcome(Message, frozen=True, kw_only=True):
+    """outcome-<attempt>.json of a training process."""
+
+    status: Status
+    step: int  # the last recorded one
+    error: str | None = None  # the traceback, or another text
+    failure_kind: str | None = None  # "code", "rule" of the configuration, "rank": another was lost
+
+
+class AttemptEntry(Message, frozen=True, kw_only=True):
+    """One attempt in run.json: a watching process."""
+
+    attempt: int  # number, from 1
+    started: str = ""  # time, in ISO 8601
+    host: str = ""
+    pid: int = 0
+    pid_started: int | None = None  # halfstep.process.started; None: unknown
+    pid_space: str | None = None  # halfstep.process.pid_space, in which pid is valid; None: unknown
+    command: list[str] = []  # arguments, without secrets
+    folder: str = ""  # working folder
+    versions: dict[str, str] = {}  # of Python and packages
+
+
+class RunFile(Message, frozen=True, kw_only=True):
+    """run.json of a watched run: what its uploader sends of it."""
+
+    format: int = 1
+    id: str
+    name: str
+    run: str | UnsetType = UNSET  # the argument `run`, if the folder has another name
+    project: str | None = None
+    config: JsonObject | None = None
+    tags: list[str] = []
+    started: str  # of its first attempt, in ISO 8601
+    attempts: list[AttemptEntry]  # in order of their numbers
+
+
+class WatchedOutcome(Message, frozen=True, kw_only=True):
+    """outcome-<attempt>.json of a watched script; by its uploader if the script was killed."""
+
+    status: WatchedStatus
+    step: int  # the last one
+    error: str | None = None  # the traceback, or another text
+    exit_code: int | None = None  # negative for a signal; None if the process continued, or unknown
+    spool_bytes: int = 0  # of the attempt's spool, as its writer knows it
+    ended: str = ""  # time, in ISO 8601
+
+
+def write_message(path: Path, message: Message) -> None:
+    """Replace a file atomically: a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
+    temporary.write_text(encoded(message))
+    temporary.replace(path)
+
+
+def encoded(message: Message) -> str:
+    """Return the JSON of a file."""
+    return json.dumps(msgspec.to_builtins(message))
+
+
+def read_message(path: Path, kind: type[M]) -> M:
+    """Return the content of a file.
+
+    Raises FileNotFoundError, and ValueError with the run's folder, the file, field and value.
+    """
+    text = path.read_text()
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is damaged: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{name} is {shown(fields)}; allowed: an object")
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {explained(error, fields, kind)}") from error

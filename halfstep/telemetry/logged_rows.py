@@ -1,0 +1,52 @@
+"""Step rows from logged numbers: of scripts whose optimizer steps nobody observes."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from halfstep.importing.columns import columns_of
+from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, Steps
+
+COLUMNS = ("loss", "scale", "grad_norm", "lr")
+LARGEST_US = 2**31 - 1
+
+
+class LoggedRow(NamedTuple):
+    """The numbers of a step that its row can hold."""
+
+    step: int
+    elapsed_ms: int
+    numbers: Mapping[str, float]  # by name
+    columns: Mapping[str, str]  # columns of the row, by name
+
+    @classmethod
+    def of(cls, step: int, elapsed_ms: int, numbers: Mapping[str, float]) -> "LoggedRow | None":
+        """Return the row of a step; None without a loss, and before the first step."""
+        columns = {name: each for name, each in columns_of(numbers).items() if each in COLUMNS}
+        if step < 1 or "loss" not in columns.values():
+            return None
+        return cls(step, elapsed_ms, {name: numbers[name] for name in columns}, columns)
+
+
+def rows_of(logged: Sequence[LoggedRow], before: tuple[int, int] | None = None) -> Steps:
+    """Return the rows as STEP_DTYPE records.
+
+    before: step and elapsed_ms of the row before the first, from which its duration is known.
+    """
+    rows = np.zeros(len(logged), STEP_DTYPE)
+    rows["scale"], rows["data_us"] = 1.0, UNKNOWN_US
+    rows["grad_norm"] = rows["lr"] = np.nan
+    with np.errstate(over="ignore"):  # beyond float32: infinite
+        for row, each in zip(rows, logged, strict=True):
+            row["step"], row["elapsed_ms"] = each.step, each.elapsed_ms
+            for name, column in each.columns.items():
+                row[column] = each.numbers[name]
+            if before is not None:
+                steps, milliseconds = each.step - before[0], each.elapsed_ms - before[1]
+                row["step_us"] = min(max(milliseconds * 1000 // steps, 0), LARGEST_US)
+            before = each.step, each.elapsed_ms
+    rows["grad_norm_clipped"] = rows["grad_norm"]
+    rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
+    return rows

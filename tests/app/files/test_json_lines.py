@@ -1,0 +1,154 @@
+"""Numbers of a watched run as JSON lines, on both databases."""
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from app.files.json_lines import MOST_LINES
+from db.database import Database
+from db.tables import Metric, Step, User
+from tests.app.uploading import write_token
+
+pytestmark = pytest.mark.sql
+
+
+@pytest.fixture
+def sender(stranger: TestClient, database: Database, ada: User) -> TestClient:
+    """Return a client with a token that writes, and one run."""
+    stranger.headers["Authorization"] = f"Bearer {write_token(database, ada)}"
+    begin(stranger)
+    return stranger
+
+
+def begin(client: TestClient) -> int:
+    """Begin a run and return its number; id and name are enough."""
+    answer = client.post("/api/v1/ingest", json={"id": uuid.uuid4().hex, "name": "shell"})
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["run"])
+
+
+def log(client: TestClient, *lines: Any, run: int = 1) -> dict[str, Any]:
+    """Send lines, given as objects or bytes; return the answer."""
+    texts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines]
+    answer = client.post(f"/api/v1/runs/{run}/log", content=b"\n".join(texts))
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def recorded(database: Database, run: int = 1) -> tuple[list[Any], list[Any]]:
+    """Return the step rows and the metric points."""
+    with database.reading() as session:
+        rows = select(Step.step, Step.loss, Step.lr).where(Step.run_id == run).order_by(Step.step)
+        points = select(Metric.step, Metric.name, Metric.value).where(Metric.run_id == run)
+        return (
+            [tuple(row) for row in session.execute(rows)],
+            sorted(tuple(row) for row in session.execute(points)),
+        )
+
+
+def test_lines_are_rows_and_metrics(
+    sender: TestClient, database: Database, script: TestClient
+) -> None:
+    """A loss and its learning rate are the row of their step; sending again changes nothing."""
+    lines = [
+        {"step": 0, "loss": 9.0, "val/accuracy": 0.1},
+        {"step": 1, "train/loss": 2.0, "lr": 0.5},
+        {"step": 2, "train/loss": "NaN", "lr": 0.25, "temperature": 40},
+        {"step": 2, "val/accuracy": 0.5},
+    ]
+    for _ in range(2):
+        assert log(sender, *lines) == {"lines": 4, "problems": []}
+        rows, points = recorded(database)
+        assert [row[0::2] for row in rows] == [(1, 0.5), (2, 0.25)]
+        assert points == [
+            (0, "loss", 9.0),
+            (0, "val/accuracy", 0.1),
+            (2, "temperature", 40.0),
+            (2, "val/accuracy", 0.5),
+        ]
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["step"], run["status"]) == (2, "running")
+    assert sender.post("/api/v1/ingest/1/1/end", json={"status": "finished", "step": 2}).is_success
+    assert sender.post("/api/v1/runs/1/log", content=b'{"step": 3, "a": 1}').status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[1]", "allowed: an object"),
+        ({"loss": 1.0}, "step is None; allowed: a whole number"),
+        ({"step": -1}, "step is -1"),
+        ({"step": True}, "step is True"),
+        ({"step": 2**70}, "step is"),
+        ({"step": 1, "time": "now"}, "time is 'now'"),
+        ({"step": 1, "a": None}, "a is None; allowed: a number"),
+        ({"step": 1, "a": "text"}, "a is 'text'"),
+        ({"step": 1, "a": {"b": 1}}, "a is {'b': 1}"),
+        ({"step": 1, "a": 10**400}, "a is"),
+        ({"step": 1, "": 1}, "metric"),
+        ({"step": 1, "x" * 201: 1}, "metric"),
+    ],
+)
+def test_a_wrong_line_costs_itself_only(
+    sender: TestClient, database: Database, line: Any, error: str
+) -> None:
+    """It is named by its number, with the field, its value and what is allowed."""
+    answer = log(sender, {"step": 1, "b": 1.0}, b"", line, {"step": 2, "b": 2.0})
+    [problem] = answer["problems"]
+    assert problem["line"] == 3
+    assert error in problem["error"]
+    assert [point for point in recorded(database)[1] if point[1] == "b"] == [
+        (1, "b", 1.0),
+        (2, "b", 2.0),
+    ]
+
+
+def test_what_cannot_be_logged_to_is_refused(sender: TestClient, script: TestClient) -> None:
+    """Too many lines, too many bytes, no token, no such run, a run that is not watched."""
+    address = "/api/v1/runs/1/log"
+    line = b'{"step": 1, "a": 1}\n'
+    assert sender.post(address, content=line * (MOST_LINES + 1)).status_code == 422
+    assert sender.post(address, content=b" " * (2**20 + 1)).status_code == 413
+    assert sender.post("/api/v1/runs/9/log", content=line).status_code == 404
+    del sender.headers["Authorization"]
+    assert sender.post(address, content=line).status_code == 401
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.none())
+)
+
+
+@trying(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=30),
+            st.dictionaries(
+                st.sampled_from(["step", "time", "loss", "lr", "grad_norm", "loss_scale", "m"]),
+                VALUES,
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_no_lines_make_the_server_fail(
+    sender: TestClient, script: TestClient, lines: list[Any]
+) -> None:
+    """Whatever is sent is recorded or named, and the run's page can be shown."""
+    run = begin(sender)
+    texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    answer = sender.post(f"/api/v1/runs/{run}/log", content=b"\n".join(texts))
+    assert answer.status_code == 200, answer.text
+    assert script.get(f"/runs/{run}").status_code == 200
+    assert script.get(f"/api/v1/runs/{run}/series").status_code == 200

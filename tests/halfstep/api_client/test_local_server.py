@@ -1,0 +1,98 @@
+"""A server on this machine that scripts of its user find."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfstep.api_client import local_server
+from tests import warm
+from tests.journeys.installation import Installation, until_some
+from tests.site import up
+
+SCRIPT = """
+import halfstep
+with halfstep.watch(name="found", console=False, system=False) as watch:
+    watch.log({"loss": 1.0}, step=1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder in which servers are announced."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "halfstep" / "servers"
+
+
+def test_a_server_is_found_while_it_runs(tmp_path: Path, state: Path) -> None:
+    """Its token can be reused afterwards; only the user may read the file."""
+    assert local_server.running() is None
+    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+        found = local_server.running()
+        assert found is not None
+        assert found[:2] == ("http://127.0.0.1:8000", "hs_a")
+    assert local_server.running() is None
+    assert local_server.token_of(tmp_path) == "hs_a"
+    assert local_server.token_of(tmp_path / "another") is None
+    [path] = state.glob("*.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+
+
+def test_the_server_that_started_last_is_found(tmp_path: Path) -> None:
+    """Several servers on one machine are possible, each with a data folder."""
+    with (
+        local_server.announced(tmp_path / "1", "http://127.0.0.1:8001", "hs_1"),
+        local_server.announced(tmp_path / "2", "http://127.0.0.1:8002", "hs_2"),
+    ):
+        found = local_server.running()
+        assert found is not None
+        assert found.token == "hs_2"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        json.dumps({"url": "http://127.0.0.1:1", "token": "hs_a", "machine": "another"}).encode(),
+    ],
+)
+def test_what_cannot_be_read_is_no_server(tmp_path: Path, state: Path, content: bytes) -> None:
+    """A damaged file, or one of another machine that shares the home folder."""
+    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+        [path] = state.glob("*.json")
+        path.write_bytes(content)
+        assert local_server.running() is None
+
+
+def _watch(folder: Path) -> str:
+    """Run a watched script; return what it prints on stderr."""
+    (folder / "script.py").write_text(SCRIPT)
+    ended = warm.run([sys.executable, "script.py"], cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: str) -> None:
+    """Its run is the operator's; the next start reuses the token; a stopped server is not found."""
+    installation = Installation(tmp_path / "data", database_url)
+    for count in (1, 2):
+        with installation.running() as admin:
+            _watch(tmp_path)
+            until_some(lambda: admin.client.runs("status:finished found")[count - 1 :])  # noqa: B023
+            assert admin.browser.get("/account").text.count("scripts on this machine") == 1
+    assert "the run is in" in _watch(tmp_path)
+
+
+@pytest.mark.slow
+def test_scripts_do_not_find_a_server_that_forbids_it(tmp_path: Path, database_url: str) -> None:
+    """HALFSTEP_LOCAL_SCRIPTS=no."""
+    environment = Installation(tmp_path / "data", database_url).environment
+    with up(**environment, HALFSTEP_LOCAL_SCRIPTS="no"):
+        assert local_server.running() is None

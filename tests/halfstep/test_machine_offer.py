@@ -1,0 +1,80 @@
+"""What a machine offers: the lines of the version before, and what is wrong with a new one."""
+
+import json
+from typing import Any
+
+import pytest
+
+from halfstep.machine_offer import MachineOffer, RecipeOffer, encoded_offer, read_offer, rows
+
+CPU = {
+    "kind": "cpu",
+    "index": 0,
+    "name": "Xeon",
+    "memory_bytes": 2**34,
+    "compute_capability": None,
+    "fp16": True,
+    "bf16": True,
+    "tf32": False,
+    "fp8": False,
+}
+#: Recipes as the probe before these classes printed them: offered, lacking packages, and broken.
+RECIPES: list[dict[str, Any]] = [
+    {
+        "name": "mine",
+        "reference": "/r/mine.py:Mine",
+        "file": "/r/mine.py",
+        "title": "Mine",
+        "description": "",
+        "schema": {"type": "object", "properties": {"lr": {"default": 1e-3, "maximum": 1}}},
+        "source": "/r/mine.py",
+        "sha256": "ab" * 32,
+        "check": None,
+    },
+    {"name": "big", "reference": "big", "package": "mine 1.0", "needs": "torch 9"},
+    {
+        "name": "/r/broken.py:B",
+        "reference": "/r/broken.py:B",
+        "file": "/r/broken.py",
+        "error": "ZeroDivisionError: division by zero",
+        "place": "broken.py:2",
+    },
+]
+ANSWER: dict[str, Any] = {
+    "devices": [CPU],
+    "recipes": RECIPES,
+    "versions": {"python": "3.11", "cuda": None},
+}
+
+
+def test_an_offer_is_stored_as_before() -> None:
+    """Rows of workers, which the server reads, keep their fields."""
+    offer = read_offer(json.dumps(ANSWER))
+    assert rows(offer.devices) == [CPU]
+    assert rows(offer.recipes) == RECIPES
+    assert [each.is_offered for each in offer.recipes] == [True, False, False]
+    assert json.loads(encoded_offer(offer)) == ANSWER
+
+
+def test_a_recipe_that_cannot_be_read_costs_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+    """The log names recipe, field and value."""
+    bad = [{**RECIPES[0], "name": "odd", "title": 7}, {"reference": "nameless"}]
+    offer = read_offer(json.dumps(ANSWER | {"recipes": [*bad, *RECIPES]}))
+    assert rows(offer.recipes) == RECIPES
+    assert [record.getMessage() for record in caplog.records] == [
+        "recipe 'odd' cannot be offered: title is 7; allowed: text",
+        "recipe None cannot be offered: name is missing",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", '{"devices": []}', json.dumps({"devices": [7]})])
+def test_an_offer_that_cannot_be_read_is_an_error(text: str) -> None:
+    """A machine whose devices are unknown trains nothing."""
+    with pytest.raises(ValueError, match="the machine's offer is damaged"):
+        read_offer(text)
+
+
+def test_an_empty_offer_has_neither_devices_nor_recipes() -> None:
+    """What a worker has before its first probe."""
+    assert rows(MachineOffer().recipes) == []
+    assert not RecipeOffer(name="x", reference="x").is_offered
