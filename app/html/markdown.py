@@ -1,8 +1,9 @@
 """Rendering of notes from Markdown to safe HTML.
 
-HTML in a note is shown as text; links lead only to web pages, e-mail addresses and paths here;
-images, which would be loaded from other servers, become links. A chart's URL, or a link to it, on a
-line of its own becomes the chart's image.
+HTML in a note is shown as text; links lead only to web pages, e-mail addresses and paths here.
+Images are those of a run's artifacts; others, which would be loaded from other servers, become
+links. A chart's URL, or a link to it, on a line of its own becomes the chart's image. Items that
+begin with [ ] or [x] are a task list.
 """
 
 import re
@@ -21,6 +22,9 @@ from app.html.chart_links import Chart, chart_of
 LEVEL = 1
 #: Approximate limit of charts in a note: the last paragraph may exceed it.
 MOST_CHARTS = 20
+#: Image of an artifact, which only those who may view its run can load.
+_PICTURE = re.compile(r"/runs/\d{1,18}/artifacts/\d{1,18}/download")
+_TASK = re.compile(r"\[([ xX])\] ")
 _PLACE = re.compile(r"(?:https?://|mailto:|/(?!/)|#)", re.IGNORECASE)
 
 
@@ -49,6 +53,24 @@ class _Renderer(RendererHTML):
 
     def code_block(self, *arguments: Any) -> str:
         return super().code_block(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
+
+    def image(
+        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
+    ) -> str:
+        address = str(tokens[idx].attrGet("src"))
+        text = self.renderInlineAsText(tokens[idx].children or [], options, env)
+        if _PICTURE.fullmatch(address):
+            return Markup('<img src="{}" alt="{}" loading="lazy">').format(address, text)
+        return Markup('!<a href="{}" rel="noopener noreferrer nofollow">{}</a>').format(
+            address, text
+        )
+
+    def task(
+        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
+    ) -> str:
+        is_done = tokens[idx].meta["is_done"]
+        state = ' aria-label="Done" checked' if is_done else ' aria-label="To do"'
+        return f'<input type="checkbox" disabled{state}> '
 
     def chart(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
@@ -87,6 +109,24 @@ def _embed(state: StateCore) -> None:
             left -= min(sum(line[0].type == "chart" for line in lines if line), left)
 
 
+def _mark_tasks(state: StateCore) -> None:
+    """Replace [ ] or [x] at the beginning of a list item by a checkbox."""
+    for item, paragraph, inline in zip(
+        state.tokens, state.tokens[1:], state.tokens[2:], strict=False
+    ):
+        if (item.type, paragraph.type) != ("list_item_open", "paragraph_open"):
+            continue
+        if not inline.children or inline.children[0].type != "text":
+            continue
+        first = inline.children[0]
+        if (task := _TASK.match(first.content)) is None:
+            continue
+        item.attrJoin("class", "task")
+        first.content = first.content[task.end() :]
+        box = Token("task", "", 0, meta={"is_done": task[1] != " "})
+        inline.children = [box, *inline.children]
+
+
 def _lines(tokens: Sequence[Token]) -> Iterator[list[Token]]:
     """Split a paragraph into lines at its breaks; a break is a line of its own."""
     line: list[Token] = []
@@ -116,4 +156,5 @@ def _charted(line: list[Token]) -> list[Token]:
 _parser = _Parser("commonmark", {"html": False, "breaks": True}, renderer_cls=_Renderer)
 _parser.enable(["table", "strikethrough"])
 _parser.core.ruler.push("charts", _embed)
-_parser.disable(["image", "html_block", "html_inline"])
+_parser.core.ruler.push("tasks", _mark_tasks)
+_parser.disable(["html_block", "html_inline"])

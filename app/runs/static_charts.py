@@ -18,8 +18,10 @@ from app.html.formats import scale as scale_text
 from db.tables import Run
 from db.telemetry import windows
 
-#: Points that are read of a line. Of those in one unit the extremes are drawn.
-MOST_POINTS = 3000
+#: Points that are read of a line. Of those in a column the extremes are drawn.
+MOST_POINTS = 1000
+#: Units of a column: two pixels of a wide screen.
+COLUMN = 2
 #: Units of the drawing area; it is stretched to the plot.
 WIDTH, HEIGHT = 1000, 1000
 #: Pixels of a plot between the margins, for which labels are chosen: at 1440 and at 390 px.
@@ -183,7 +185,10 @@ def _line(
 
 def _folded(points: _Points, axis: _Axis) -> Iterator[tuple[int, float | None]]:
     """Yield each column with its first, lowest, highest and last value, in their order."""
-    columns = groupby(zip(*points, strict=True), lambda point: round(WIDTH * axis.share(point[0])))
+    columns = groupby(
+        zip(*points, strict=True),
+        lambda point: COLUMN * round(WIDTH / COLUMN * axis.share(point[0])),
+    )
     for x, column in columns:
         values = [y for _, y in column]
         finite = [i for i, y in enumerate(values) if y is not None]

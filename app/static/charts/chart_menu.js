@@ -79,7 +79,7 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
       ...(!charts.view || OWN_AXES.includes(row) ? [] : [axis(row)]),
       ...(charts.view && panel.drawn ? [fixed(row, panel.element)] : []),
       item('Full screen', () => panel.element.requestFullscreen()),
-      item('Show as table', () => showTable(panel.element.getAttribute('aria-label') ?? row, panel.drawn?.lines ?? [], charts.mode())),
+      ...(row === 'parallel' ? [] : [item('Show as table', () => showTable(panel.element.getAttribute('aria-label') ?? row, panel.drawn?.lines ?? [], charts.mode()))]),
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),
       item('Save as CSV', () => download(`${file}.csv`, 'text/csv', csvOf(panel.drawn?.lines ?? [], charts.mode()))),

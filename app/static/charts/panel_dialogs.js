@@ -13,16 +13,21 @@ const dialogOf = (title, content) => {
   return dialog
 }
 
-/** Values of lines by x, in order. @param {Line[]} lines @returns {[number, (number|null)[]][]} */
+/** Values of lines by x, in order; of a line with several points at an x each has a row. @param {Line[]} lines @returns {[number, (number|null)[]][]} */
 export const tableOf = (lines) => {
-  /** @type {Map<number, (number|null)[]>} */
+  /** By x and how often it came before. @type {Map<string, [number, (number|null)[]]>} */
   const rows = new Map()
-  lines.forEach(({ x, y }, column) => x.forEach((at, i) => {
-    const row = rows.get(at) ?? lines.map(() => null)
-    row[column] = y[i] ?? null
-    rows.set(at, row)
-  }))
-  return [...rows].sort(([a], [b]) => a - b)
+  lines.forEach(({ x, y }, column) => {
+    const times = new Map()
+    x.forEach((at, i) => {
+      times.set(at, (times.get(at) ?? 0) + 1)
+      const key = `${times.get(at)} ${at}`
+      const row = rows.get(key) ?? [at, lines.map(() => null)]
+      row[1][column] = y[i] ?? null
+      rows.set(key, row)
+    })
+  })
+  return [...rows.values()].sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0))
 }
 
 /** Show the points that a panel draws. @param {string} title @param {Line[]} lines @param {string} axis what x counts */

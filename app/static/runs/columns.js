@@ -8,6 +8,7 @@ const own = form?.querySelector('[data-own]')
 
 /** Name the ticked columns in the address; the name comes first in any case. */
 const write = () => {
+  for (const choice of choices.children) choice.classList.toggle('chosen', choice.querySelector('input').checked)
   const ticked = [...choices.querySelectorAll(':checked')].map(({ value }) => value)
   form.elements.columns.value = ['name', ...ticked].join(',')
 }

@@ -116,6 +116,9 @@ export const createSelection = (list, refetch) => {
   const refresh = () => {
     announce()
     const [all, chosen] = [boxes(), ticked()]
+    // By class: a rule with :has() would be matched again for all rows at each live change.
+    document.body.classList.toggle('has-selected', chosen.length > 0)
+    for (const box of all) box.closest('tr')?.classList.toggle('selected', box.checked)
     if (chosen.length < all.length) elsewhere = []
     for (const button of list.querySelectorAll('button[data-one]')) button.disabled = false
     const ids = selected()
@@ -130,6 +133,7 @@ export const createSelection = (list, refetch) => {
     const counter = bar.querySelector('[data-ticked]')
     if (counter.textContent !== text) counter.textContent = text // so that it is announced when it changes
     if (!chosen.length) refused.replaceChildren()
+    document.body.classList.toggle('has-refused', refused.childElementCount > 0)
     showQueue(chosen)
     const addresses = bar.querySelector('[data-addresses]')
     if (addresses) addresses.dataset.copyText = ids.map((id) => `${location.origin}${root}/runs/${id}`).join('\n')

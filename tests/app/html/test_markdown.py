@@ -1,5 +1,6 @@
 """Notes as HTML."""
 
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -11,7 +12,10 @@ from app.html.markdown import markdown
 ALLOWED = {
     *("h2", "h3", "h4", "h5", "h6", "p", "em", "strong", "s", "code", "pre", "blockquote", "a"),
     *("ul", "ol", "li", "hr", "br", "table", "thead", "tbody", "tr", "th", "td", "div"),
+    *("input", "img"),
 }
+#: Of boxes of task lists, and of images of artifacts.
+FURTHER = {"type", "disabled", "checked", "aria-label", "src", "alt", "loading"}
 
 
 class Seen(HTMLParser):
@@ -31,6 +35,28 @@ def test_what_people_use_is_there() -> None:
     html = markdown("# Why\n\na *b* **c** `d`\ne\n\n- x\n\n|m|n|\n|-|-|\n|1|2|\n\n~~no~~")
     for piece in ("<h2>Why</h2>", "<em>b</em>", "<br", "<li>x</li>", "<td>1</td>", "<s>no</s>"):
         assert piece in html
+
+
+def test_task_lists_and_images_of_artifacts() -> None:
+    """Items with [ ] and [x] have a box; an artifact's image is shown, another stays a link."""
+    html = markdown(
+        "- [ ] a *b*\n- [x] c\n- [y] d\n\n[ ] e\n\n![loss <map>](/runs/3/artifacts/7/download)"
+    )
+    boxes = [fields for name, fields in Seen(html).elements if name == "input"]
+    assert [(box["aria-label"], "checked" in box) for box in boxes] == [
+        ("To do", False),
+        ("Done", True),
+    ]
+    assert html.count('<li class="task">') == 2
+    assert "[y] d" in html
+    image = '<img src="/runs/3/artifacts/7/download" alt="loss &lt;map&gt;" loading="lazy">'
+    assert image in html
+    for other in (
+        "/runs/3/cancellation",
+        "//elsewhere.example/a",
+        "/runs/3/artifacts/7/download/..",
+    ):
+        assert "<img" not in markdown(f"![x]({other})")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +89,12 @@ def test_nothing_acts_whatever_is_typed(text: str) -> None:
 def check(text: str) -> None:
     for tag, attributes in Seen(markdown(text)).elements:
         assert tag in ALLOWED
-        assert attributes.keys() <= {"href", "rel", "class", "start", "style", "title", "tabindex"}
+        usual = {"href", "rel", "class", "start", "style", "title", "tabindex"}
+        assert attributes.keys() <= (usual | FURTHER if tag in ("input", "img") else usual)
+        assert tag != "input" or ("disabled" in attributes and attributes["type"] == "checkbox")
+        assert tag != "img" or re.fullmatch(
+            r"/runs/\d+/artifacts/\d+/download", attributes["src"] or ""
+        )
         address = attributes.get("href") or "#"
         assert address.startswith(("http://", "https://", "mailto:", "/", "#"))
         assert not address.startswith("//")
