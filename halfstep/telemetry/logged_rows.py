@@ -1,4 +1,4 @@
-"""Step rows from logged numbers: of scripts whose optimizer steps nobody observes."""
+"""Step rows from logged numbers: of scripts whose optimizer steps are not observed."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
