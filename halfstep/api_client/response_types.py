@@ -235,6 +235,16 @@ class Seconds(TypedDict):
     most: float
 
 
+class Measured(TypedDict):
+    """Medians of the latest finished runs in one precision, of the same sizes and batch size."""
+
+    runs: int
+    steps_per_second: float
+    memory_bytes: float | None  # Peak; null if not recorded
+    speed_text: str
+    memory_text: str
+
+
 class Cost(TypedDict):
     """Estimate from the latest finished runs with the same recipe, precision and devices."""
 
@@ -247,6 +257,7 @@ class Cost(TypedDict):
     # Weights, gradients, optimizers' state and half-precision copies, with the recipe's
     # default sizes, without activations; null until a worker has computed it
     memory_bytes: int | None
+    measured: dict[str, Measured]  # By precision; absent if not measured yet
     sentences: list[str]  # The estimate as sentences
 
 

@@ -37,7 +37,7 @@ def begin(client: TestClient) -> int:
 def log(client: TestClient, *lines: Any, run: int = 1) -> dict[str, Any]:
     """Send lines, given as objects or bytes; return the answer."""
     texts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines]
-    answer = client.post(f"/api/v1/runs/{run}/log", content=b"\n".join(texts))
+    answer = client.post(f"/api/v1/ingest/{run}/log", content=b"\n".join(texts))
     assert answer.status_code == 200, answer.text
     result: dict[str, Any] = answer.json()
     return result
@@ -77,7 +77,7 @@ def test_lines_are_rows_and_metrics(
     run = script.get("/api/v1/runs/1").json()
     assert (run["step"], run["status"]) == (2, "running")
     assert sender.post("/api/v1/ingest/1/1/end", json={"status": "finished", "step": 2}).is_success
-    assert sender.post("/api/v1/runs/1/log", content=b'{"step": 3, "a": 1}').status_code == 409
+    assert sender.post("/api/v1/ingest/1/log", content=b'{"step": 3, "a": 1}').status_code == 409
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_a_wrong_line_costs_itself_only(
 
 def test_what_cannot_be_logged_to_is_refused(sender: TestClient, script: TestClient) -> None:
     """Too many lines, too many bytes, no token, no such run, a run that is not watched."""
-    address = "/api/v1/runs/1/log"
+    address = "/api/v1/ingest/1/log"
     line = b'{"step": 1, "a": 1}\n'
     assert sender.post(address, content=line * (MOST_LINES + 1)).status_code == 422
     assert sender.post(address, content=b" " * (2**20 + 1)).status_code == 413
-    assert sender.post("/api/v1/runs/9/log", content=line).status_code == 404
+    assert sender.post("/api/v1/ingest/9/log", content=line).status_code == 404
     del sender.headers["Authorization"]
     assert sender.post(address, content=line).status_code == 401
 
@@ -148,7 +148,7 @@ def test_no_lines_make_the_server_fail(
     """Whatever is sent is recorded or named, and the run's page can be shown."""
     run = begin(sender)
     texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-    answer = sender.post(f"/api/v1/runs/{run}/log", content=b"\n".join(texts))
+    answer = sender.post(f"/api/v1/ingest/{run}/log", content=b"\n".join(texts))
     assert answer.status_code == 200, answer.text
     assert script.get(f"/runs/{run}").status_code == 200
     assert script.get(f"/api/v1/runs/{run}/series").status_code == 200
