@@ -40,6 +40,7 @@ from halfstep.monitor.usual_steps import UsualSteps
 
 TURN, ROUNDS = 600, 5  # steps, of which one or two hand over what the others left
 BAR_MICROSECONDS, BAR_RATIO = 15.0, 1 / 20
+OUR_WHEEL = str(Path(halfstep.__file__).parent)
 ENVIRONMENT = Path(__file__).parents[1] / ".bench-env" / "watch"
 TOOLS = {"wandb": "0.31.0", "tensorboard": "2.21.0", "mlflow": "3.17.2", "trackio": "0.43.0"}
 OURS = "halfstep.watch"
@@ -228,7 +229,7 @@ def python() -> str:
     inside, installed = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "installed.txt"
     if not installed.exists():
         venv.create(ENVIRONMENT, with_pip=True, clear=True)
-        wanted = [f"torch=={torch.__version__.partition('+')[0]}", "httpx2", "numpy"]
+        wanted = [f"torch=={torch.__version__.partition('+')[0]}", "--editable", OUR_WHEEL]
         pinned = [f"{name}=={version}" for name, version in TOOLS.items()]
         pip = [str(inside), "-m", "pip"]
         if subprocess.run([*pip, "install", "--quiet", *wanted, *pinned]).returncode:
