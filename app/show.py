@@ -59,6 +59,7 @@ def show(
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, port))
+            listening.listen()  # the browser may be there before the server
         except OSError as error:
             raise typer.BadParameter(f"cannot listen on port {port}: {error.strerror}") from error
         settings = _settings(Path(data), listening.getsockname()[1])
@@ -113,10 +114,13 @@ class Mirror:
     def _follow(self) -> None:
         with Ingest(self._server) as ingest:
             while not self._stopping.is_set():
-                for folder in run_folders(self._folder):
-                    if not self._stopping.is_set():
-                        self._send(folder, ingest)
-                self._let_view()
+                try:
+                    for folder in run_folders(self._folder):
+                        if not self._stopping.is_set():
+                            self._send(folder, ingest)
+                    self._let_view()
+                except Exception as error:  # a folder or database that is away; tried again
+                    self._complain(f"{self._folder}: {type(error).__name__}: {error}")
                 self._stopping.wait(POLL_SECONDS)
 
     def _send(self, folder: Path, ingest: Ingest) -> None:

@@ -103,6 +103,7 @@ class Client(AlertCalls, SavedCalls):
             follow_redirects=True,
             verify=DeferredContext(),
             event_hooks=naming(login.origin),
+            trust_env=not credentials.is_local(login.url),
         )
 
     def __enter__(self) -> Self:

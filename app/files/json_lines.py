@@ -6,11 +6,15 @@ all other numbers are metrics. Sending lines again changes nothing.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.errors import Ended, Invalid, NotFound
@@ -18,7 +22,7 @@ from db.tables import ENDED, LARGEST_COUNT, Run, Step, User
 from db.telemetry import ingest
 from db.telemetry.recording import Item
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
-from halfstep.telemetry.events import Event, Metric
+from halfstep.telemetry.events import Event, Metric, Resumed
 from halfstep.telemetry.logged_rows import LoggedRow, rows_of
 from halfstep.telemetry.plain_json import LARGEST_WHOLE, NONFINITE, shown
 
@@ -41,7 +45,7 @@ class LineProblem(BaseModel):
 class Logged(BaseModel):
     """Result of a request."""
 
-    lines: Annotated[int, Field(description="Lines of which something is recorded")]
+    lines: Annotated[int, Field(description="Lines without a problem")]
     problems: Annotated[list[LineProblem], Field(description=f"The first {MOST_PROBLEMS}")]
 
 
@@ -62,26 +66,65 @@ def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
     texts = body.splitlines()
     if len(texts) > MOST_LINES:
         raise Invalid({"body": f"{len(texts):,} lines; allowed: at most {MOST_LINES:,}"})
+    problems: list[LineProblem] = []
     with database.reading() as session:
         run = session.get(Run, run_id)
         if run is None:
             raise NotFound(f"There is no run {run_id}.")
-        attempt, last_step, started_at = run.attempt, run.step, run.started_at or 0.0
-        last = session.get(Step, (run_id, last_step))
-        before = (last.step, last.elapsed_ms) if last else None
-    problems: list[LineProblem] = []
-    lines = list(_lines(texts, started_at, problems))
-    rows = rows_of([*_new_rows(lines, last_step)], before)
-    items: list[Item] = [*([rows] if len(rows) else []), *_metrics(lines, problems)]
-    for first in range(0, max(len(items), 1), TRANSACTION_ITEMS):
+        attempt = run.attempt
+        lines = list(_lines(texts, run.started_at or 0.0, problems))
+    metrics = list(_metrics(lines, problems))
+    for first in range(0, max(len(metrics), 1), TRANSACTION_ITEMS):
         with database.writing() as session:
             run, place = ingest.lock_attempt(session, user, run_id, attempt)
             if run.status in ENDED:
-                raise Ended(f"Run {run_id} has ended; a next attempt can log more.")
-            some = items[first : first + TRANSACTION_ITEMS]
+                raise Ended(f"Run {run_id} has ended: it takes nothing more.")
+            some: list[Item] = [*metrics[first : first + TRANSACTION_ITEMS]]
+            if first == 0:
+                some = [*_steps(session, run, lines, problems), *some]
             ingest.record(session, run, place, some, end=(place.sequence, place.offset))
     problems.sort(key=lambda problem: problem.line)
-    return Logged(lines=len(lines), problems=problems[:MOST_PROBLEMS])
+    sound = {line.number for line in lines} - {problem.line for problem in problems}
+    return Logged(lines=len(sound), problems=problems[:MOST_PROBLEMS])
+
+
+def _steps(
+    session: Session, run: Run, lines: Sequence[_Line], problems: list[LineProblem]
+) -> Iterator[Item]:
+    """Yield the rows of new steps; of a later attempt first the step that it continues from."""
+    logged = [(line, row) for line in lines if (row := line.row)]
+    last_step = run.step
+    if logged and run.attempt > 1 and run.resumed_step is None:
+        last_step = logged[0][0].step - 1
+        yield Resumed(step=last_step, exact=False, notes=["continued by JSON lines"])
+    last = session.get(Step, (run.id, last_step))
+    query = select(Step.step, Step.loss).where(
+        Step.run_id == run.id, Step.step.in_({row.step for _, row in logged})
+    )
+    known: dict[int, float | None] = {}
+    if logged and logged[0][0].step <= last_step:
+        known = dict(session.execute(query).all())
+    rows: list[LoggedRow] = []
+    for line, row in logged:
+        if row.step > last_step:
+            rows.append(row)
+            last_step, known[row.step] = row.step, row.loss
+        elif not _is_same(row.loss, known.get(row.step, "none")):
+            allowed = f"after {last_step:,}, the last step with a loss"
+            problems.append(
+                LineProblem(line=line.number, error=f"step is {row.step}; allowed: {allowed}")
+            )
+    if rows:
+        yield rows_of(rows, (last.step, last.elapsed_ms) if last else None)
+
+
+def _is_same(loss: float, stored: float | str | None) -> bool:
+    """Return whether a loss is the one that is stored, as float32; None: not finite."""
+    if isinstance(stored, str):
+        return False
+    if stored is None or not math.isfinite(stored):
+        return not math.isfinite(np.float32(loss))
+    return bool(np.float32(loss) == np.float32(stored))
 
 
 def _lines(
@@ -124,14 +167,6 @@ def _is_number(value: object) -> bool:
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= LARGEST_WHOLE
     return isinstance(value, float)
-
-
-def _new_rows(lines: Sequence[_Line], last_step: int) -> Iterator[LoggedRow]:
-    """Yield the rows of new steps: those sent again are recorded already."""
-    for line in lines:
-        if line.step > last_step and (row := line.row):
-            yield row
-            last_step = line.step
 
 
 def _metrics(lines: Sequence[_Line], problems: list[LineProblem]) -> Iterator[Event]:

@@ -48,6 +48,12 @@ def known(
     return Credentials(url.rstrip("/"), token, origin)
 
 
+def is_local(url: str) -> bool:
+    """Return whether a URL's host is this machine, to which no proxy of the environment leads."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
 def is_address(url: str) -> bool:
     """Return whether this is a valid server URL."""
     try:
@@ -74,6 +80,7 @@ def write_private(path: Path, content: Mapping[str, str | None]) -> Path:
     """Replace a JSON file that only the user may read; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # of a killed process with the same number
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(file, "w") as written:  # noqa: PTH123 - of a descriptor, for its mode
         json.dump(content, written)

@@ -8,6 +8,7 @@ runs, which the kernel releases if it is killed.
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from halfstep import process
 from halfstep.api_client.credentials import Credentials, write_private
 from halfstep.telemetry.folder_lock import FolderLock
 
+TRIES, TRY_SECONDS = 20, 0.05  # after them another server of this folder holds the lock
+
 
 @contextmanager
 def announced(data: Path, url: str, token: str) -> Iterator[None]:
@@ -23,7 +26,10 @@ def announced(data: Path, url: str, token: str) -> Iterator[None]:
     path = _file(data)
     write_private(path, {"url": url, "token": token, "machine": process.pid_space()})
     lock = FolderLock(path.with_suffix(".lock"))
-    lock.acquire()
+    for _ in range(TRIES):  # a script that looks for servers shares it for a moment
+        if lock.acquire():
+            break
+        time.sleep(TRY_SECONDS)
     try:
         yield
     finally:

@@ -109,11 +109,6 @@ class Loop:
     def step(self, step: int) -> None:
         self.closed_steps = step
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a backward pass or a loss was observed."""
-        return self._step_started is not None
-
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Name parameters as these modules do."""
         self._end_usual()
@@ -361,6 +356,7 @@ class Loop:
             and self._evidence.is_quiet()
             and not (self._diagnoses or self._best_effort.lost or self._unscaled.stepped)
             and not (self._before_clip or self._uncleared or self._passes.suspected)
+            and not self._passes.since_step  # a pass that the next step continues from
         ):
             self.usual.begin(row, gradients, own, ring, self._step_started)
 

@@ -12,8 +12,6 @@ class NoopWatch:
         """started_at: start of elapsed_ms, by halfstep.clock."""
         self.step, self._started_at = step, started_at
 
-    has_begun = False
-
     def elapsed_ms(self) -> int:
         """Return milliseconds since the run began."""
         return int((clock() - self._started_at) * 1000)

@@ -122,12 +122,12 @@ class UsualSteps:
                 return False
             norms = gradients.norms_on_host()
             factor = scale.item() if is_scaled else 1.0
+            norm = (total := math.hypot(*norms)) / factor
         except Exception:  # `Loop` meets it too, and reports it
             return False
-        total = math.hypot(*norms)
         if not total < math.inf:
             return False
-        self.rate, self.norms, self.factor, self.total = rate, norms, factor, total / factor
+        self.rate, self.norms, self.factor, self.total = rate, norms, factor, norm
         self.steps += 1
         self.stage = MEASURED
         return True

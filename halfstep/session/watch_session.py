@@ -28,6 +28,7 @@ from halfstep import redaction
 from halfstep.api_client import credentials, local_server
 from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
+from halfstep.importing.columns import columns_of
 from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
 from halfstep.session.exit_hooks import ExitHooks
@@ -125,12 +126,12 @@ def watch(
         _active._called_again(run, name)
         _active.add(*modules)
         return _active
-    if _sidecar:
-        _sidecar.stop()
     try:
         chosen = arguments.mode(mode)
         if chosen == "disabled" or not _is_first_rank():
             return Watch(None)
+        if _sidecar:
+            _sidecar.stop()
         every = arguments.intervals(histogram_every, layers_every, headroom_every)
         if queued := QueuedRun.taken():
             _active = Watch(
@@ -232,9 +233,12 @@ class Watch:
         self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
+        self.is_foreign = False
         self._relay: RelayWriter | None = None  # in a child process
         if files is None:
             return
+        # The steps of a script that has not imported torch are those that it logs.
+        self.is_foreign = not find_spec("torch") or "torch" not in sys.modules
         relay.announce(files)
         self._children = RelayReader(files)
         # Returns the step for numbers that a child process logs without one.
@@ -251,10 +255,9 @@ class Watch:
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         # Each with the CUDA event of its copy to the host, or None.
         self._logged: deque[_Logged] = deque()
-        #: Whether a logged loss is the row of its step while no training is observed.
+        #: Whether a logged loss is the row of its step; see `is_foreign`.
         self.makes_rows = False
-        self._row: LoggedRow | None = None  # held until the next call: see `_release_row`
-        self._row_before: tuple[int, int] | None = None  # step and elapsed_ms of the one before
+        self._row_before: tuple[int, int] | None = None  # step and elapsed_ms of the last one
         self._logged_step = first_step
         self._flushed_at = clock()
         self._looked_at = clock()
@@ -319,11 +322,6 @@ class Watch:
     def step(self) -> int:
         """The number of attempted steps."""
         return self._loop.step if self.files else 0
-
-    @property
-    def is_observed(self) -> bool:
-        """True once a backward pass or a loss of this process was observed."""
-        return self.files is not None and self._loop.has_begun
 
     def add(self, *modules: "nn.Module") -> None:
         """Name parameters as these modules do."""
@@ -478,10 +476,11 @@ class Watch:
             self._complain(f"the configuration is not recorded: {error}")
 
     def _resume(self, step: int, exact: bool) -> None:
-        self._loop.step = step
+        self._loop.step, self._row_before = step, None
         self._resumed = _resumed(step, [] if exact else ["the script resumed it"])
 
     def _log_on(self, step: int) -> None:
+        self._row_before = None
         self._spool.event(_resumed(step, []))
         self._resumed = None
 
@@ -490,7 +489,6 @@ class Watch:
             self._complain(f"log got {shown(values)}; allowed: a dictionary of values by name")
             return
         self._part_end, self._logged_step = None, step
-        self._release_row()
         if self.makes_rows:
             values = self._without_row(values, step)
         for name, value in values.items():
@@ -508,33 +506,16 @@ class Watch:
             self._flush()
 
     def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Hold the row of a step, if the values have a loss; return the other values."""
-        if self.is_observed or step <= self.step:
+        """Write the row of a step, if the values have a loss; return the other values."""
+        if step <= self.step:
             return values
-        numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if isinstance(name, str) and _is_on_host(value)
-        }
-        self._row = LoggedRow.of(step, self._loop.elapsed_ms(), numbers)
-        if self._row is None:
-            return values
-        return {name: value for name, value in values.items() if name not in self._row.columns}
-
-    def _release_row(self) -> None:
-        """Write the held row, or its numbers as metrics if a training is observed by now.
-
-        A loop may log its first loss before the backward pass.
-        """
-        row, self._row = self._row, None
+        numbers = {name: float(value) for name, value in values.items() if _is_column(name, value)}
+        row = LoggedRow.of(step, self._loop.elapsed_ms(), numbers)
         if row is None:
-            return
-        if self.is_observed:
-            for name, value in row.numbers.items():
-                self._logged.append(_Logged(None, row.step, name, value, row.elapsed_ms))
-            return
+            return values
         self._record(rows_of([row], self._row_before))
         self._loop.step, self._row_before = row.step, (row.step, row.elapsed_ms)
+        return {name: value for name, value in values.items() if name not in row.columns}
 
     def _log_number(self, name: str, value: Any, step: int) -> None:
         arrived = None
@@ -723,7 +704,6 @@ class Watch:
         self._revive()
 
     def _write_rest(self) -> None:
-        self._release_row()
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
@@ -772,11 +752,14 @@ class Watch:
             say(text)
 
 
-def _is_on_host(value: object) -> bool:
-    """Return whether a value is a number of Python or numpy, which no device computes."""
+def _is_column(name: object, value: object) -> bool:
+    """Return whether a value is a number of Python or numpy that a step's row may hold."""
+    if not isinstance(name, str) or isinstance(value, bool) or not columns_of([name]):
+        return False
     if isinstance(value, Integral):
-        return not isinstance(value, bool) and abs(int(value)) <= LARGEST_WHOLE
-    return isinstance(value, Real)
+        return abs(int(value)) <= LARGEST_WHOLE
+    is_numpys = isinstance(value, Real) and type(value).__module__ == "numpy"
+    return is_numpys or isinstance(value, float)
 
 
 def _after_fork() -> None:

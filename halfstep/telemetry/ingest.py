@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
-from halfstep.api_client.credentials import Credentials
+from halfstep.api_client.credentials import Credentials, is_local
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import content, naming, spoken
 from halfstep.telemetry.attempt_messages import WatchedOutcome
@@ -114,6 +114,7 @@ class Ingest:
             headers={"Authorization": f"Bearer {server.token}"},
             timeout=patience_seconds,
             event_hooks=naming(server.origin),
+            trust_env=not is_local(server.url),  # a proxy cannot reach this machine's addresses
         )
 
     def __enter__(self) -> Self:

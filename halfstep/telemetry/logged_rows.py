@@ -21,6 +21,11 @@ class LoggedRow(NamedTuple):
     numbers: Mapping[str, float]  # by name
     columns: Mapping[str, str]  # columns of the row, by name
 
+    @property
+    def loss(self) -> float:
+        """The step's loss."""
+        return next(self.numbers[name] for name, each in self.columns.items() if each == "loss")
+
     @classmethod
     def of(cls, step: int, elapsed_ms: int, numbers: Mapping[str, float]) -> "LoggedRow | None":
         """Return the row of a step; None without a loss, and before the first step."""
@@ -44,7 +49,7 @@ def rows_of(logged: Sequence[LoggedRow], before: tuple[int, int] | None = None) 
             for name, column in each.columns.items():
                 row[column] = each.numbers[name]
             if before is not None:
-                steps, milliseconds = each.step - before[0], each.elapsed_ms - before[1]
+                steps, milliseconds = max(each.step - before[0], 1), each.elapsed_ms - before[1]
                 row["step_us"] = min(max(milliseconds * 1000 // steps, 0), LARGEST_US)
             before = each.step, each.elapsed_ms
     rows["grad_norm_clipped"] = rows["grad_norm"]

@@ -6,6 +6,7 @@ observed optimizer steps they are logged at W&B's own counter of calls.
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import glob
 from pathlib import Path
@@ -55,10 +56,10 @@ class Run:
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children
-        self.step = watch.step  # of a resumed run
-        #: Between W&B's steps, which begin at 0, and ours, of rows that a script's losses are.
-        self._shift = 1 if watch.step else 0
-        if self.resumed and not watch.step:
+        self.step = 0
+        #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
+        self._shift = 0
+        if self.resumed and (watch.is_foreign or not watch.step):
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
@@ -206,7 +207,10 @@ class Run:
         """Continue the counter after the last logged step of an earlier attempt."""
         files = self._watch.files
         logged = last_logged(files) if files else None
-        if logged is not None:
+        if self._watch.step:
+            self.step, self._shift = max(self._watch.step, logged or 0), 1
+            self._watch.log_on(self.step)
+        elif logged is not None:
             self.step = logged + 1
             self._watch.log_on(logged)
 
@@ -237,6 +241,8 @@ class Run:
 
     def _has_row(self, values: Mapping[str, Any]) -> bool:
         """Return whether a loss of these values, without an x axis of its own, is a step's row."""
+        if not self._watch.is_foreign:
+            return False
         has_axis = any(fnmatchcase(name, each) for each in self._step_metrics for name in values)
         return not has_axis and "loss" in columns_of(values).values()
 
@@ -245,19 +251,20 @@ class Run:
         self._tell(self._axes(values) | dict(values), step)
         self._is_logging = True
         for name, value in values.items():
-            self._note(name, value)
+            with suppress(OverflowError):  # no float can hold it; `Watch.log` has said so
+                self._note(name, value)
         self._is_logging = False
 
     def _at(self, step: int | None) -> int | None:
         """Return the step to log at; None: the last observed step."""
         if step is not None:
             return step
-        is_counted = self._watch.is_observed or self._watch.is_relayed
-        return None if is_counted else self.step + self._shift
+        is_observed = self._watch.step and not self._watch.is_foreign
+        return None if is_observed or self._watch.is_relayed else self.step + self._shift
 
     def _step_of_children(self) -> int:
         """Return the step for a call in a child process, which counts like one in this process."""
-        if self._watch.is_observed:
+        if self._watch.step and not self._watch.is_foreign:
             return self._watch.step
         self.step += 1
         return self.step - 1 + self._shift

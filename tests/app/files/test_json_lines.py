@@ -124,6 +124,42 @@ def test_what_cannot_be_logged_to_is_refused(sender: TestClient, script: TestCli
     assert sender.post(address, content=line).status_code == 401
 
 
+def test_a_loss_of_an_earlier_step_is_named(sender: TestClient, database: Database) -> None:
+    """Unless it is the recorded one, which is sent again."""
+    log(sender, {"step": 5, "loss": 1.25}, {"step": 6, "loss": "NaN"})
+    answer = log(
+        sender,
+        {"step": 5, "loss": 1.25},
+        {"step": 6, "loss": "Infinity"},
+        {"step": 3, "loss": 3.0, "lr": 0.1},
+        {"step": 5, "loss": 1.5, "a": 1},
+        {"step": 7, "loss": 1.0},
+        {"step": 7, "train/loss": 2.0},
+    )
+    assert [problem["line"] for problem in answer["problems"]] == [3, 4, 6]
+    assert "allowed: after 6" in answer["problems"][0]["error"]
+    assert answer["lines"] == 3
+    assert [row[0] for row in recorded(database)[0]] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("first", "steps"), [(6, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 2, 3, 4])])
+def test_a_second_attempt_continues_where_its_first_loss_is(
+    sender: TestClient, database: Database, first: int, steps: list[int]
+) -> None:
+    """Steps before it stay, later ones are replaced."""
+    sent = {"id": uuid.uuid4().hex, "name": "twice"}
+    run = sender.post("/api/v1/ingest", json=sent).json()["run"]
+    log(sender, *({"step": step, "loss": 1.0, "a": step} for step in range(1, 6)), run=run)
+    sender.post(f"/api/v1/ingest/{run}/1/end", json={"status": "finished", "step": 5})
+    assert sender.post("/api/v1/ingest", json=sent | {"attempt": 2}).status_code == 200
+    for step in (first, first + 1):
+        assert log(sender, {"step": step, "loss": 2.0}, run=run) == {"lines": 1, "problems": []}
+    rows, points = recorded(database, run)
+    assert [row[0] for row in rows] == steps
+    assert [row[1] for row in rows] == [1.0] * (first - 1) + [2.0] * 2
+    assert [point[0] for point in points] == [*range(1, min(first, 6))]
+
+
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.none())
 )

@@ -302,6 +302,38 @@ def interrupted(loop: Loop) -> None:
     loop.scaler.update()
 
 
+def early(loop: Loop) -> None:
+    """The next batch's pass comes before the update."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    loop.scaler.step(loop.optimizer)
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    loop.scaler.update()
+
+
+def not_updated(loop: Loop) -> None:
+    """The loop forgets an update, and its next step is refused."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    loop.scaler.step(loop.optimizer)
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    with pytest.raises(RuntimeError, match="step"):
+        loop.scaler.step(loop.optimizer)
+    loop.scaler.update()
+
+
+def scale_zero(loop: Loop) -> None:
+    """The scale is set to 0 between pass and step."""
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss()).backward()
+    assert loop.scaler._scale is not None
+    loop.scaler._scale.fill_(0.0)
+    loop.apply()
+    loop.scaler._scale.fill_(2.0**9)
+
+
 KINDS: tuple[Callable[[Loop], None], ...] = (
     *(
         usual,
@@ -317,7 +349,7 @@ KINDS: tuple[Callable[[Loop], None], ...] = (
     ),
     *(nested, directly, left_out, ascending, clipped, grown, second, raising),
     *(skipped, scale_set, scale_replaced, unused, abandoned, other_root, clipped_scaled),
-    *(tensor_rate, scheduled, reported, restored, interrupted),
+    *(tensor_rate, scheduled, reported, restored, interrupted, early, not_updated, scale_zero),
 )
 
 
@@ -391,6 +423,18 @@ def test_rows_and_events_are_those_of_examined_passes(
     assert examined.unexamined == examined.usual == 0
     assert usual.unexamined >= USUAL - 3
     assert usual.usual >= USUAL - 4
+
+
+@pytest.mark.parametrize("after", [overflowing, zeroed])
+@pytest.mark.parametrize("kind", [early, not_updated])
+def test_a_pass_before_the_update_is_no_later_steps_loss(
+    tmp_path: Path, kind: Callable[[Loop], None], after: Callable[[Loop], None]
+) -> None:
+    """The loss of the next step that is not a usual one is its own."""
+    examined = Watched(tmp_path, [kind, after], plain_after=NEVER)
+    usual = Watched(tmp_path, [kind, after], plain_after=2)
+    assert str(usual.rows) == str(examined.rows)
+    assert str(usual.events) == str(examined.events)
 
 
 @pytest.mark.parametrize("is_fused", [False, True])

@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +190,37 @@ def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: No
     assert logged("rows") == {"val/acc": [(1, 0.5)]}
 
 
-def test_a_loss_logged_before_the_first_backward_pass_is_no_step() -> None:
-    """Rows are those of the observed steps; the first logged loss is a metric, as later ones."""
+def test_a_loss_alone_is_continued_after_the_last_number(without_torch: None) -> None:
+    """A later attempt replaces no number that was logged after the last loss."""
+    wandb: Any = halfstep
+    for attempt in range(2):
+        wandb.init(name="goes on", id="goes-on", resume="allow")
+        wandb.log({"loss": 1.0})
+        for number in range(3):
+            wandb.log({"acc": number + 3 * attempt})
+        wandb.finish()
+    assert written("goes-on").steps["step"].tolist() == [1, 5]
+    assert logged("goes-on")["acc"] == [(2, 0), (3, 1), (4, 2), (6, 3), (7, 4), (8, 5)]
+
+
+def test_a_number_that_is_too_large_costs_no_other(without_torch: None) -> None:
+    """Nor does one that no float can hold keep a loss from its row."""
+    wandb: Any = halfstep
+    wandb.init(name="large")
+    wandb.log({"loss": 1.5, "grad_norm": 10**400, "a": Fraction(10**400), "b": 2})
+    wandb.log({"loss": np.float32(2.5), "lr": True})
+    wandb.finish()
+    assert written("large").steps[["step", "loss"]].tolist() == [(1, 1.5), (2, 2.5)]
+    assert logged("large")["b"] == [(1, 2)]
+
+
+def test_losses_that_a_script_with_torch_logs_are_no_steps() -> None:
+    """Neither those of an evaluation before the training, nor those before a backward pass."""
     wandb: Any = halfstep
     wandb.init(name="before")
     weight = torch.nn.Parameter(torch.ones(1))
+    for number in range(3):
+        wandb.log({"loss": float(number)})
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for _ in range(3):
         loss = weight.square().sum()
@@ -203,7 +230,7 @@ def test_a_loss_logged_before_the_first_backward_pass_is_no_step() -> None:
         optimizer.step()
     wandb.finish()
     assert written("before").steps["step"].tolist() == [1, 2, 3]
-    assert len(logged("before")["loss"]) == 3
+    assert len(logged("before")["loss"]) == 6
 
 
 def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> None:
