@@ -102,7 +102,7 @@ def _steps(
         Step.run_id == run.id, Step.step.in_({row.step for _, row in logged})
     )
     known: dict[int, float | None] = {}
-    if logged and logged[0][0].step <= last_step:
+    if any(row.step <= last_step for _, row in logged):
         known = dict(session.execute(query).all())
     rows: list[LoggedRow] = []
     for line, row in logged:

@@ -183,8 +183,8 @@ def record(session: Any, folder: Path) -> int:
         _record_attempt(session, place, folder, number)
         files = AttemptFiles(folder, number)
         if outcome := read_outcome(files, lives=False):
-            how, exit_code = outcome["status"], outcome.get("exit_code")
-            step, error = outcome["step"], outcome["error"]
+            how, exit_code = outcome.status, outcome.exit_code
+            step, error = outcome.step, outcome.error
             ingest.end(
                 session, ada, run_id, number, how, step=step, error=error, exit_code=exit_code
             )

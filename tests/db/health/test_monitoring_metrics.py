@@ -23,7 +23,7 @@ from tests.spool_made import event_of
 
 ROLLED_BACK: dict[str, Any] = {
     **{"event": "rolled_back", "step": 4, "from_step": 9, "spike": 6},
-    **{"loss": 9.0, "examples": 10, "rollbacks": 1},
+    **{"loss": 9.0, "z": 8.0, "examples": 10, "rollbacks": 1},
 }
 
 
