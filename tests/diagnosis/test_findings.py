@@ -47,6 +47,6 @@ def test_recipe_check_passes_the_sound_alone(loop: Loop) -> None:
     """`halfstep recipe check` finds a mistake in each recipe that has one, and in no other."""
     assert loop.recipe is not None
     reference = f"{inspect.getfile(loop.recipe)}:{loop.recipe.__name__}"
-    _, report = check.tell(reference)
+    _, report = check.check_and_print(reference)
     result = [each.text for each in report.findings]
     assert bool(result) is not loop.is_healthy, result

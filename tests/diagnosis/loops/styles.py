@@ -320,7 +320,7 @@ def stepped_in_backward_into_nan(watch: WatchCall) -> None:
 def _without_sync(watch: WatchCall, *, is_cleared: bool) -> None:
     net = DistributedDataParallel(mlp())
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    scaler = grad_scaler(2.0**22)
+    scaler = grad_scaler(2.0**16 if is_cleared else 2.0**22)
     watch(net, name="no_sync")
     for number, (x, y) in enumerate(labelled(160, seed=1 + dist.get_rank())):
         is_last = number % 4 == 3
