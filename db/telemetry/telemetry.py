@@ -315,7 +315,7 @@ def _record_events(connection: Connection, run: Run, rows: Iterable[events.StepE
             run.steps_total = event.steps
         elif isinstance(event, events.Workload):
             run.workload = {name: value for name, value in asdict(event).items() if name != "step"}
-        elif isinstance(event, events.Obeyed):
+        elif isinstance(event, events.RequestDone):
             acknowledged.append(event.request)
         else:
             content = fields_of(event)

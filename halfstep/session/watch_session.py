@@ -233,12 +233,12 @@ class Watch:
         self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
-        self.is_foreign = False
+        self.has_no_torch = False
         self._relay: RelayWriter | None = None  # in a child process
         if files is None:
             return
         # The steps of a script that has not imported torch are those that it logs.
-        self.is_foreign = not find_spec("torch") or "torch" not in sys.modules
+        self.has_no_torch = not find_spec("torch") or "torch" not in sys.modules
         relay.announce(files)
         self._children = RelayReader(files)
         # Returns the step for numbers that a child process logs without one.
@@ -255,7 +255,7 @@ class Watch:
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         # Each with the CUDA event of its copy to the host, or None.
         self._logged: deque[_Logged] = deque()
-        #: Whether a logged loss is the row of its step; see `is_foreign`.
+        #: Whether a logged loss is the row of its step; see `has_no_torch`.
         self.makes_rows = False
         self._row_before: tuple[int, int] | None = None  # step and elapsed_ms of the last one
         self._logged_step = first_step

@@ -185,7 +185,7 @@ class Retry(StepEvent, frozen=True, kw_only=True, tag="retry"):
     applied: bool
 
 
-class Obeyed(StepEvent, frozen=True, kw_only=True, tag="obeyed"):
+class RequestDone(StepEvent, frozen=True, kw_only=True, tag="obeyed"):
     """A requested scale was set, or a requested replay was made."""
 
     request: RequestId
@@ -638,7 +638,7 @@ KINDS: dict[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
         *(Scaler, Metric, ScalerReplaced),
-        *(Resumed, Configured, Length, Workload, Retry, Obeyed, Spike, RolledBack),
+        *(Resumed, Configured, Length, Workload, Retry, RequestDone, Spike, RolledBack),
         *(LeftOut, FailedDiagnosis),
         *(Checkpoint, Artifact, LogPart, Weights, Line, Sample),
         *(Shapes, Histogram, Headroom, Fp8, LayerNorms, Uncalled, Updates, Precision),

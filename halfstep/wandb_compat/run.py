@@ -59,7 +59,7 @@ class Run:
         self.step = 0
         #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
         self._shift = 0
-        if self.resumed and (watch.is_foreign or not watch.step):
+        if self.resumed and (watch.has_no_torch or not watch.step):
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
@@ -241,7 +241,7 @@ class Run:
 
     def _has_row(self, values: Mapping[str, Any]) -> bool:
         """Return whether a loss of these values, without an x axis of its own, is a step's row."""
-        if not self._watch.is_foreign:
+        if not self._watch.has_no_torch:
             return False
         has_axis = any(fnmatchcase(name, each) for each in self._step_metrics for name in values)
         return not has_axis and "loss" in columns_of(values).values()
@@ -259,12 +259,12 @@ class Run:
         """Return the step to log at; None: the last observed step."""
         if step is not None:
             return step
-        is_observed = self._watch.step and not self._watch.is_foreign
+        is_observed = self._watch.step and not self._watch.has_no_torch
         return None if is_observed or self._watch.is_relayed else self.step + self._shift
 
     def _step_of_children(self) -> int:
         """Return the step for a call in a child process, which counts like one in this process."""
-        if self._watch.step and not self._watch.is_foreign:
+        if self._watch.step and not self._watch.has_no_torch:
             return self._watch.step
         self.step += 1
         return self.step - 1 + self._shift

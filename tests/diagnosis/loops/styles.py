@@ -187,7 +187,7 @@ def closures_into_a_pole(watch: WatchCall) -> None:
 def region_without_autocast(watch: WatchCall) -> None:
     """Autocast is off for the loss, but its input is still half: squares exceed 65,504."""
     net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
     scaler = grad_scaler(2.0**8)
     watch(net, name="region")
     for number, (x, y) in enumerate(labelled(80)):

@@ -1,5 +1,7 @@
 """Which server and which token: what was said first counts."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +64,18 @@ def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
     with Client() as client:
         assert client._http.headers["Authorization"] == "Bearer another"
         assert str(client._http.base_url) == "http://there"
+
+
+def test_a_file_left_by_a_killed_process_of_this_number_is_replaced(tmp_path: Path) -> None:
+    """Numbers of processes are used again, in containers soon."""
+    path = tmp_path / "login.json"
+    left = tmp_path / f".login.json.{os.getpid()}"
+    left.write_text("half")
+    left.chmod(0o644)
+    assert credentials.write_private(path, {"token": "new"}) == path
+    assert json.loads(path.read_text()) == {"token": "new"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not left.exists()
 
 
 def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
