@@ -1,4 +1,4 @@
-"""That processes of the tests are forked, which nothing else would tell but the clock."""
+"""Processes of the tests are forked, which otherwise only the clock would show."""
 
 import os
 from pathlib import Path

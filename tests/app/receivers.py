@@ -1,4 +1,4 @@
-"""Those who are told: an HTTP server and an SMTP server that note what they get."""
+"""Receivers of alerts: an HTTP server and an SMTP server that record requests."""
 
 import socketserver
 import ssl
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """What came in, and with what it is answered: status, headers, body."""
+    """Recorded requests, and the status, headers and body of the response."""
 
     port: int = 0
     got: list[Any] = field(default_factory=list)

@@ -250,7 +250,7 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
-    """The commands report what they did, and reject with a message."""
+    """The commands print their results and errors."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     folder = str(tmp_path / "backup")
     result = halfstep("backup", folder, **environment).stdout

@@ -76,8 +76,8 @@ def test_a_refused_request_leaves_nothing_behind(
         event.remove(Session, "after_begin", note)
 
 
-def test_turns_leave_threads_and_connections_to_others(database: Database) -> None:
-    """Whoever holds a connection between threads finds a thread, and a look a connection."""
+def test_requests_cannot_exhaust_threads_and_connections(database: Database) -> None:
+    """A request with a connection always gets a thread, and a read-only request a connection."""
     pool = database.engine.pool
     assert TURNS < 40  # of anyio's threads
     assert database.engine.dialect.name == "sqlite" or pool.size() + pool._max_overflow > TURNS  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a look at a run or at the list costs, however long runs are and however many."""
+"""Cost of requests for a run or the list, for long runs and many runs."""
 
 import itertools
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def counted(database: Database) -> Iterator[list[int]]:
 
 @contextmanager
 def noted(database: Database) -> Iterator[list[str]]:
-    """Note the queries that are made; BEGIN, which only SQLite is told, is none."""
+    """Collect the executed queries, except BEGIN, which only SQLite gets."""
     statements: list[str] = []
 
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
@@ -76,8 +76,10 @@ def fill(database: Database, run: Run, rows: int) -> None:
 
 
 @pytest.mark.only_on("sqlite")
-def test_a_look_costs_what_is_new(database: Database, running: Run, settings: Settings) -> None:
-    """With 3,000 points, events and replays behind a run a look reads no more than with none."""
+def test_an_update_costs_as_much_as_is_new(
+    database: Database, running: Run, settings: Settings
+) -> None:
+    """A run with 3,000 points, events and replays needs no more reads than a new one."""
     look = run_updates.of_run(database, settings, running.id)
     costs = []
     for steps in itertools.count(1):
@@ -116,7 +118,7 @@ def test_forks_and_groups_are_found_by_an_index(
 def test_a_list_of_many_takes_few_queries(
     database: Database, running: Run, ada: User, settings: Settings
 ) -> None:
-    """Sixty runs, of which some wait for others, are summed up in as many queries as two."""
+    """Sixty runs, some of them queued behind others, take as many queries as two."""
     for n in range(60):
         submit(database, ada, after_id=running.id if n % 2 else None)
     flush = telemetry.Flush(steps=[make_steps([1.0] * 9, skipped=[2])])

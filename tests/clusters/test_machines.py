@@ -1,4 +1,4 @@
-"""Three machines, and what may befall them: never two attempts that train at once."""
+"""Three machines and their failures: two attempts never train at once."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def end(site: Site, run_id: int) -> dict[str, object]:
 
 
 def assert_never_two_at_once(site: Site, run_id: int) -> None:
-    """By the moments of this machine's one clock at which ranks asked for a batch."""
+    """Compare the times at which ranks requested batches, by the clock of this machine."""
     times: dict[int, list[float]] = {}
     for line in (site.data / "trace").read_text().splitlines():
         run, attempt, moment = line.split()
@@ -93,9 +93,9 @@ def assert_never_two_at_once(site: Site, run_id: int) -> None:
     assert all(before[1] < after[0] for before, after in pairwise(spans))
 
 
-def test_what_is_away_for_a_moment_costs_nothing(site: Site, three: list[Machine]) -> None:
-    """A link cut for an eighth of the lease, and the way to the database as long: attempt 1 ends
-    it, with all rows. (TCP tries again after as long as it has waited in vain.)
+def test_a_short_network_failure_costs_nothing(site: Site, three: list[Machine]) -> None:
+    """With a link and the database unreachable for an eighth of the lease each, attempt 1 completes
+    with all rows. (TCP retries after as long as it has waited.)
     """
     for machine in three[:2]:
         machine.start()

@@ -133,7 +133,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
 def test_a_node_is_checked_before_the_first_run(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reports what is missing there; a missing partition is reported by Slurm."""
+    """Missing requirements of the node are reported; a missing partition is reported by Slurm."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))

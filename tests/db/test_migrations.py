@@ -230,7 +230,7 @@ def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Databas
 
 
 def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Database) -> None:
-    """A queued one is ended, and its row is kept as that of a watched run."""
+    """A queued command is ended; its row stays as that of a watched run."""
     with database.writing() as session:
         submit_command(session, accounts.user_named(session, "ada"))
     command.downgrade(database.migrations(), "0009")
@@ -242,8 +242,8 @@ def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Da
     command.upgrade(database.migrations(), "head")
 
 
-def test_an_earlier_version_does_not_go_on_with_a_sweep_of_a_command(database: Database) -> None:
-    """It would search for a recipe without a name; its row is kept as ended."""
+def test_an_earlier_version_does_not_continue_a_sweep_of_a_command(database: Database) -> None:
+    """It would look for a recipe without a name; the sweep is ended."""
     what: dict[str, Any] = {"name": "n", "config": {}, "space": {}, "kind": "grid", "seed": 0}
     what |= {"metric": "loss", "goal": "minimise", "runs_total": 2, "at_once": 1, "tags": ""}
     what |= {"priority": 0, "devices_per_node": 1, "status": "running"}

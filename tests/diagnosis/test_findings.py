@@ -1,4 +1,4 @@
-"""What is diagnosed of each loop of the corpus."""
+"""The diagnosis of each loop of the corpus."""
 
 import inspect
 

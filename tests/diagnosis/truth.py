@@ -65,7 +65,7 @@ class Update:
 
 @dataclass
 class Truth:
-    """What was seen, in order."""
+    """The observations, in order."""
 
     error: str = ""
     passes: list[Pass] = field(default_factory=list)

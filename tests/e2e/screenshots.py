@@ -26,7 +26,7 @@ RUNS = (("fp32", "400"), ("bf16", "400"), ("fp16", "2000"))
 
 
 def main(wanted: list[str]) -> None:
-    """Submit a run in each precision, wait for them, and take the pictures that are wanted."""
+    """Submit a run in each precision, wait for them, and take the requested screenshots."""
     if unknown := set(wanted) - {*PICTURES}:
         sys.exit(f"{', '.join(unknown)}: allowed are {', '.join(PICTURES)}")
     IMAGES.mkdir(parents=True, exist_ok=True)

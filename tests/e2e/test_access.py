@@ -107,7 +107,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def found_on(page: Page) -> Iterator[str]:
-    """Say what axe finds on a page as it stands, in each theme."""
+    """Return the violations that axe finds on a page in its present state, in each theme."""
     page.evaluate(UNFOLD)
     for theme, rules in RULES.items():
         page.emulate_media(color_scheme=theme)
@@ -177,7 +177,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
 def test_axe_finds_nothing_on_any_page(
     settings: Settings, database: Database, ada: User, page: Page
 ) -> None:
-    """WCAG 2.2 AA, with what is folded away unfolded, in the light and in the dark."""
+    """WCAG 2.2 AA, with all sections expanded, in the light and the dark theme."""
     found: list[str] = []
     for path in EMPTY:
         page.goto(path)

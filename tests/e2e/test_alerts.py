@@ -1,4 +1,4 @@
-"""Being told: from a run's page to a receiver, and back to the bell."""
+"""Alerts: from a run's page to a receiver, and to the bell."""
 
 import json
 

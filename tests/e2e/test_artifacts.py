@@ -1,4 +1,4 @@
-"""What a recipe or a script left, in a real browser."""
+"""Artifacts of recipes and scripts in a real browser."""
 
 import base64
 import hashlib

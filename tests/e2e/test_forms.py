@@ -1,4 +1,4 @@
-"""Forms by keyboard alone: Tab to what is wanted, type, Enter or Space, and hear what was done."""
+"""Forms by keyboard: Tab to a field, type, Enter or Space, and the announced result."""
 
 import re
 
@@ -21,7 +21,7 @@ FOCUSED = """(() => { const at = document.activeElement
 
 
 def tab_to(page: Page, name: str) -> None:
-    """Press Tab until what is called so has the focus."""
+    """Press Tab until the element with this name has the focus."""
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")
         if re.match(name, page.evaluate(FOCUSED).strip()):
@@ -36,7 +36,7 @@ def typed(page: Page, name: str, text: str) -> None:
 
 
 def heard(page: Page, text: str) -> None:
-    """What is announced: the status that changed since the page was there."""
+    """Return the announcement: the status that changed since the page was loaded."""
     expect(page.get_by_role("status").filter(has_text=text)).to_be_visible()
 
 

@@ -1,4 +1,4 @@
-"""A read-only link, pasted into a browser that nobody has signed in with."""
+"""A read-only link in a browser without a session."""
 
 from playwright.sync_api import Browser, Page, expect
 
@@ -10,11 +10,11 @@ from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 from tests.e2e.test_access import found_on
 
 
-def test_a_link_shows_runs_to_whoever_pastes_it(
+def test_a_link_shows_its_runs_without_sign_in(
     page: Page, chromium: Browser, database: Database, ada: User, running: Run
 ) -> None:
-    """One, or several side by side, with their charts; the secret leaves the address at
-    once; what is revoked is gone. axe finds nothing on what is shown.
+    """One run or a comparison, with charts; the secret is removed from the URL at once; a revoked
+    link shows nothing. axe finds no violations.
     """
     record(database, running, make_steps([1.0] * 60, skipped=[3]), events=make_events([3]))
     other = submit(database, ada)

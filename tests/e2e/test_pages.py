@@ -1,4 +1,4 @@
-"""The pages in a real browser: what a person sees and does."""
+"""The pages in a real browser."""
 
 import re
 from collections import Counter
@@ -91,8 +91,8 @@ def test_form_keeps_what_was_typed_and_submits(
 def test_weights_are_uploaded_into_the_form(
     database: Database, settings: Settings, page: Page, tmp_path: Path
 ) -> None:
-    """No run starts while they are on their way; what is stopped leaves nothing, what is no file
-    of weights is not sent.
+    """The run cannot be submitted during the upload; a cancelled upload leaves nothing; a file of
+    another kind is not sent.
     """
     offer_weights(database)
     path = tmp_path / "net.pt"
@@ -275,10 +275,10 @@ def test_list_asks_again_for_a_run_that_it_missed(
     assert len(refused) == 1
 
 
-def test_row_changes_but_for_the_cell_in_use(
+def test_row_updates_leave_a_focused_cell(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """A button that has the focus keeps it, while the row's other cells and other rows go on."""
+    """A focused button keeps the focus while other cells and rows update."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -348,10 +348,10 @@ def test_pages_fit_their_width(
         assert overflow <= 0, path
 
 
-def test_queue_is_put_in_another_order_from_the_list(
+def test_the_queue_is_reordered_from_the_list(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """A waiting run's buttons, in a row that came in live, do what they say."""
+    """The buttons of a queued run work in a row that arrived live."""
     page.goto("/runs")
     for _ in range(2):
         submit(database, ada)

@@ -1,4 +1,4 @@
-"""Panels of a run: their size, order, y range and table; the browser keeps what was arranged."""
+"""Panels of a run: size, order, y range and table, which the browser remembers."""
 
 import re
 
@@ -48,7 +48,7 @@ def _drag(page: Page, handle: Locator, x: float, y: float) -> None:
 
 
 def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Page) -> None:
-    """Handles move and resize a panel of a group; a reload keeps it."""
+    """Handles move and resize a panel within its group; a reload restores the layout."""
     page.goto("/runs/1")
     _opened(page)
     titles = page.locator("[data-group='a/'] h3")

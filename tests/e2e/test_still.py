@@ -1,4 +1,4 @@
-"""What a person points at stays where it is, whatever comes in meanwhile."""
+"""Elements under the pointer do not move when updates arrive."""
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -113,7 +113,7 @@ def shown_by_now(page: Page, heard: int) -> None:
 
 
 def hold_clock(page: Page) -> None:
-    """From here on the page's time passes when it is told to: a busy machine takes seconds more."""
+    """Control the page's clock from the test, because a busy machine can take seconds longer."""
     page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 20)
 
 
@@ -167,10 +167,10 @@ def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
     page.wait_for_url("**/runs/1")
 
 
-def test_news_wait_for_an_open_list_of_choices_but_not_for_ever(
+def test_updates_wait_for_an_open_select_at_most_five_seconds(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """While somebody chooses a module nothing moves; after five seconds the news are shown."""
+    """While a module is being chosen nothing moves; after five seconds updates are shown."""
     hear(page)
     page.clock.install()
     train(settings, database, running, 1)

@@ -1,4 +1,4 @@
-"""Supervisors that are stopped or cut off: nobody trains twice, nobody writes after a takeover."""
+"""Supervisors that are stopped or disconnected: no run trains twice, and no late writes."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
 
 
 def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: Path) -> None:
-    """A supervisor that was stopped for a moment goes on with the same attempt."""
+    """A supervisor that was stopped for a moment continues the same attempt."""
     run_id = site.submit(recipe=RECIPE, steps=200)
     with site.worker(**LEASE, **clocked(tmp_path)):
         site.wait_for_step(run_id, 20)
@@ -92,7 +92,7 @@ def clocked(tmp_path: Path) -> dict[str, str]:
 
 
 def assert_apart(tmp_path: Path) -> None:
-    """What the trainings themselves wrote down does not overlap."""
+    """The training periods, as the trainings themselves recorded them, do not overlap."""
     first, second = intervals(tmp_path / "clock")
     assert first[1] < second[0]
 

@@ -1,4 +1,4 @@
-"""SIGKILL of a training whose data workers read ahead: each time the same bits, and no orphans."""
+"""SIGKILL of a training with prefetching data workers: the same bits each time, and no orphans."""
 
 import random
 import subprocess

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, beside the same loop without."""
+"""DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, compared with the unwatched loop."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def have_it_train_on_a_cpu(patch: pytest.MonkeyPatch) -> None:
 def train(
     folder: Path | None, *, stage: int, clip: float, accumulation: int, epochs: int = 2
 ) -> tuple[list[Any], list[Any]]:
-    """Train on this rank's batches; note what the engine says of each step."""
+    """Train on this rank's batches; collect the engine's report of each step."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
@@ -120,7 +120,7 @@ def test_two_ranks_of_deepspeed_tell_the_truth(tmp_path: Path, stage: int) -> No
 
 
 def check(folder: Path, watched: list[Any]) -> None:
-    """Hold what was written against what the engine said of each step."""
+    """Compare the recorded steps with the engine's reports."""
     steps, events = written(folder)
     skipped = [overflow for _, overflow, _ in watched]
     assert 2 <= sum(skipped) < len(skipped)

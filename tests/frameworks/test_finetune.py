@@ -101,7 +101,7 @@ def test_whole_models_load_by_from_pretrained(
     is_tied: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was unzipped, with the checkpoint's weights beside it, is a model and its tokenizer."""
+    """The unzipped archive with the checkpoint's weights is a model with its tokenizer."""
     write_model(tmp_path / "model", is_tied=is_tied)
     values = of(tmp_path / "model", text, 5, recipe={"lora_rank": 0})
     run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")

@@ -1,4 +1,4 @@
-"""Keras on torch with `halfstep.keras.Watch`, beside the same fit without."""
+"""Keras on torch with `halfstep.keras.Watch`, compared with the unwatched fit."""
 
 import os
 from pathlib import Path

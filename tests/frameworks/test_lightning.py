@@ -1,4 +1,4 @@
-"""Lightning with `halfstep.lightning.Watch`, beside the same fit without."""
+"""Lightning with `halfstep.lightning.Watch`, compared with the unwatched fit."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""timm's NativeScaler with plain `halfstep.watch`, beside the same loop without."""
+"""timm's NativeScaler with plain `halfstep.watch`, compared with the unwatched loop."""
 
 from pathlib import Path
 

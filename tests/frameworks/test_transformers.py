@@ -1,4 +1,4 @@
-"""Transformers' Trainer with `halfstep.transformers.Watch`, beside the same training without."""
+"""Transformers' Trainer with `halfstep.transformers.Watch`, compared with unwatched training."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import halfstep.transformers  # noqa: E402
 
 
 class Trainer(transformers.Trainer):
-    """Takes a scaler, which Accelerate makes on CUDA alone, and autocasts to fp16."""
+    """Uses a given scaler, which Accelerate creates only on CUDA, and autocasts to fp16."""
 
     recording: RecordingScaler
 

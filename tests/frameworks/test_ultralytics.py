@@ -1,4 +1,4 @@
-"""Ultralytics with `halfstep.ultralytics.watch`, beside the same training without."""
+"""Ultralytics with `halfstep.ultralytics.watch`, compared with the unwatched training."""
 
 import json
 import os

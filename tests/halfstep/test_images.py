@@ -18,7 +18,7 @@ COLOUR = np.stack([BYTES, BYTES[::-1], BYTES.T.reshape(5, 6)], 2)
 
 
 def shown(folder: Path, value: Any) -> Any:
-    """Return what a browser shows of a value that is logged, as a picture of Pillow."""
+    """Return the image that a browser shows for a logged value, with Pillow."""
     with halfstep.watch(folder=folder, name="it", mode="offline") as watch:
         watch.log({"image": value})
     [event] = Written(folder / "it").of("artifact")

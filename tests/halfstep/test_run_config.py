@@ -19,7 +19,7 @@ class Example:
 
 
 def test_a_recipe_overrides_shared_defaults():
-    """What a recipe overrides is its default; the rest stays as it is shared."""
+    """The overridden defaults are the recipe's; the others stay."""
     config = parse_config(Example, {"training": {"batch_size": 3}, "recipe": {"width": 2}})
     assert (config.training.steps, config.training.batch_size) == (400, 3)
     assert (config.scaler.init_scale, config.scaler.growth_interval) == (2.0**24, 2000)
@@ -37,7 +37,7 @@ def test_the_overrides_of_one_recipe_do_not_reach_another():
 
 
 def test_the_schema_says_defaults_bounds_and_help_for_every_field():
-    """A form can be drawn from the schema alone: nothing in it is a reference."""
+    """The schema has no references, so that a form can be generated from it."""
     schema = config_schema(Example)
     assert "$ref" not in json.dumps(schema)
     for name, group in schema["properties"].items():
@@ -48,7 +48,7 @@ def test_the_schema_says_defaults_bounds_and_help_for_every_field():
 
 
 def test_every_number_of_the_schema_has_bounds():
-    """A number that nobody bounded is kept within what browsers and devices hold."""
+    """By default the range that browsers and devices can represent."""
 
     class Loose(OwnConfig):
         count: int = Field(1, title="Count", description="Any.")
@@ -82,7 +82,7 @@ def test_a_wish_for_memory_that_no_device_has_is_refused(memory):
 
 @pytest.mark.slow
 def test_the_schema_and_the_model_agree():
-    """A full configuration passes the schema, and what the schema refuses the model refuses."""
+    """A full configuration passes the schema; values that the schema rejects, the model rejects."""
     schema = config_schema(Example)
     jsonschema.validate(config_model(Example)().model_dump(), schema)
     for bad in (

@@ -1,4 +1,4 @@
-"""An installation whose data folder has no locks, as on NFS without a lock daemon."""
+"""An installation with a data folder without file locks, as on NFS without a lock daemon."""
 
 import os
 import re

@@ -141,8 +141,8 @@ def test_what_the_check_refuses_is_not_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
-    """It is offered by its path, next to the owner of the name; registered again it keeps it."""
+def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
+    """It is offered by its path, with the owner of the name; registered again it keeps the path."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
     for file in (first, second):

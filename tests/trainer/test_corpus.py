@@ -23,7 +23,7 @@ def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_read_in_order_of_its_names(tmp_path):
-    """Text and JSONL, each line of which is a document; other files are ignored."""
+    """Text and JSONL, one document per line; other files are ignored."""
     (tmp_path / "b.jsonl").write_text('{"text": "second", "id": 1}\n\n{"text": "third"}\n')
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.png").write_bytes(b"\xff")

@@ -86,10 +86,8 @@ class Tied(Regression):
         ("The whole state", Regression, {"model": "model"}),
     ],
 )
-def test_what_a_run_has_saved_loads_as_the_guide_says(
-    run_loop, tmp_path, monkeypatch, begins, recipe, names
-):
-    """Each line of the guide puts the weights that were trained into modules drawn anew."""
+def test_saved_weights_load_as_documented(run_loop, tmp_path, monkeypatch, begins, recipe, names):
+    """Each line of the guide loads the trained weights into new modules."""
     decay = 0.5 if begins == "The moving average" else None
     values = {"training": {"steps": 400, "ema_decay": decay}, "evaluation": {"every_steps": None}}
     run = run_loop(recipe, values, folder=tmp_path)

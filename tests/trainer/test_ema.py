@@ -122,7 +122,7 @@ class Raising(Noisy):
 
 @pytest.mark.slow
 def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
-    """It is told; networks and random numbers are those of the training again."""
+    """It is reported; networks and random state are restored."""
     run = run_loop(Raising, WITH)
     plain = run_loop(Raising, {"training": {"steps": 30}})
     [result] = run.of("failed_diagnosis")
@@ -176,7 +176,7 @@ class Normed(Regression):
 
 
 def test_a_file_of_its_own_loads_into_the_module(run_loop, tmp_path):
-    """Averages under the module's names, tied ones twice, and its buffers as they are."""
+    """Averages under the module's names, tied ones twice, and its buffers unchanged."""
     run = run_loop(Normed, WITH, folder=tmp_path)
     [saved] = run.of("checkpoint")
     assert [file["kind"] for file in saved["files"]] == ["checkpoint", "weights", "ema"]

@@ -31,7 +31,7 @@ def test_layer_norms_change_no_bit(run_loop):
 
 
 def test_parameters_of_a_layer_are_joined():
-    """Weight and bias of a layer are one norm; inf and NaN stay what they are."""
+    """Weight and bias of a layer have one norm; inf and NaN are preserved."""
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
     layers = Layers(f"net.{name}" for name, _ in network.named_parameters())
     assert layers.names == ["net.0", "net.1"]

@@ -239,7 +239,7 @@ def test_autocast_covers_the_forward_pass_and_not_the_backward(run_loop):
 
 
 def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
-    """A step whose loss is NaN is recorded with its flag, and skipped in fp16."""
+    """A step with a NaN loss is recorded with its flag, and skipped in fp16."""
 
     class Broken(Digits):
         def training_step(self, batch):
@@ -253,7 +253,7 @@ def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
 
 
 def test_a_norm_that_overflows_is_not_a_skip(run_loop):
-    """Finite gradients whose L2 norm is infinite are flagged, and the step is applied."""
+    """Finite gradients with an infinite L2 norm are flagged, and the step is applied."""
 
     class Huge(Regression):
         def training_step(self, batch):

@@ -39,7 +39,7 @@ for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr")
 
 
 def fail(event):
-    """Raise what a diagnosis is excused for elsewhere."""
+    """Raise the exception that a diagnosis elsewhere ignores."""
     raise RuntimeError(event.error)
 
 

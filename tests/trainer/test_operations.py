@@ -1,4 +1,4 @@
-"""How many operations a step dispatches beside PyTorch's own: the surplus has a bound."""
+"""Operations that a step dispatches in addition to PyTorch's own: the surplus is bounded."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class Counter(TorchDispatchMode):
 
 
 class Many(Regression):
-    """As many parameters as are wanted: vectors of four, added up."""
+    """A given number of parameters: vectors of four, summed."""
 
     wanted = 10
 
@@ -97,7 +97,7 @@ def operations(parameters: int, *, measured: bool) -> int:
 
 @pytest.fixture(scope="module")
 def surplus() -> dict[int, int]:
-    """What a measured step dispatches more than a bare one, by the number of parameters."""
+    """Return how many operations more a measured step dispatches, by number of parameters."""
     return {
         n: operations(n, measured=True) - operations(n, measured=False) for n in (10, 100, 1000)
     }

@@ -104,8 +104,8 @@ class Scheduled(Regression):
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_a_recipes_own_schedule_is_obeyed_and_recorded(run_loop, tmp_path):
-    """training.schedule recipe: the loop leaves the rates alone, and records and resumes them."""
+def test_a_recipes_own_schedule_is_applied_and_recorded(run_loop, tmp_path):
+    """training.schedule recipe: the loop does not set rates, but records and resumes them."""
     values = {
         "training": {"schedule": "recipe", "steps": 6},
         "checkpoints": {"every_steps": 3},
@@ -127,7 +127,7 @@ def test_a_scheduler_that_would_be_overwritten_is_refused(run_loop):
 
 
 def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
-    """Telemetry has the applied rate, whoever set it."""
+    """Telemetry has the applied rate, wherever it was set."""
 
     class Setting(Regression):
         def training_step(self, batch):

@@ -71,7 +71,7 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_probe_prints_devices_recipes_and_versions():
-    """One JSON object on stdout has what a worker advertises."""
+    """One JSON object on stdout has the worker's capabilities."""
     output = subprocess.run(
         [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=True
     ).stdout
@@ -136,7 +136,7 @@ def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
 
 @pytest.fixture
 def lacking(tmp_path, monkeypatch):
-    """A distribution with one recipe whose extra is not installed, and one that is."""
+    """A distribution with two recipes; the extra of one is not installed."""
     folder = tmp_path / "mine-1.0.dist-info"
     folder.mkdir()
     requires = "".join(

@@ -35,7 +35,7 @@ def test_the_schedule_that_counts_applied_steps_stands_still_at_a_skip(run_loop)
 
 @pytest.mark.slow
 def test_without_skips_both_schedules_give_the_same_rates(run_loop):
-    """What the device computes is what the host would have, to fp32's precision."""
+    """The device computes the host's rates to fp32's precision."""
     values = VALUES | {"precision": "fp32"}
     attempted = values | {"training": values["training"] | {"schedule_counts": "attempted"}}
     rates = [run_loop(Digits, v).records["lr"] for v in (values, attempted)]

@@ -1,4 +1,4 @@
-"""Sparse gradients of an embedding, of which a batch reads a few rows."""
+"""Sparse gradients of an embedding; a batch reads a few rows."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from trainer.distributed.ranks import Control, Request
 
 
 def with_embedding(make, *, is_sparse=True, factor=1.0):
-    """A recipe that trains a table by rows, some of which each batch has twice."""
+    """A recipe that trains rows of a table, some of them twice per batch."""
 
     class Table(Recipe):
         name: ClassVar = "table"

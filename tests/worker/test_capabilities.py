@@ -1,4 +1,4 @@
-"""What a machine offers, as its recipes' files are changed."""
+"""Capabilities of a machine while its recipe files change."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
 def test_a_recipe_that_never_ends_loading_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its child is ended, and what was offered before stays; nothing waits for it."""
+    """Its process is killed, and the former capabilities stay; nothing waits for it."""
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
@@ -81,11 +81,12 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
 
 
 @pytest.mark.slow
-def test_what_memory_recipes_take_is_counted_later(
+def test_memory_of_recipes_is_measured_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before the while is over; then once, and what did not change keeps it; one that cannot be
-    counted is offered without."""
+    """After a delay, once; unchanged recipes keep their value; one that cannot be measured has
+    none.
+    """
     monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
     here = Capabilities(Settings(data=tmp_path))
     mlp = RecipeOffer(name="mlp", reference="mlp", sha256="1", schema={})

@@ -1,4 +1,4 @@
-"""A worker's devices, as a training is told of them."""
+"""A worker's devices, as assigned to a training."""
 
 import pytest
 

@@ -71,8 +71,8 @@ def test_rules_and_channels_are_made_switched_and_deleted(
             assert session.scalars(select(table)).all() == []
 
 
-def test_what_is_wrong_stands_beside_its_field(browser: TestClient) -> None:
-    """What was typed is kept; of a URL, which may be a secret, nothing is."""
+def test_errors_appear_at_their_fields(browser: TestClient) -> None:
+    """Input is preserved, except a URL, which may be a secret."""
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not allowed"),
         ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not allowed"),
@@ -88,8 +88,10 @@ def test_what_is_wrong_stands_beside_its_field(browser: TestClient) -> None:
     assert browser.get("/alerts?run=%22%3E%3Cscript%3E").text.count("<script>") == 0
 
 
-def test_notices_are_read(browser: TestClient, database: Database, running: Run) -> None:
-    """A bell counts what is new; a page marks it as read; a run's button makes its rule."""
+def test_notifications_are_marked_as_read(
+    browser: TestClient, database: Database, running: Run
+) -> None:
+    """The bell counts new ones; the page marks them as read; a run's button creates its rule."""
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
     assert posted(browser, "/runs/1/alerts", condition="paused") == 303
     assert told(database, running) == 1
@@ -107,7 +109,7 @@ def test_notices_are_read(browser: TestClient, database: Database, running: Run)
 def test_the_api_does_what_the_page_does(
     script: TestClient, database: Database, running: Run
 ) -> None:
-    """Rules, channels, tests and deliveries; of a channel only what may be seen."""
+    """Rules, channels, test messages and deliveries; a channel's secrets are not returned."""
     what = {"kind": "webhook", "address": URL}
     made = script.post("/api/v1/alerts/channels", json=what).json()
     assert made["secret"].startswith("hs_")

@@ -1,4 +1,4 @@
-"""Audit log: what is written down of each deed, and that nothing else is."""
+"""Audit log: what is recorded for each action, and that nothing else is."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -44,11 +44,12 @@ def test_no_route_audits_a_secret_field(app: FastAPI) -> None:
     assert not SECRETS & fields
 
 
-def test_a_deed_says_what_was_done_and_to_which_runs(
+def test_an_event_names_the_action_and_its_runs(
     database: Database, ada: User, browser: TestClient, script: TestClient, offered: None
 ) -> None:
-    """Whom a role was given to; each run of a request for many; files and watched runs that are
-    sent, once each. A form that was refused is no deed. A run's history names who did it, too.
+    """Including the user who received a role, each run of a bulk request, and uploaded files and
+    watched runs, once each. Rejected forms are not recorded. The run's history names the user as
+    well.
     """
     with database.writing() as session:
         accounts.make_user(session, "carol")
@@ -101,11 +102,13 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
         assert why in page
 
 
-def test_coming_in_and_being_refused_is_written_down(
+def test_sign_ins_and_failed_attempts_are_recorded(
     app: FastAPI, database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
-    """How somebody came in; a refusal once a minute for each user from an address, and without a
-    name that is nobody's, which may be a password. They are found by person, run and day.
+    """With the sign-in method.
+
+    A failed attempt is recorded once a minute per user and address, without a name that matches no
+    user, because it may be a password. Events are found by user, run and day.
     """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")

@@ -1,4 +1,4 @@
-"""Nobody comes in without being asked who they are."""
+"""Every request is authenticated."""
 
 import re
 from pathlib import Path

@@ -77,10 +77,10 @@ def test_runs_stand_in_the_order_asked_for(
         ),
     ],
 )
-def test_bad_addresses_are_told_what_is_allowed(
+def test_invalid_urls_name_the_allowed_values(
     running: Run, browser: TestClient, query: dict[str, Any], sentence: str
 ) -> None:
-    """A page with a sentence that names field, value and what is allowed."""
+    """The page names the field, the value and the allowed values."""
     answer = browser.get("/compare", params=query)
     assert answer.status_code == 422
     text = answer.text.replace("&#39;", "'").replace("&#34;", '"')
@@ -91,8 +91,9 @@ def test_bad_addresses_are_told_what_is_allowed(
 def test_series_are_those_of_each_run(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Only what is asked for, a metric by its name too, with what leads to updates, seconds and
-    examples."""
+    """Only the requested series, metrics by name as well, with columns to convert steps to updates,
+    seconds and examples.
+    """
     losses = [float(n % 37) for n in range(3000)]
     for lr in (0.1, 0.2):
         trained(database, ada, losses, lr=lr)
@@ -204,11 +205,13 @@ def test_a_run_leads_to_a_comparison_that_offers_others(
     assert "a fork of run 1" in page
 
 
-def test_runs_of_all_kinds_stand_side_by_side(
+def test_runs_of_all_kinds_are_compared(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """A watched run with any configuration, one whose scale is its own; a skip without a scale is
-    no merit."""
+    """Including a watched run with any configuration.
+
+    A run without a scaler is not the best one by skips.
+    """
     record(database, running, make_steps([1.0] * 3, skipped=[2]), events=[make_skip(2)])
     odd: dict[str, Any] = {"scaler": "own", "checkpoints": None, "list": [1, {"a": 2}]}
     submit(database, ada)

@@ -1,4 +1,4 @@
-"""Read-only links: who creates them, what they show, and nothing else."""
+"""Read-only links: who can create them and what they give access to."""
 
 import re
 from typing import Any

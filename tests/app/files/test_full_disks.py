@@ -138,7 +138,7 @@ def test_an_upload_names_a_full_disk_of_the_server_and_goes_on_later(
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
-    """A server whose SQLite database lies on a file system of its own, and an uploader there."""
+    """A server with its SQLite database on a small file system, and an uploader."""
     disk = Disk(tmp_path / "small", "8m")
     settings = Settings(data=tmp_path / "data", database_url=f"sqlite:///{disk.folder}/halfstep.db")
     database = Database(settings.database_url)
@@ -158,10 +158,10 @@ def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
 
 @pytest.mark.slow
 @pytest.mark.only_on("sqlite")
-def test_a_full_disk_of_sqlite_is_told_and_changes_nothing(
+def test_a_full_disk_is_reported_and_changes_nothing(
     database_url: str, full: tuple[Disk, TestClient, Uploader]
 ) -> None:
-    """507 to whoever changes or sends something; pages are read; later all goes on by itself."""
+    """Changes and uploads get 507; pages still load; uploads continue once there is space."""
     disk, client, uploader = full
     uploader.begin()
     with uploader.spool() as spool:

@@ -598,7 +598,7 @@ PICTURE = "artifacts/step-00000003/x.png"
 
 @pytest.fixture
 def told(uploader: Uploader) -> Uploader:
-    """An uploader whose run announced a checkpoint and an image with the same content."""
+    """An uploader with a run that announced a checkpoint and an image of the same content."""
     uploader.begin()
     here = {"size_bytes": len(CONTENT), "sha256": SHA256}
     files = [{"kind": "checkpoint", "path": CHECKPOINT, **here}]

@@ -99,10 +99,10 @@ def test_lines_are_rows_and_metrics(
         ({"step": 1, "x" * 201: 1}, "metric"),
     ],
 )
-def test_a_wrong_line_costs_itself_only(
+def test_an_invalid_line_is_skipped(
     sender: TestClient, database: Database, line: Any, error: str
 ) -> None:
-    """It is named by its number, with the field, its value and what is allowed."""
+    """The error has its number, the field, the value and the allowed values."""
     answer = log(sender, {"step": 1, "b": 1.0}, b"", line, {"step": 2, "b": 2.0})
     [problem] = answer["problems"]
     assert problem["line"] == 3

@@ -110,7 +110,7 @@ def test_a_file_is_stored_by_its_hash_and_starts_a_run(
     ],
     ids=["kind", "empty", "torch", "safetensors", "folder", "size", "on the way", "off"],
 )
-def test_what_is_refused_leaves_nothing(
+def test_rejected_uploads_leave_nothing(
     settings: Settings,
     allowing: Any,
     script: TestClient,
@@ -120,7 +120,7 @@ def test_what_is_refused_leaves_nothing(
     status: int,
     message: str,
 ) -> None:
-    """At once where its size is told, else on the way."""
+    """Rejected at once if the size is declared, otherwise while receiving."""
     if most is not None:
         allowing(most)
     content = iter(body) if isinstance(body, list) else body
@@ -193,10 +193,10 @@ def test_what_no_run_starts_from_goes_after_a_day(
 
 
 @pytest.mark.slow
-def test_the_command_uploads_what_a_run_starts_from(
+def test_the_command_uploads_initial_weights(
     database: Database, address: str, script: TestClient, tmp_path: Path
 ) -> None:
-    """`submit --weights FILE`; what is no file is refused before anything is sent."""
+    """`submit --weights FILE`; a missing file is rejected before anything is sent."""
     offer_weights(database)
     token = script.headers["authorization"].removeprefix("Bearer ")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
@@ -213,10 +213,10 @@ def test_the_command_uploads_what_a_run_starts_from(
         assert "allowed is a file, for a recipe" in refused.stderr
 
 
-def test_whether_an_upload_is_there_is_asked_for_nobody_who_is_not_signed_in(
+def test_only_users_can_check_for_an_upload(
     settings: Settings, script: TestClient, stranger: TestClient, browser: TestClient
 ) -> None:
-    """The check keeps it for another day; a stranger's request does not come so far."""
+    """The check extends the upload's life by a day; it requires authentication."""
     upload = script.put("/api/v1/uploads/net.pt", content=BODY).json()["upload"]
     path = settings.data / "uploads" / upload
     weights = {"weights": {"upload": upload}}

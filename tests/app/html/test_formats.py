@@ -21,7 +21,7 @@ from app.html import formats
     ],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    """Four digits, and words for what is not finite."""
+    """Four digits, and words for numbers that are not finite."""
     assert formats.number(value) == text
 
 

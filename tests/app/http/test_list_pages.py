@@ -70,7 +70,7 @@ def told(database: Database, running: Run, ada: User) -> Run:
 def test_pages_of_a_list_hold_all_of_it_once(
     told: Run, script: TestClient, address: str, name: str, cursor: str
 ) -> None:
-    """Each page is as long as was asked for, tells the total, and leads to the next."""
+    """Each page has the requested length, the total, and a link to the next one."""
     script.get(f"/api/v1/{address}")  # a token's first use is noted, after the answer
     whole = script.get(f"/api/v1/{address}").json()
     assert len(whole[name]) == whole["total"] >= 5
@@ -88,8 +88,8 @@ def test_pages_of_a_list_hold_all_of_it_once(
     assert [each for page in pages for each in page] == whole[name]
 
 
-def test_a_cursor_that_no_page_named_is_refused(told: Run, script: TestClient) -> None:
-    """It is named with what is allowed."""
+def test_an_unknown_cursor_is_rejected(told: Run, script: TestClient) -> None:
+    """The error names the allowed values."""
     for cursor in ("1", "1-2-3", "x-1", f"1-{'9' * 30}", f"1-{2**63}"):
         answer = script.get("/api/v1/runs/1/events", params={"after": cursor})
         assert answer.status_code == 422

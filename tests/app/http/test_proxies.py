@@ -71,7 +71,7 @@ def _tries(client: httpx2.Client, password: str, forwarded: str = "", count: int
 
 @pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.0/33"])
 def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Anything else is refused at the start, by name and with what is allowed."""
+    """Other values are rejected at the start with the allowed values."""
     monkeypatch.setenv("HALFSTEP_TRUSTED_PROXIES", f"127.0.0.1, {text}")
     with pytest.raises(Invalid, match=r"HALFSTEP_TRUSTED_PROXIES.*allowed: addresses or networks"):
         Settings.read()
@@ -80,8 +80,8 @@ def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch, tex
 def test_only_a_trusted_proxy_is_believed(
     settings: Settings, database: Database, ada_signs_in: None
 ) -> None:
-    """What anybody else says of an address passes no brake, and makes no cookie secure; behind a
-    trusted proxy one guesser keeps no other client out.
+    """X-Forwarded-* of other clients neither avoids throttling nor makes a cookie secure; behind a
+    trusted proxy one client's failed sign-ins do not lock out others.
     """
     free = FREE_ATTEMPTS["name"]
     with serving(settings, database) as (_server, address), _client(address) as client:
@@ -147,8 +147,9 @@ def _certify(folder: Path) -> None:
 def test_a_real_nginx_ends_tls(
     tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None
 ) -> None:
-    """As documented: the cookie is secure and this host's alone, HSTS is sent, deeds and the brake
-    have the client's address, whatever it says of itself; a live stream comes through at once.
+    """As documented: the cookie is secure and bound to the host, HSTS is sent, the audit log and
+    throttling use the client's address even if the client forges one, and live streams are not
+    buffered.
     """
     behind = settings.model_copy(update={"trusted_proxies": "127.0.0.1"})
     with (

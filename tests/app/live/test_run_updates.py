@@ -87,10 +87,10 @@ def test_a_message_holds_what_changed_however_much_there_is(
     assert retired["rows"]["checkpoints"]["keys"] == ["101"]
 
 
-def test_an_end_is_told_once_and_ends_the_stream(
+def test_the_end_is_sent_once_and_closes_the_stream(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """Nobody looks for news of a run that is over, not even for one who comes back."""
+    """An ended run is not polled, even if a client reconnects."""
     look = run_updates.of_run(database, settings, running.id)
     first = look("")
     assert first is not None
@@ -193,7 +193,7 @@ def test_a_run_that_was_paused_comes_back(
 def test_a_long_queue_costs_what_the_page_shows(
     database: Database, settings: Settings, ada: User, running: Run
 ) -> None:
-    """With 300 waiting, a claim tells the places of the rows shown, a few seconds later at most."""
+    """With 300 queued runs, a claim updates the positions of the visible rows within seconds."""
     for _ in range(300):
         submit(database, ada)
     seconds = 0.0
@@ -227,10 +227,10 @@ def test_a_cursor_that_makes_no_sense_is_none(
         assert run_updates.of_run(database, settings, running.id)(cursor) is not None
 
 
-def test_the_list_tells_when_the_first_worker_comes_and_the_last_goes(
+def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
     database: Database, settings: Settings
 ) -> None:
-    """Even where there is no run; who knows it already is told nothing."""
+    """Even an empty list; an up-to-date client gets no message."""
     time = [0.0]
     look = run_updates.of_list(database, settings, lambda: time[0])
 
@@ -259,10 +259,10 @@ def test_the_list_tells_when_the_first_worker_comes_and_the_last_goes(
     assert heard == [True, False] * 2
 
 
-def test_a_viewer_is_told_the_parts_that_it_asks_for(
+def test_a_client_receives_the_parts_that_it_requests(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """What it leaves out is not sent; where the run is, is always told."""
+    """Omitted parts are not sent, except the run's status, which always is."""
     record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
     everything, cursor = _told(run_updates.of_run(database, settings, running.id)(""))
     assert everything.keys() >= {*run_updates.PARTS, "rows"}

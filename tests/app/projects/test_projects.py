@@ -232,7 +232,7 @@ def test_a_watched_run_stays_where_it_was_moved(
 
 
 def swept(database: Database, user: User, **place: Any) -> Sweep:
-    """Begin a sweep whose first run waits, and whose second is not submitted yet."""
+    """Begin a sweep with a first run in the queue and a second one not yet submitted."""
     space: dict[str, Any] = {"training.batch_size": [8, 16]}
     given = SweepSubmission(recipe="digits", space=space, goal="minimise", **place)
     with database.writing() as session:

@@ -1,4 +1,4 @@
-"""Going on with a run that was cancelled or failed."""
+"""Continuing a run that was cancelled or failed."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_a_cancelled_run_goes_on_from_its_last_checkpoint(
 def test_a_repeated_request_queues_one_run(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """The key of a request stands for its run."""
+    """A request's idempotency key identifies its run."""
     end(database, running, Status.FAILED, 40)
     address, key = f"/api/v1/runs/{running.id}/continuation", {"Idempotency-Key": "k"}
     first, second = (script.post(address, headers=key).json()["id"] for _ in range(2))

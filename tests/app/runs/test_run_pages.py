@@ -37,7 +37,7 @@ def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
 def test_a_retry_in_fp32_counts_as_applied(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A skip whose retry changed the weights is both skipped and applied, once.
+    """A skip with a successful retry counts once as skipped and once as applied.
 
     Catches steps minus skips, and a count of retries that were not finite either.
     """
@@ -267,10 +267,10 @@ def test_what_a_second_brings_stands_on_the_page(
     assert "<b>Waiting.</b> No device is free" in page
 
 
-def test_spikes_are_listed_with_where_the_run_went_back_to(
+def test_spikes_are_listed_with_the_step_of_the_rollback(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """On the page, and in the series for the chart; without spikes the page says so."""
+    """On the page and in the series of the chart; without spikes the page says so."""
     assert "None: the loss never rose suddenly." in browser.get("/runs/1").text
     spikes = [
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},

@@ -208,7 +208,7 @@ def test_the_queue_passes_a_watched_run_by(
 def test_an_unknown_loss_is_not_called_nan(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """A loop whose backward passes are not observed, also if all its steps were skipped."""
+    """In a loop with unobserved backward passes, even if all its steps were skipped."""
     steps = make_steps([math.nan] * 12, skipped=range(1, 13))
     steps["flags"] |= UNKNOWN_LOSS
     record(database, running, steps)

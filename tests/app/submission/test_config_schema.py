@@ -76,8 +76,8 @@ def test_a_group_that_is_no_object_is_a_mistake() -> None:
     assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))
 
 
-def test_a_valid_configuration_is_kept_as_the_schemas_types_have_it() -> None:
-    """2.0 is a whole number in JSON Schema, and 2 for whoever counts with it; others stay."""
+def test_a_valid_configuration_is_converted_to_the_types_of_the_schema() -> None:
+    """2.0 is a whole number in JSON Schema and becomes 2; other values stay."""
     fields = {
         "count": {"type": "integer"},
         "keep": {"anyOf": [{"type": "integer"}, {"type": "null"}]},

@@ -83,7 +83,7 @@ def test_submitting_queues_the_run(database: Database, offered: None, browser: T
         ({"recipe": "gpt"}, "recipe", "There is no recipe"),
     ],
 )
-def test_mistakes_stand_beside_their_fields_and_lose_nothing(
+def test_errors_appear_at_their_fields_and_input_is_preserved(
     database: Database,
     offered: None,
     browser: TestClient,

@@ -1,4 +1,4 @@
-"""Presets, notes and rules of retention by the API: who may, and what is written down of it."""
+"""Presets, notes and retention rules by API: permissions and audit log."""
 
 import pytest
 from fastapi import FastAPI

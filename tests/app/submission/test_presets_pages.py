@@ -1,4 +1,4 @@
-"""Presets of the form of a new run: saved, chosen, replaced, deleted, and by whom."""
+"""Presets of the new-run form: saved, chosen, replaced and deleted, and by which users."""
 
 import re
 
@@ -57,8 +57,8 @@ def test_what_the_form_holds_is_saved_and_fills_it_again(
     assert browser.get("/runs/new?preset=1").status_code == 404
 
 
-def test_what_could_not_be_started_is_not_saved(offered: None, browser: TestClient) -> None:
-    """Each mistake at its field, with what was typed; a preset without a name, and one too many."""
+def test_invalid_presets_are_not_saved(offered: None, browser: TestClient) -> None:
+    """Errors at their fields with the input preserved; also a missing name and too many presets."""
     wrong = browser.post("/presets", data=FORM | {"training.steps": "0", "priority": "x"})
     assert wrong.status_code == 422
     assert "Steps is 0" in wrong.text

@@ -1,4 +1,4 @@
-"""Sweeps on a real database: what they submit, when, and that they submit it once."""
+"""Which runs sweeps submit and when, each once."""
 
 import math
 import threading
@@ -136,10 +136,10 @@ def test_a_kill_between_run_and_trial_leaves_neither(
     assert [each[2] for each in members(database, 1)] == ["complete", "open"]
 
 
-def test_a_grid_goes_on_after_a_run_of_it_is_erased(
+def test_a_grid_continues_after_one_of_its_runs_is_deleted(
     database: Database, settings: Settings, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """Its point stays used: only points without a run are left, and its page says so."""
+    """The deleted run's point counts as used; only untried points remain, as the page says."""
     begin(database, ada, at_once=1)
     finish(database, 1, 0.25)
     sweep_submission.submit_due(database)

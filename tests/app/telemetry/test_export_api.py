@@ -78,7 +78,7 @@ def test_page_links_every_file(recorded: None, browser: TestClient) -> None:
 
 @pytest.mark.slow
 def test_api_documents_its_files(script: TestClient) -> None:
-    """OpenAPI says what can be exported, and as what."""
+    """OpenAPI lists the exports and their formats."""
     description = script.get("/api/v1/openapi.json").json()
     operation = description["paths"]["/api/v1/runs/{run_id}/export/{name}.{kind}"]["get"]
     choices = [each["schema"].get("enum") for each in operation["parameters"]]

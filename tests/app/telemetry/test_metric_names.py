@@ -42,7 +42,7 @@ def test_page_shows_a_page_of_metrics(many: Run, browser: TestClient) -> None:
 
 
 def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestClient) -> None:
-    """In any case; what a pattern of SQL would match is text."""
+    """Case-insensitive; SQL wildcards are matched literally."""
     for search, found in (("LAYER12", 10), ("%", 0), ("_", 0), ("nothing", 0)):
         page = browser.get(f"/runs/{many.id}", params={"metric_search": search}).text
         assert page.count("data-metric=") == found, search
@@ -58,7 +58,7 @@ def test_page_of_few_metrics_has_no_search(
 
 
 def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> None:
-    """The pages have every name once; a name can be asked for beside them."""
+    """Pages contain every name once; a name can be requested in addition."""
     address, result = f"/api/v1/runs/{many.id}/series", list[str]()
     after: str | None = ""
     for expected in (MOST_SHOWN, MOST_SHOWN, MANY - 2 * MOST_SHOWN):

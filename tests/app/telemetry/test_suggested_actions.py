@@ -1,4 +1,4 @@
-"""What is offered against what is wrong, and that a click on it fills in the form."""
+"""Which actions are suggested for a problem, and that a click fills in the form."""
 
 import math
 from copy import deepcopy
@@ -20,7 +20,7 @@ FLOOR = {"title": "Floor", "type": "number", "minimum": 0, "default": 0.0}
 
 
 def offer(database: Database, *, bf16: bool) -> None:
-    """Register a worker whose recipe has a learning rate and a floor."""
+    """Register a worker with a recipe that has a learning rate and a floor."""
     schema: dict[str, Any] = deepcopy(SCHEMA)
     schema["properties"]["training"]["properties"]["learning_rate"] = RATE
     schema["properties"]["scaler"]["properties"]["floor"] = FLOOR
@@ -31,7 +31,7 @@ def offer(database: Database, *, bf16: bool) -> None:
 
 
 def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
-    """A run whose scale fell below 1 at step 7, with checkpoints at 5 and 9."""
+    """A run with a scale below 1 from step 7 on, and checkpoints at 5 and 9."""
     training = {**CONFIG["training"], "learning_rate": rate}
     scaler = {**CONFIG["scaler"], "floor": 0.0}
     run = start_run(database, ada, config=CONFIG | {"training": training, "scaler": scaler})
@@ -113,7 +113,7 @@ def test_what_is_not_possible_is_not_offered(
 def test_a_loss_that_is_nan_from_the_first_step_on_is_tried_in_fp32(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """That alone is offered: it shows whether the precision has a part in it."""
+    """The only suggestion; it shows whether the precision is a cause."""
     offer(database, bf16=True)
     run = start_run(database, ada)
     record(database, run, make_steps([math.nan] * 20, skipped=range(1, 21)))

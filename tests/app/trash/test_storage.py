@@ -25,7 +25,7 @@ def old(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:
-    """An ended run, whose installation the commands find."""
+    """An ended run in an installation that the commands find."""
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     url = database.engine.url.render_as_string(hide_password=False)
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", url)

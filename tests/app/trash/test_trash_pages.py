@@ -1,4 +1,4 @@
-"""The trash, its buttons, and what is written of a run."""
+"""The trash, its buttons, and notes and tags of a run."""
 
 from pathlib import Path
 
@@ -104,12 +104,10 @@ def test_a_disk_that_does_not_answer_is_not_told_of(tmp_path: Path) -> None:
     assert disk.disk(Settings(data=tmp_path / "nowhere")) is None
 
 
-def test_a_page_shows_what_was_written_of_a_run(
+def test_a_page_shows_notes_tags_and_sizes(
     database: Database, ended: int, ada: User, browser: TestClient
 ) -> None:
-    """The note as HTML that does nothing, tags as searches, what its files take; and who watches
-    is told that it is another.
-    """
+    """The note as safe HTML, tags as searches, sizes of files; open pages learn of changes."""
     with database.writing() as session:
         before = labels_mark(runs.get(session, ended))
         note = {"note": "**why** <script>x</script>", "tags": ["a&b"]}

@@ -29,11 +29,11 @@ def listening(database: Any) -> Iterator[tuple[Listener, Callable[[], set[int]]]
     listener.close()
 
 
-def test_those_are_told_who_have_something_to_do(
+def test_only_affected_listeners_are_notified(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Everybody of a run in the queue and of what comes free while one waits, once a transaction;
-    of a gang those that take part; a worker that is drained.
+    """All workers of a queued run and of released devices while a run is queued, once per
+    transaction; the members of a gang; a drained worker.
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with listening(database) as (listener, heard):
@@ -65,10 +65,10 @@ def test_those_are_told_who_have_something_to_do(
         assert heard() == {SIGNED_IN}
 
 
-def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
+def test_a_listener_reconnects_and_polls_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it may have missed meanwhile it makes good by one look of everybody."""
+    """Every waiting function polls once for notifications that were lost meanwhile."""
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", 0.05)
     with listening(database) as (listener, heard):
         assert heard() == {SIGNED_IN}
@@ -83,11 +83,12 @@ def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
         assert (listener.is_listening, listener.problem) == (True, None)
 
 
-def test_a_listener_that_is_told_nothing_says_so(
+def test_a_listener_without_notifications_reports_it(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a pooler that takes LISTEN and lends the connection to others: here what it sends
-    to itself goes to another database.
+    """As behind a pooler that accepts LISTEN and shares the connection.
+
+    Here the listener's test notification goes to another database.
     """
     monkeypatch.setattr("db.alerts.notifications.PROOF_SECONDS", 0.05)
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", SECONDS)

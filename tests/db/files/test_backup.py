@@ -403,7 +403,7 @@ def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
 def test_a_key_that_leads_out_of_the_backup_is_left_out(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """Whoever could write a row cannot write beside the backup: it is named and passed over."""
+    """A manipulated row cannot make the backup write elsewhere: the key is reported and skipped."""
     key = "../../outside.pt"
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().key = key
@@ -412,10 +412,10 @@ def test_a_key_that_leads_out_of_the_backup_is_left_out(
     assert not list(tmp_path.rglob("outside.pt"))
 
 
-def test_mending_is_told_to_whoever_watches(
+def test_viewers_are_notified_of_repairs(
     database: Database, store: MemoryStore, running: Run
 ) -> None:
-    """A page that shows the deleted row hears of it; so does one of artifacts."""
+    """A page with the deleted row is updated, and so is one with artifacts."""
     with database.reading() as session:
         seen = history.cursor_now(session, runs.get(session, running.id))
     for key in (CHECKPOINT, ARTIFACT):

@@ -102,7 +102,7 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
 
 
 def in_shards(step: int, ranks: int) -> dict[str, Any]:
-    """A checkpoint of which each rank has written its part."""
+    """A checkpoint with a part from each rank."""
     event = saved(step)
     for name in ("metadata", *map(str, range(ranks))):
         file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}

@@ -411,7 +411,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
 
 
 def headroom_of(**activations: float | str) -> dict[str, Any]:
-    """Measurement of modules of which one is in fp32, and one's gradient is near the limit."""
+    """Measurement of modules, one of them in fp32, one with a gradient near the limit."""
     modules = [
         {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
         for name, each in activations.items()

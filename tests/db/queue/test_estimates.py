@@ -1,4 +1,4 @@
-"""What a run is likely to cost, by those that are like it."""
+"""Estimates of a run's cost from similar runs."""
 
 from typing import Any
 
@@ -41,8 +41,8 @@ def asked(database: Database, **changes: Any) -> Alike:
         return estimates.alike(session, **(ASKED | changes))
 
 
-def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None:
-    """Runs that have not finished, were deleted, or are of something else tell nothing."""
+def test_no_estimate_without_evidence(database: Database, ada: User) -> None:
+    """Unfinished, deleted and dissimilar runs do not count."""
     with database.writing() as session:
         submit(session, ada).steps_per_second = 5.0
     deleted = finished(database, ada, 3.0, 8, 10)
@@ -71,10 +71,10 @@ def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) 
     assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
 
 
-def test_only_the_latest_runs_are_looked_through(
+def test_only_the_latest_runs_are_searched(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An old one costs nobody a search."""
+    """Old runs cost no time."""
     finished(database, ada, 3.0, 8)
     monkeypatch.setattr(estimates, "SEARCHED", 1)
     assert asked(database).runs == [1]

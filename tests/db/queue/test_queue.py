@@ -314,7 +314,7 @@ def test_a_run_that_is_killed_again_and_again_fails(
 
 
 def test_attempts_are_limited(database: Database, running: Run) -> None:
-    """The last allowed attempt fails the run, with what is known of its death."""
+    """The last allowed attempt fails the run with the known reason."""
     with database.writing() as session:
         limits = {"max_attempts": 1, "max_stalled_attempts": 5}
         queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)

@@ -98,7 +98,7 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
 
 
 def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: User) -> None:
-    """An active run must be cancelled first, and the message says so."""
+    """An active run must be cancelled first, as the message says."""
     with pytest.raises(Conflict, match=r"is running.*Cancel it first"):
         move_to_trash(database, ada, running.id)
 

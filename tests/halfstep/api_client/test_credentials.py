@@ -1,4 +1,4 @@
-"""Which server and which token: what was said first counts."""
+"""Server and token: arguments, environment and stored login, in this order."""
 
 import json
 import os
@@ -102,10 +102,10 @@ def test_login_says_what_is_allowed() -> None:
     assert "there is no token: type it" in login("", "http://there").stderr
 
 
-def test_what_cannot_be_used_is_named_with_where_it_stands(
+def test_invalid_credentials_are_named_with_their_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An address without a host, a token of other characters; the token is not told."""
+    """A URL without a host, a token with invalid characters; the token is not printed."""
     monkeypatch.setenv("HALFSTEP_TOKEN", "hs_é")
     with pytest.raises(Unreadable, match="HALFSTEP_TOKEN: the token has the character 'é'"):
         Client("http://there")
@@ -125,7 +125,7 @@ def test_what_cannot_be_used_is_named_with_where_it_stands(
 
 
 def test_a_damaged_file_is_named(stranger: Path) -> None:
-    """With what writes it anew."""
+    """With the command that replaces it."""
     path = credentials.store(STORED)
     for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
         path.write_text(text)

@@ -8,7 +8,7 @@ from halfstep.cli.command_line import filled, placeholders, ranks_fault, words
 
 
 def test_placeholders_are_named_once_in_order() -> None:
-    """Other braces are themselves, and doubled ones stand for single ones."""
+    """Other braces stay, and doubled braces become single ones."""
     line = """python t.py {b} --x={a}{b} '{"k": {"n": 1}}' {{c}} {1} {} {é}"""
     assert placeholders(line) == ["b", "a"]
     assert filled(line, {"a": 1e-05, "b": True}) == [

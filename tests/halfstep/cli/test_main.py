@@ -191,7 +191,7 @@ def test_unknown_command_is_named() -> None:
 def test_a_typing_error_is_one_sentence(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On one line of stderr, with the command whose --help explains more; the exit code is 2."""
+    """On one line of stderr, with the command that has --help; the exit code is 2."""
     assert type_command(*typed.split()) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"halfstep: {message}")

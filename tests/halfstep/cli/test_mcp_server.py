@@ -35,7 +35,7 @@ def ask(server: Any, talk: Callable[[Agent], Awaitable[Any]]) -> Any:
 
 
 def call(server: Any, tool: str, **arguments: Any) -> Any:
-    """Call one tool; return what it says, as JSON if it is some."""
+    """Call a tool; return its result, parsed if it is JSON."""
     result = ask(server, lambda agent: agent.call_tool(tool, arguments))
     [content] = result.content
     if result.is_error:
@@ -85,7 +85,7 @@ def test_what_is_read(client: Client, database: Database, recorded: Run) -> None
 
 
 def test_runs_are_compared(client: Client) -> None:
-    """Only what differs stands there."""
+    """Only differing settings are returned."""
     client.submit("digits", {"training": {"steps": 9}}, name="other")
     laid_out = call(server_of(client), "compare", run_ids=[1, 2])
     assert [run["id"] for run in laid_out["runs"]] == [1, 2]

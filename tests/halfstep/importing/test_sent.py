@@ -14,7 +14,7 @@ from tests.site import type_command
 
 @pytest.fixture
 def server(address: str, database: Database, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is known, by a token that may write alone."""
+    """A server that is known by a write-only token."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
     monkeypatch.setenv("HALFSTEP_URL", address)

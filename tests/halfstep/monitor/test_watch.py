@@ -182,8 +182,8 @@ class Lookahead(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("wrap", [AcceleratedOptimizer, Lookahead])
-def test_an_optimizer_around_another_is_heard(tmp_path: Path, wrap: Callable[..., Any]) -> None:
-    """The optimizer whose steps torch's hooks report is recorded, under its name."""
+def test_a_wrapped_optimizer_is_recorded(tmp_path: Path, wrap: Callable[..., Any]) -> None:
+    """The optimizer that torch's hooks report is recorded under its name."""
     weight = nn.Parameter(torch.full((2,), 2.0))
     inner = torch.optim.SGD([weight], lr=0.1)
     optimizer = wrap(inner if wrap is AcceleratedOptimizer else [weight])
@@ -428,8 +428,8 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
         assert f" is not logged: {kind} {allowed}" in line
 
 
-def test_of_several_files_of_a_name_in_a_step_the_last_is_kept(tmp_path: Path) -> None:
-    """As for numbers, of which the server stores the last one."""
+def test_the_last_file_of_a_name_in_a_step_counts(tmp_path: Path) -> None:
+    """As for numbers."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         for text in ("first", "last"):
             watch.log({"text": text})

@@ -127,7 +127,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: str(type(value)))
 def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
-    """Alone and within others; numbers are numbers of Python, at their own precision."""
+    """At the top level and nested; numbers become Python's at full precision."""
     losses: list[str] = []
     found = as_config({"a": value, "b": [value]}, losses.append)
     assert found == {"a": expected, "b": [expected]}
@@ -136,7 +136,7 @@ def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
 
 
 class Raising:
-    """Raises whatever is asked of it."""
+    """Raises on every access."""
 
     x = property(lambda self: 1 / 0)
 
@@ -271,7 +271,7 @@ def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
     ids=["lists", "objects", "tree", "attributes"],
 )
 def test_all_entries_together_are_bounded(bad: Any) -> None:
-    """Those of the outer levels come first, so that no value costs another; few lines tell it."""
+    """Outer levels have priority, so that no value displaces others; a few lines say so."""
     lines: list[str] = []
     good = {"lr": 0.1, "optimizer": {"betas": [0.9, 0.999]}, "sizes": list(range(200))}
     found = as_config({"bad": bad} | good, lines.append)

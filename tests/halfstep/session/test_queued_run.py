@@ -58,8 +58,8 @@ def test_the_run_is_the_queues_whatever_the_script_calls_it(
     assert json.loads((folder / "outcome-1.json").read_text())["status"] == "finished"
 
 
-def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
-    """Its own configuration is told beside what was submitted, and ends nothing."""
+def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
+    """Its own configuration is shown next to the submitted one."""
     run = halfstep.init(name="mine", config={"lr": 0.1})
     run.config.update({"more": 1})
     halfstep.log({"accuracy": 0.5})
@@ -116,10 +116,10 @@ def test_one_that_was_killed_is_gone_on_from(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_next_attempt_begins_anew_unless_it_resumes(
+def test_the_next_attempt_starts_over_unless_it_resumes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody but the script knows from where it goes on."""
+    """Only the script knows the step that it resumes from."""
     train()
     attempt(folder, 2, monkeypatch)
     train()
@@ -136,7 +136,7 @@ def test_the_next_attempt_begins_anew_unless_it_resumes(
 def test_a_second_process_at_once_trains_unwatched(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so, and goes on."""
+    """It prints so and continues."""
     holds = (
         "from halfstep.session.queued_run import QueuedRun as Q; q = Q.taken(); print(flush=True)"
     )

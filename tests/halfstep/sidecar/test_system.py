@@ -20,7 +20,7 @@ def fail(code: int) -> object:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A library whose handles are their arguments."""
+    """A stand-in for NVML with handles equal to their arguments."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, answer in {
         "nvmlInit": lambda: None,

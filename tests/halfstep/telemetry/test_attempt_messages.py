@@ -1,4 +1,4 @@
-"""The files of an attempt: what the version before wrote is read, and what is wrong is named."""
+"""Files of an attempt: those of the previous version are read, and errors are named."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the spool may hold: the table, through the writer and the reader."""
+"""Events of the spool, through writer and reader."""
 
 import json
 import math
@@ -169,7 +169,7 @@ for kind, made in HONEST.items():
 
 
 def test_every_kind_of_event_has_a_table_and_passes(tmp_path: Path) -> None:
-    """What a training spools today is written, and read back as it was."""
+    """Each kind that trainings write today is read back unchanged."""
     assert HONEST.keys() == events.KINDS.keys()
     with SpoolWriter(tmp_path, 1) as writer:
         for event in (*HONEST.values(), *make_events([4])):
@@ -316,7 +316,7 @@ def test_a_frame_that_is_no_event_is_set_apart(tmp_path: Path, payload: bytes) -
 
 
 def test_a_frame_of_steps_is_whole_records_within_bounds(tmp_path: Path) -> None:
-    """A column's range is kept to; half a record, or a kind that there is not, is set apart."""
+    """Values outside a column's range, partial records and unknown kinds are rejected."""
     records = np.zeros(2, STEP_DTYPE)
     records["step"] = 1, -5
     spool_raw(tmp_path, 1, records.tobytes(), kind=TIMED_STEPS)

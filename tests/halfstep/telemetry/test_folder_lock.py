@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def no_locks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process whose file systems have no locks."""
+    """The environment of a process without file locks."""
     return {**os.environ, "LD_PRELOAD": str(no_locks_library(tmp_path_factory.mktemp("c")))}
 
 
@@ -102,7 +102,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:
-    """By one uploader, whose lock is deleted when all is sent."""
+    """By one uploader; its lock file is deleted at the end."""
     with IngestServer() as site:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
         script = Script(tmp_path, no_locks | known)
@@ -144,8 +144,8 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Folder
     return lambda: FolderLock(tmp_path / "it.lock")
 
 
-def test_who_waits_holds_the_lock_next(lock: Callable[[], FolderLock]) -> None:
-    """Others see that it is held without acquiring it."""
+def test_a_waiting_process_gets_the_lock(lock: Callable[[], FolderLock]) -> None:
+    """Other processes can check the lock without acquiring it."""
     first, path = lock(), lock()._path
     assert (first.acquire(), lock().is_held()) == (True, True)
     held: list[bool] = []

@@ -1,4 +1,4 @@
-"""A spool on a disk that is full for a while: a file size limit stands for it."""
+"""A spool on a disk that is full for a while, simulated by a file size limit."""
 
 import resource
 import signal
@@ -47,10 +47,8 @@ def metric(step: int) -> Event:
     return {"event": "metric", "step": step, "name": "a", "value": 1.0, "elapsed_ms": 0}
 
 
-def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
-    tmp_path: Path, now: list[float]
-) -> None:
-    """Said once when it fails and once when it is well; steps before and after are whole."""
+def test_it_continues_in_a_new_file_and_counts_losses(tmp_path: Path, now: list[float]) -> None:
+    """Reported once at the failure and once at recovery; steps before and after are complete."""
     said: list[str] = []
     spool = PatientSpool(tmp_path, 1, said.append)
     spool.steps(steps(1))

@@ -150,7 +150,7 @@ def test_what_a_child_cannot_relay_is_said_once_in_a_run(
 def test_a_relay_that_cannot_be_written_ends_no_child(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a value that raises whatever is asked of it."""
+    """Nor does a value that raises on every access."""
 
     class Wrong:
         @property

@@ -108,7 +108,7 @@ def spooled(files: AttemptFiles) -> dict[int, bytes]:
 
 
 def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
-    """Return what the server has of an attempt."""
+    """Return the server's data of an attempt."""
     return site.runs[read_run(files.folder).id].attempts[files.attempt]
 
 
@@ -270,10 +270,10 @@ def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None
     assert len([each for each in site.requests if each.startswith("PUT")]) > 2
 
 
-def test_what_is_longer_than_a_run_may_have_is_shortened(
+def test_long_descriptions_are_truncated(
     site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Name, tags, command and traceback, of which the end stays, with the exception."""
+    """Name, tags, command and traceback, which is truncated at its start."""
     monkeypatch.setattr(sys, "argv", ["train.py", "\udcff", *["x" * 5000] * 2000])
     writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
     write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
@@ -302,8 +302,8 @@ def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None
     assert len(files) == 2  # once, and once more when it was forgotten
 
 
-def test_half_a_run_goes_on_where_it_was(site: IngestServer, tmp_path: Path) -> None:
-    """The second pass sends only what was written since the first; no end is reported."""
+def test_an_unfinished_run_continues_at_its_offset(site: IngestServer, tmp_path: Path) -> None:
+    """The second pass sends only data written since the first; no end is reported."""
     writer = Writer(tmp_path).steps(7)
     with Ingest(site.server) as ingest:
         run = RunSending(writer.files.folder, ingest, print)
@@ -1080,7 +1080,7 @@ LINE = {"event": "line", "time": 1.0, "stream": "stdout", "text": "the last"}
 def test_the_end_of_a_run_waits_for_its_sidecar(
     site: IngestServer, sidecar: tuple[Writer, SpoolWriter, FolderLock]
 ) -> None:
-    """What the sidecar writes after the training's end arrives before the end."""
+    """Output that the sidecar writes after the training's end arrives before the end."""
     writer, spool, lock = sidecar
     with Ingest(site.server) as ingest:
         sending = RunSending(writer.files.folder, ingest, print, sidecar_seconds=math.inf)

@@ -172,7 +172,7 @@ def test_tables_images_and_a_summary(
 
 
 def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: None) -> None:
-    """With learning rate and norm beside them, as an import has them; a later attempt goes on."""
+    """With learning rate and norm, as in an import; a later attempt continues."""
     wandb: Any = halfstep
     for attempt in range(2):
         run = wandb.init(name="rows", id="rows", resume="allow")

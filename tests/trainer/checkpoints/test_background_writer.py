@@ -1,4 +1,4 @@
-"""One thing at a time is written beside the training, and nothing that fails goes unheard."""
+"""One write at a time runs in the background, and every failure is raised."""
 
 from threading import Event, Thread, current_thread
 
@@ -9,7 +9,7 @@ from trainer.checkpoints.background_writer import Writer
 
 @pytest.fixture
 def writer():
-    """A writer, whose thread ends with the test."""
+    """A writer; its thread ends with the test."""
     writer = Writer()
     yield writer
     writer.close()
@@ -38,8 +38,8 @@ def test_what_is_begun_runs_beside_and_the_next_waits_for_it(writer):
 
 
 @pytest.mark.parametrize("hear", [Writer.wait, lambda writer: writer.begin(print)])
-def test_what_it_raised_is_raised_once(writer, hear):
-    """By whoever comes next; then it is told."""
+def test_an_exception_is_raised_once(writer, hear):
+    """By the next call."""
     writer.begin(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         hear(writer)

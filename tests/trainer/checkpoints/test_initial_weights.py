@@ -148,8 +148,8 @@ def test_a_tied_weight_need_not_be_there_twice(fitted):
     assert torch.equal(network["head"].weight, torch.ones(4, 2))
 
 
-def test_quantised_weights_are_no_weights(fitted):
-    """Integers instead of floats would be loaded as they are."""
+def test_quantised_weights_are_rejected(fitted):
+    """Integers would otherwise be loaded in place of floats."""
     network = nn.Linear(2, 2)
     weights = {"weight": torch.ones(2, 2, dtype=torch.int8), "bias": torch.ones(2)}
     event, trouble = fitted(weights, {"model": network})

@@ -50,8 +50,8 @@ def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp
     assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
 
 
-def test_a_loader_whose_state_is_kept_is_exact(run_loop, tmp_path):
-    """With its state in the checkpoint the batches are the same, which is what is compared."""
+def test_a_loader_with_saved_state_is_exact(run_loop, tmp_path):
+    """With its state in the checkpoint the batches are the same."""
     whole, resumed = resume(run_loop, tmp_path, Remembered)
     assert resumed.of("resumed")[0]["exact"]
     assert resumed.records["loss"].tolist() == whole.records["loss"][3:].tolist()

@@ -88,10 +88,10 @@ class PlantedBackward(Planted):
     [(PlantedForward, "forward", "mul"), (PlantedBackward, "backward", "MulBackward0")],
 )
 def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operation):
-    """Module, direction and operation are those of the plant, although others become inf after it.
+    """Module, direction and operation are the planted ones, although others become inf afterwards.
 
-    Catches a search that blames the last module, or the one whose parameters overflowed: the plant
-    has none.
+    Catches a search that blames the last module, or the one with the overflowed parameters: the
+    plant has none.
     """
     run = run_loop(recipe)
     replays = run.of("replay")
@@ -130,12 +130,12 @@ CALIBRATED_STEP, PLANTED_STEP = 25, 27
 
 
 def overflow_forward(forward, x):
-    """A layer whose output in this batch exceeds fp16's maximum."""
+    """A layer with an output beyond fp16's maximum in this batch."""
     return forward(x).half() * 2.0**15 * 2.0**15
 
 
 def overflow_backward(forward, x):
-    """A layer with unchanged output, whose gradient is 2^40 times as large."""
+    """A layer with unchanged output and a gradient multiplied by 2^40."""
     y = forward(x).half()
     return y + (y - y.detach()) * 2.0**20 * 2.0**20
 
@@ -344,7 +344,7 @@ def test_a_past_skip_is_replayed_on_request(run_loop):
 
 
 def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
-    """The other optimizer's weights have changed, and the event says so."""
+    """The other optimizer's weights have changed, as the event says."""
     run = run_loop(
         Pair,
         {"training": {"steps": 200}, "scaler": {"growth_interval": 30, "init_scale": 2.0**16}},

@@ -25,8 +25,8 @@ class Attentive(Regression):
 
 
 @pytest.mark.parametrize("field", ["fp32", "bf16", "checkpointed"])
-def test_what_a_setting_names_in_vain_is_told(run_loop, field):
-    """Once, after the first step; not what is called."""
+def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
+    """Once, after the first step; not for modules that are called."""
     names = ["model.attention.out_proj", "model.head"]
     run = run_loop(Attentive, {"precision": "fp16", "modules": {field: names}})
     [event] = run.of("uncalled")

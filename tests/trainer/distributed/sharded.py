@@ -70,7 +70,7 @@ class Shift(nn.Module):
 
 
 class Overflowing(Digits):
-    """Digits with a batch norm, whose shard on rank 1 gets an inf from rank 0's examples."""
+    """Digits with a batch norm; its shard on rank 1 gets an inf from rank 0's examples."""
 
     def __init__(self, config, device):
         super().__init__(config, device)

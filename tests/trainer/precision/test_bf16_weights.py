@@ -13,8 +13,9 @@ BF16 = {"precision": "bf16", "training": {"steps": 4, "weights": "bf16"}}
 
 
 class Large(Regression):
-    """Weights of 1, gradients of 1 and of 0, and an SGD whose rate decides which updates round
-    away."""
+    """Weights of 1, gradients of 1 and 0, and an SGD with a rate that decides which updates round
+    away.
+    """
 
     def __init__(self, config, device):
         self.device, self.train_size = device, 64

@@ -80,8 +80,8 @@ def test_buffers_that_began_infinite_are_not_poisoned():
     assert events == events_after == [told(2, "model.running_var")]
 
 
-def test_each_poisoned_buffer_is_told_with_its_own_first_step(tmp_path):
-    """Once, be the run resumed in between; again, where it is poisoned anew after a rewind."""
+def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
+    """Once, even if the run was resumed meanwhile; again if it is poisoned after a rewind."""
     module = nn.BatchNorm1d(3)
     poison, events = followed(module)
     poison.before_step(1)
@@ -121,7 +121,7 @@ def test_a_fork_tells_of_poison_that_it_inherits():
 
 
 def followed(module):
-    """Who looks at a module, and a list of what that tells."""
+    """Return an observer of a module, and the list of its reports."""
     events = []
     return NonfiniteBuffers({"model": module}, events.append), events
 
@@ -141,7 +141,7 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
 
 
 def test_expanded_buffers_are_left_alone():
-    """They cannot be written in place; the others beside them are restored."""
+    """They cannot be written in place; other buffers are restored."""
     module = nn.BatchNorm1d(4)
     module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
     rule = BufferRule({"model": module}, is_on=True)
@@ -163,7 +163,7 @@ def test_only_a_skip_restores(run_loop):
 
 
 def test_a_retry_in_fp32_counts_its_batch(run_loop):
-    """The restored statistics take in the batch as it is computed in fp32."""
+    """The restored statistics include the batch as computed in fp32."""
     values = {"scaler": RESTORED["scaler"] | {"retry_in_fp32": True}}
     run = run_loop(Ahead, values)
     assert len(run.of("retry", applied=True)) == len(run.skipped()) > 0

@@ -198,8 +198,8 @@ def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
     assert {event["module"] for event in replays} == {"model.0.2"}
 
 
-def test_a_checkpoint_from_before_the_setting_goes_on_exactly(run_loop, tmp_path):
-    """Settings that an older checkpoint does not have are what they are by default."""
+def test_a_checkpoint_from_before_the_setting_resumes_exactly(run_loop, tmp_path):
+    """Settings that an older checkpoint lacks have their defaults."""
     run_loop(BySetting, FP16, folder=tmp_path)
     path = tmp_path / "step-00000005.pt"
     state = torch.load(path, weights_only=True)

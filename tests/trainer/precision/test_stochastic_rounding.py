@@ -15,7 +15,7 @@ RATE = 2.0**-11  # an eighth of the way to bf16's next number below 1
 
 
 class Small(Regression):
-    """Weights of 1 and an AdamW whose every update is less than half the way to the next number."""
+    """Weights of 1 and an AdamW with updates of less than half the distance to the next number."""
 
     optimizer = torch.optim.AdamW
 
@@ -62,7 +62,7 @@ def test_small_updates_add_up_and_what_was_saved_is_counted(run_loop):
 
 
 def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
-    """It is told, once, and the weights are what they would have been."""
+    """The failure is reported once, and the weights are unaffected."""
 
     def nearest(_self, _weight):
         raise MemoryError("no room for a copy")
@@ -135,8 +135,8 @@ class Scheduled(Small):
         (Scheduled, '"it" has its own learning-rate scheduler'),
     ],
 )
-def test_what_cannot_round_by_chance_is_refused(run_loop, recipe, message):
-    """With the optimizer's name and what is allowed."""
+def test_unsupported_optimizers_are_rejected(run_loop, recipe, message):
+    """With the optimizer's name and the allowed ones."""
     with pytest.raises(ConfigError, match=message):
         run_loop(recipe, values(2, schedule="recipe"))
 

@@ -1,4 +1,4 @@
-"""What an attempt is started in, by real files and a real git."""
+"""Environment of an attempt, recorded from real files and a real git."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def test_a_clean_and_a_changed_folder(folder: Path) -> None:
 
 
 def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its other half is found, of a working tree beside the repository too."""
+    """Its shared part is found, also for a worktree."""
     beside = tmp_path_factory.mktemp("beside") / "tree"
     git(folder, "worktree", "add", str(beside))
     for tree in (folder, beside):
@@ -147,8 +147,8 @@ def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) ->
     assert list(touched.iterdir()) != []  # each of them would have been run
 
 
-def test_a_repository_is_asked_by_its_own_ways_to_compare(folder: Path) -> None:
-    """What it excludes and how it ends lines go along; so do a worktree and another hash."""
+def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:
+    """Its exclusions and line endings apply; worktrees and SHA-256 repositories work."""
     git(folder, "config", "core.fileMode", "false")
     (folder / ".git" / "info" / "exclude").write_text("*.out\n")
     (folder / "a.out").write_text("")

@@ -616,7 +616,7 @@ def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
 
 
 def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
-    """Begin an attempt whose files belong into a bucket, which becomes unavailable."""
+    """Begin an attempt with files for a bucket that becomes unavailable."""
     attempts.storage_url = bucket.url
     spool = attempts.next(**options)
     recorder = attempts.supervisor()

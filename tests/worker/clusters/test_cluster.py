@@ -1,4 +1,4 @@
-"""`halfstep cluster check` names what is missing."""
+"""`halfstep cluster check` names missing requirements."""
 
 from pathlib import Path
 

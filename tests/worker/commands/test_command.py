@@ -137,10 +137,10 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
         assert last_reason(site, run_id) == ("cancelled by ada", None)
 
 
-def test_what_ends_from_outside_is_queued_again_and_begins_anew(
+def test_killed_commands_are_queued_again_and_start_over(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """A killed command, and one whose supervisor is killed, whose remains end."""
+    """A killed command, and one with a killed supervisor; remaining processes end."""
     code = "import os; print('attempt', os.environ['HALFSTEP_ATTEMPT'], flush=True);"
     code += "os.environ['HALFSTEP_ATTEMPT'] == '3' and exit(0);" + SLEEPS
     run_id = python(site, code)

@@ -99,7 +99,7 @@ def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
 
 @pytest.fixture
 def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]:
-    """A site whose data folder other users may pass, unlike pytest's own."""
+    """A site with a data folder that other users may enter, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-test-"))
     folder.chmod(0o711)
     (folder / "data").mkdir(mode=0o700)

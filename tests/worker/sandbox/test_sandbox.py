@@ -125,7 +125,7 @@ def submit(site: Site, line: str, **changes: Any) -> int:
 
 
 def working_sandbox(site: Site) -> tuple[bool, dict[str, str]]:
-    """What the worker says of its sandbox, once it is up."""
+    """Return the worker's log line about its sandbox."""
     until(lambda: site.offers("digits"))
     with site.database.reading() as session:
         [(row, _)] = workers.all_workers(session)

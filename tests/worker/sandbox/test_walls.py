@@ -1,4 +1,4 @@
-"""What a run can reach of its service, tried by recipes and commands that want all of it."""
+"""What a run can reach of its service, tried by recipes and commands that attempt all of it."""
 
 import json
 from pathlib import Path
