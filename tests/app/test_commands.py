@@ -82,7 +82,7 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
 
 
 @pytest.mark.extended
-def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
+def test_up_continues_after_a_kill(site: Site) -> None:
     """Its worker ends with it, so that the next one has the name, and finds the trainings."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
     run_id = site.submit(recipe="gated")
@@ -100,7 +100,7 @@ def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
 
 
 @pytest.mark.extended
-def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_up_with_a_closed_terminal_leaves_no_worker_behind(tmp_path: Path) -> None:
     """The reader of its output is gone, as after `halfstep up | head`."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
@@ -111,7 +111,7 @@ def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -
     assert not any(map(is_running, family))
 
 
-def test_what_is_written_is_its_users_alone(site: Site) -> None:
+def test_written_files_are_private(site: Site) -> None:
     """Neither the database nor a run's files, nor the folder that they lie in, are others'."""
     data = site.data / "data"
     environment = {"HALFSTEP_DATA": str(data), "HALFSTEP_WORKER_NAME": "w1"}
@@ -174,7 +174,7 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
 
 @pytest.mark.xdist_group("bucket")
 @pytest.mark.parametrize("word", ["server", *extended(["worker"])])
-def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
+def test_a_missing_bucket_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
     """Before anything is served, claimed or lost."""
     url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}
     ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), **url)
@@ -200,7 +200,7 @@ def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, al
     assert "Traceback" not in ended.stderr
 
 
-def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
+def test_the_link_creates_only_the_first_user(tmp_path: Path) -> None:
     """A name that is mistyped later makes no account; the terminal's deeds are written down."""
     environment = {"HALFSTEP_DATA": str(tmp_path)}
     halfstep("migrate", **environment)
@@ -267,7 +267,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     assert "0 files restored" in halfstep("restore", folder, **other).stdout
 
 
-def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
+def test_rebuild_recomputes_the_summary(site: Site) -> None:
     """What charts are drawn from comes back as it was; an unknown run is named in a sentence."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)

@@ -54,7 +54,7 @@ def test_any_number_of_requests_at_once_are_answered(
     assert asyncio.run(_answers(app, token)) == [{200}, {204}]
 
 
-def test_a_refused_request_leaves_nothing_behind(
+def test_a_rejected_request_leaves_nothing_behind(
     app: FastAPI, database: Database, ada: User
 ) -> None:
     """Its session goes with it; were it held until garbage is looked for, so were all it read."""

@@ -20,7 +20,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import SECONDS, until
 
 
-def test_stream_goes_on_where_it_was_lost(
+def test_stream_continues_where_it_was_lost(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:
     """A browser that comes back with its last event's id gets only the steps after it."""

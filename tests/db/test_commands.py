@@ -42,7 +42,9 @@ def test_a_command_needs_its_number_of_devices(
         assert queue.node(session, found.id, 1).devices == [0, 3]
 
 
-def test_what_a_command_waits_for_is_said(database: Database, ada: User, worker: Worker) -> None:
+def test_a_queued_command_has_a_pending_reason(
+    database: Database, ada: User, worker: Worker
+) -> None:
     """Where no worker offers commands, the setting is named; then it is like any other run."""
     with database.writing() as session:
         command = submit_command(session, ada, devices_per_node=2)
@@ -72,7 +74,7 @@ def test_a_command_is_held_in_the_queue_and_not_paused(
         assert run_control.kill(session, works.id, ada).desired_state == "kill"
 
 
-def test_a_command_that_waits_for_no_run_is_refused(database: Database, ada: User) -> None:
+def test_a_command_that_waits_for_no_run_is_rejected(database: Database, ada: User) -> None:
     """As with any other run."""
     with database.writing() as session, pytest.raises(Invalid, match="there is no run 7"):
         submit_command(session, ada, after_id=7)

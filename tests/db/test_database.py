@@ -84,7 +84,7 @@ def test_a_closed_session_cannot_be_used(database: Database, kind: str) -> None:
 
 
 @pytest.mark.only_on("postgresql")
-def test_whoever_falls_silent_in_a_transaction_holds_nothing_for_ever(
+def test_a_silent_transaction_releases_its_locks(
     database_url: str, database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that it locked is free for others again, and its own transaction an outage."""
@@ -121,7 +121,7 @@ def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
 
 
 @pytest.mark.only_on("postgresql")
-def test_what_is_too_long_for_an_index_is_no_outage(database: Database, running: Run) -> None:
+def test_values_too_long_for_an_index_are_no_outage(database: Database, running: Run) -> None:
     """It would be waited for without end, though it is refused every time."""
     name = secrets.token_hex(20_000)  # that nothing can compress
     metric = Metric(run_id=running.id, name=name, step=1, value=0.5, elapsed_ms=5)

@@ -164,7 +164,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
     command.upgrade(config, "head")
 
 
-def test_deeds_are_kept_by_an_earlier_version_too(database: Database, ada: User) -> None:
+def test_audit_events_survive_a_downgrade(database: Database, ada: User) -> None:
     """Except events without a user, which it does not support; rows still cannot be changed."""
     with database.writing() as session:
         audit.note_typed(session, "backup", "here")

@@ -203,7 +203,7 @@ def test_chart_fits_a_resized_window(database: Database, running: Run, page: Pag
 
 
 @pytest.mark.journey
-def test_zoom_survives_news_reload_and_a_lost_connection(
+def test_zoom_survives_updates_reload_and_a_lost_connection(
     database: Database,
     running: Run,
     page: Page,
@@ -262,7 +262,7 @@ def test_list_follows_its_runs(
     expect(row).to_contain_text("Failed")
 
 
-def test_list_asks_again_for_a_run_that_it_missed(
+def test_the_list_fetches_a_missed_run(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
     """A list that could not be fetched when a run came in is fetched a little later."""
@@ -365,7 +365,7 @@ def test_the_queue_is_reordered_from_the_list(
     expect(third).to_contain_text("#2 in the queue")
 
 
-def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, page: Page) -> None:
+def test_the_machine_is_drawn_when_visible(database: Database, running: Run, page: Page) -> None:
     """How busy the machine was is fetched and drawn when its tab is shown."""
     sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
     with database.writing() as session:

@@ -117,7 +117,7 @@ def hold_clock(page: Page) -> None:
     page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 20)
 
 
-def test_click_arrives_though_news_come_between_press_and_release(
+def test_a_click_works_although_updates_arrive_between_press_and_release(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
     """What would grow above a pressed link waits for the click, and then is all there."""

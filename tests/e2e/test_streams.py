@@ -27,9 +27,7 @@ def asked(page: Page, part: str) -> list[str]:
     return found
 
 
-def test_a_run_that_is_over_is_asked_for_no_more(
-    database: Database, running: Run, page: Page
-) -> None:
+def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page) -> None:
     """Its end is the last news: the stream is closed, and none is opened after it."""
     page.clock.install()
     streams = asked(page, "/live?")

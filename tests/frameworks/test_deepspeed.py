@@ -89,7 +89,7 @@ def train(
 @pytest.mark.parametrize(
     ("stage", "clip", "accumulation"), [(1, 0.0, 1), (2, 0.0, 1), (1, 1.0, 1), (1, 0.0, 2)]
 )
-def test_deepspeed_tells_the_truth(
+def test_deepspeed_is_recorded_exactly(
     tmp_path: Path, stage: int, clip: float, accumulation: int
 ) -> None:
     """Scales, skips and culprits are the engine's, and the weights those without us."""
@@ -101,7 +101,7 @@ def test_deepspeed_tells_the_truth(
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_two_ranks_of_deepspeed_tell_the_truth(tmp_path: Path, stage: int) -> None:
+def test_two_ranks_of_deepspeed_are_recorded_exactly(tmp_path: Path, stage: int) -> None:
     """The first one writes: the scales and skips of both, and the culprits of its partition."""
     ranks = Path(__file__).with_name("deepspeed_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

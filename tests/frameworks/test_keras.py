@@ -52,7 +52,7 @@ def fit(callbacks: list[Any], *, is_scaled: bool = True) -> tuple[Any, list[torc
     return model.optimizer, weights
 
 
-def test_keras_tells_the_truth(tmp_path: Path) -> None:
+def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
     """Scales, skips and culprits are its optimizer's, and the weights those without us."""
     bare, without = fit([])
     watched, with_us = fit([halfstep.keras.Watch(folder=tmp_path)])

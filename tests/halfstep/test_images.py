@@ -104,7 +104,7 @@ def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
         (np.zeros((0, 3, 4, 4)), "a batch of images has shape"),
     ],
 )
-def test_numbers_in_no_range_are_refused_with_a_line(
+def test_numbers_out_of_range_are_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any, words: str
 ) -> None:
     """Nothing is clipped without a line."""

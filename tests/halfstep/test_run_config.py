@@ -71,7 +71,7 @@ def test_every_number_of_the_schema_has_bounds():
 
 
 @pytest.mark.parametrize("memory", [1e308, 10**400, 65537])
-def test_a_wish_for_memory_that_no_device_has_is_refused(memory):
+def test_a_request_for_more_memory_than_any_device_has_is_rejected(memory):
     """Its bound is in the schema, for the form and the API, and in the model."""
     values = {"training": {"device_memory_gib": memory}}
     validator = jsonschema.Draft202012Validator(config_schema(Example))
@@ -101,7 +101,7 @@ def test_the_schema_and_the_model_agree():
             parse_config(Example, bad)
 
 
-def test_an_error_names_each_field_its_value_and_what_is_allowed():
+def test_an_error_names_each_field_its_value_and_the_allowed_values():
     """Every bad field has a line of its own."""
     with pytest.raises(ConfigError) as raised:
         parse_config(Example, {"training": {"steps": 0}, "recipe": {"width": "wide"}})
@@ -110,7 +110,7 @@ def test_an_error_names_each_field_its_value_and_what_is_allowed():
     assert second.startswith("recipe.width is 'wide': allowed: a whole number")
 
 
-def test_a_recipe_with_impossible_defaults_is_refused():
+def test_a_recipe_with_impossible_defaults_is_rejected():
     """A recipe cannot override what does not exist, nor with a value out of range."""
 
     class Misspelt(Example):
@@ -131,13 +131,13 @@ def test_a_recipe_with_impossible_defaults_is_refused():
 
 
 @pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"unused_parameters": True}])
-def test_a_static_graph_refuses_what_changes_it(other):
+def test_a_static_graph_rejects_changes(other):
     """Each by its name: DDP would fail in the first step, in words of its own."""
     with pytest.raises(ConfigError, match=f"static_graph cannot go with {next(iter(other))}"):
         parse_config(Example, {"training": {"static_graph": True, **other}})
 
 
-def test_a_cuda_graph_refuses_accumulation():
+def test_a_cuda_graph_rejects_accumulation():
     """It would write one pass's gradients over another's; uncompiled, the mode says nothing."""
     values = {"compile_mode": "reduce-overhead", "accumulation_steps": 2}
     with pytest.raises(ConfigError, match="compile_mode reduce-overhead cannot go with accumul"):

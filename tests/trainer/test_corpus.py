@@ -43,14 +43,14 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
         ("{}", r"line 3 has no text in 'text' .*; it has nothing"),
     ],
 )
-def test_a_line_that_has_no_text_is_told_by_its_number(tmp_path, line, told):
+def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, told):
     """With the file, and its actual keys; empty lines count."""
     (tmp_path / "b.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(ConfigError, match=told):
         texts(tmp_path)
 
 
-def test_what_is_no_text_is_told(tmp_path):
+def test_binary_content_is_reported(tmp_path):
     """No file, and bytes that are not UTF-8."""
     with pytest.raises(ConfigError, match="there is no text on this worker"):
         texts(tmp_path)

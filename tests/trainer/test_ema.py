@@ -97,7 +97,7 @@ class Noisy(Digits):
         return {"val/noise": torch.rand(()).item(), "val/size": torch.stack(sizes).sum().item()}
 
 
-def test_it_is_evaluated_beside_the_weights(run_loop, tmp_path):
+def test_it_is_evaluated_in_addition_to_the_weights(run_loop, tmp_path):
     """Under the metrics' names with ema/ before; its numbers are those of the saved averages."""
     run = run_loop(Noisy, WITH, folder=tmp_path)
     names = {e["name"] for e in run.of("metric")}
@@ -136,7 +136,7 @@ def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_a_resumed_run_goes_on_with_it_exactly(run_loop, tmp_path, precision):
+def test_a_resumed_run_continues_with_it_exactly(run_loop, tmp_path, precision):
     """Cut in two, with skips on both sides, the averages are those of one run, to the last bit."""
     values = SKIPPING | WITH | {"precision": precision}
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -112,7 +112,7 @@ def test_an_update_reads_nothing_and_stays_on_the_device(monkeypatch):
 @pytest.mark.parametrize(
     "ask", [lambda update: update.found_inf.item(), lambda update: update.norms.cpu()]
 )
-def test_the_guard_sees_who_asks(monkeypatch, ask):
+def test_the_guard_sees_the_user(monkeypatch, ask):
     """A value read, or a tensor fetched, makes the proof fail."""
     with pytest.raises(Exception, match=r"aten._local_scalar_dense|from CUDA to cpu"):
         update_on_cuda(monkeypatch, VALUES, spoil=ask)

@@ -34,7 +34,7 @@ def told(run, name):
     return [event["step"] for event in events], [event["value"] for event in events]
 
 
-def test_a_number_of_each_step_is_told_once(run_loop):
+def test_a_number_of_each_step_is_reported_once(run_loop):
     """As a metric of that step, with its time; an evaluation in between logs none."""
     values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
     run = run_loop(Telling, values)
@@ -45,7 +45,7 @@ def test_a_number_of_each_step_is_told_once(run_loop):
     assert times == sorted(times)
 
 
-def test_of_micro_batches_the_mean_is_told(run_loop):
+def test_the_mean_of_micro_batches_is_recorded(run_loop):
     """Of a number on the host, too."""
     run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
     assert told(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
@@ -72,7 +72,7 @@ class Showing(Regression):
         yield from super().training_step(batch)
 
 
-def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
+def test_other_values_become_files_of_their_step(run_loop, tmp_path):
     """Of several micro-batches the last one's; numbers are logged as usual."""
     values = {"training": {"steps": 3, "accumulation_steps": 2}}
     run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
@@ -109,7 +109,7 @@ def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
 
 
 @pytest.mark.slow
-def test_neither_a_replay_nor_a_retry_tells(run_loop):
+def test_replays_and_retries_are_not_recorded(run_loop):
     """A repeated step is logged once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
     run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
@@ -135,7 +135,7 @@ def test_it_never_waits_for_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
-def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
+def test_an_unrecordable_name_is_left_out(run_loop, name):
     """It is reported once, with the allowed names; other values are recorded."""
 
     class Wrong(Regression):

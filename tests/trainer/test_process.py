@@ -118,7 +118,7 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
     assert records["step"].tolist() == [1, 2, 3]
 
 
-def test_a_signal_preempts_and_another_attempt_goes_on(tmp_path):
+def test_a_signal_preempts_and_another_attempt_continues(tmp_path):
     """SIGTERM leaves a checkpoint, from which attempt 2 ends like an undisturbed run."""
     config = {"training": {"steps": 3000}, "evaluation": {"every_steps": None}}
     write_job(tmp_path, config=config)
@@ -154,7 +154,7 @@ def test_the_control_file_stops_a_run(tmp_path):
     assert (saved["reason"], saved["request"]) == ("cancel", 7)
 
 
-def test_each_request_is_obeyed_once(tmp_path):
+def test_each_request_is_executed_once(tmp_path):
     """A request counts once, for any value, while it is listed; a stop lasts.
 
     Catches a scale or replay compared by value, and thus ignored the second time, and a request
@@ -325,7 +325,7 @@ def run_ranks(folder, script):
         assert code == 0, errors
 
 
-def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
+def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_receives(tmp_path):
     """A stop on rank 1, and a scale and a replay requested from rank 0, apply to both at the same
     step; an overflow on rank 1 makes both skip; the weights stay equal; only rank 0 records.
     Catches gradients unscaled before they are averaged: one rank would skip."""

@@ -45,7 +45,7 @@ def test_a_recipe_is_loaded_from_a_file(own_file):
     assert load_recipe(f"{own_file}:Mine").title == "My own"
 
 
-def test_an_unknown_recipe_is_told_the_known_ones(own_file):
+def test_an_unknown_recipe_gets_the_known_names(own_file):
     """The message lists the known ones."""
     with pytest.raises(
         UnknownRecipeError,
@@ -110,7 +110,7 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
 
 
 @pytest.mark.slow
-def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
+def test_a_declared_name_is_unique(monkeypatch, tmp_path, own_file):
     """Of two with the same name the later is named by its file; an invalid name is reported."""
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"
     taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
@@ -150,7 +150,7 @@ def lacking(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_recipe_whose_packages_are_missing_says_so(lacking):
+def test_a_recipe_with_missing_packages_names_them(lacking):
     """It is not imported, and the message names the missing packages and how to install them."""
     result = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
     with pytest.raises(MissingRequirementError, match=result):

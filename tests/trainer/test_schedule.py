@@ -18,7 +18,7 @@ VALUES = {
 
 
 @pytest.mark.slow
-def test_the_schedule_that_counts_applied_steps_stands_still_at_a_skip(run_loop):
+def test_a_schedule_of_applied_steps_does_not_advance_at_a_skip(run_loop):
     """The rate of each step is that of the number of steps applied before it, plus one.
 
     Catches a count of attempts, and one that is off by the step under way.
@@ -57,7 +57,7 @@ def test_each_optimizer_counts_its_own_steps(run_loop):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_counting(run_loop, tmp_path):
+def test_a_resumed_run_continues_its_counts(run_loop, tmp_path):
     """The counts are in the checkpoint: the second half is bit-exact."""
     values = VALUES | {"checkpoints": {"every_steps": 30}}
     straight = run_loop(Digits, values, folder=tmp_path)

@@ -61,7 +61,7 @@ def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
         assert event.waits <= 2  # those of the final drain: the loop itself never waited
 
 
-def test_a_time_without_news_is_short(linear, monkeypatch):
+def test_a_time_without_updates_is_short(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("halfstep.monitor.ring.clock", lambda: now[0])

@@ -84,7 +84,7 @@ def test_one_of_two_processes_builds_the_file(text):
     assert encode.calls == 1
 
 
-def test_what_nobody_reads_goes_after_a_month(text):
+def test_unread_notifications_are_deleted_after_a_month(text):
     """When another is written; one that is read stays."""
     tokens(text, Bytes(), "old")
     [old] = folder().glob("*.tokens")

@@ -62,7 +62,7 @@ def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
     assert not trace.exists()
 
 
-def test_weights_with_code_are_refused(run_loop, evil):
+def test_weights_with_code_are_rejected(run_loop, evil):
     """Named by a path, and brought by a worker as those that were uploaded."""
     path, trace = evil
     uploaded = {"upload": f"{sha256(path.read_bytes()).hexdigest()}/{path.name}"}

@@ -102,7 +102,7 @@ def test_memory_of_recipes_is_measured_later(
 
 
 @pytest.mark.slow
-def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Path) -> None:
+def test_additions_and_removals_are_in_the_audit_log(site: Site, tmp_path: Path) -> None:
     """By which worker, once each; a file that is broken for a while stays offered there."""
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))

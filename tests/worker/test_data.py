@@ -93,7 +93,7 @@ def page(browser: TestClient, run_id: int) -> str:
     ],
     ids=["raised", "killed"],
 )
-def test_what_ends_a_data_worker_stands_on_the_runs_page(
+def test_the_end_of_a_data_worker_is_on_the_runs_page(
     site: Site, browser: TestClient, recipes: str, kind: str, why: str, traceback: str
 ) -> None:
     """With the example's index and the traceback, and in the API's answer; the code is to blame."""

@@ -343,7 +343,7 @@ def test_attempts_are_bounded_with_growing_pauses(
     assert len(hook.got) == len(PAUSES) + 1
 
 
-def test_what_a_server_took_and_never_answered_is_tried_again(
+def test_a_request_without_a_response_is_repeated(
     database: Database, ada: User, inside: Settings, hook: Receiver
 ) -> None:
     """After a while; a late response of the first attempt is ignored."""

@@ -135,9 +135,7 @@ def test_the_api_does_what_the_page_does(
     assert script.get("/api/v1/alerts/inbox").json()["total"] == 1
 
 
-def test_nobody_gets_in_without_a_session_or_a_forms_token(
-    stranger: TestClient, browser: TestClient
-) -> None:
+def test_access_needs_a_session_or_a_token(stranger: TestClient, browser: TestClient) -> None:
     """Like every page and every form."""
     assert stranger.get("/alerts").status_code == 303
     assert stranger.get("/api/v1/alerts/deliveries").status_code == 401

@@ -166,7 +166,7 @@ def test_records_of_uploads_go_with_their_files(
     assert found == [installed.open.upload, "new/net.pt"]
 
 
-def test_a_sweep_goes_on_with_what_its_owner_may_download(
+def test_a_sweep_continues_with_files_that_its_owner_may_download(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
     """A run that it submits in the background is checked as one that its owner submits."""
@@ -282,7 +282,7 @@ def test_a_session_shows_no_row_of_a_run_that_its_user_may_not_see(
                     assert found <= run_ids, table
 
 
-def test_a_run_is_compared_with_those_that_one_may_submit_beside(
+def test_a_run_is_compared_with_runs_of_permitted_projects(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
     """For the group of the other run changes with it."""

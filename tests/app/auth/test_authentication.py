@@ -180,7 +180,7 @@ def _until_noted(database: Database) -> None:
 
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic YTpi"])
-def test_wrong_authorization_is_refused(stranger: TestClient, header: str) -> None:
+def test_wrong_authorization_is_rejected(stranger: TestClient, header: str) -> None:
     """A token that is unknown, missing or of another kind is no sign-in."""
     assert stranger.get("/api/v1/runs", headers={"Authorization": header}).status_code == 401
 

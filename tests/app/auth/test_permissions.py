@@ -141,7 +141,7 @@ def test_a_role_allows_what_it_says_on_every_route(
 
 
 @pytest.mark.slow
-def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
+def test_an_admin_is_denied_nothing(app: FastAPI, database: Database, ada: User) -> None:
     """The first account of all is one."""
     client = _script(app, database, ada)
     for method, path, _endpoint in routes_of(app):
@@ -181,7 +181,7 @@ def test_what_one_may_not_see_is_on_no_page(
     assert viewer.get("/api/v1/runs").json()["total"] == 1 + 1  # and the sweep's first
 
 
-def test_a_refusal_names_what_was_asked_for(
+def test_a_rejection_names_the_request(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
     """One permission allows several actions; a user without any project gets a message without
@@ -234,7 +234,7 @@ def test_runs_go_where_one_may_submit(
         assert answer.status_code in (404, 409, 422), given
 
 
-def test_weights_are_uploaded_by_whoever_may_submit(
+def test_weights_are_uploaded_with_permission_to_submit(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
     """Somewhere, and by a token of one project there."""
@@ -258,7 +258,7 @@ def test_weights_are_uploaded_by_whoever_may_submit(
             assert "ask a maintainer of a project" in answer.json()["detail"]
 
 
-def test_many_runs_are_each_asked_for(
+def test_many_runs_are_each_requested(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
     """Permitted ones are done, and the others have their reason."""

@@ -92,7 +92,7 @@ def _agree(address: str, subject: str) -> str:
     return f"{back.path}?{back.query}"
 
 
-def test_somebody_signs_in_with_the_roles_of_their_groups(
+def test_users_get_the_roles_of_their_groups(
     stranger: TestClient, database: Database, ada: User, settings: Settings
 ) -> None:
     """A new account, and the same one the next time; the state is the browser's own, and the proof
@@ -125,7 +125,7 @@ def test_somebody_signs_in_with_the_roles_of_their_groups(
     assert stranger.get("/runs").status_code == 303
 
 
-def test_nobody_waits_while_the_provider_takes_its_time(
+def test_a_slow_provider_delays_no_other_request(
     stranger: TestClient, app: FastAPI, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No turn with the database is held meanwhile, which all other requests would wait for."""
@@ -159,7 +159,7 @@ def test_an_account_is_not_taken_over_by_its_name(
             people.set_subject(session, people.named(session, "e@x.org"), f"{issuer} 2")
 
 
-def test_what_is_not_this_browsers_answer_is_refused(
+def test_a_callback_of_another_browser_is_rejected(
     stranger: TestClient, settings: Settings, database: Database, ada: User
 ) -> None:
     """Another's state or cookie, none, an old one, a code that was used, and the provider's no."""

@@ -39,7 +39,7 @@ def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
     return client
 
 
-def test_an_operator_invites_and_shuts_out(
+def test_an_admin_invites_and_removes_users(
     app: FastAPI, database: Database, browser: TestClient, stranger: TestClient
 ) -> None:
     """The link is shown once and signs in; sessions, tokens and links of a deactivated account end
@@ -70,7 +70,7 @@ def test_an_operator_invites_and_shuts_out(
     assert "Bob" not in browser.get("/people").text
 
 
-def test_the_last_operator_stays(database: Database, ada: User, browser: TestClient) -> None:
+def test_the_last_admin_stays(database: Database, ada: User, browser: TestClient) -> None:
     """Otherwise no user could invite others."""
     for change in ("no-admin", "deactivate", "remove"):
         answer = browser.post(f"/people/{ada.id}/{change}")
@@ -169,7 +169,7 @@ def test_a_token_may_no_more_than_it_says(
     assert script.get("/api/v1/runs").status_code == 401
 
 
-def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
+def test_tokens_are_created_with_limits(browser: TestClient) -> None:
     """Ninety days by default; invalid limits are rejected by name."""
     made = browser.post("/api/v1/tokens", json={"name": "a"}).json()
     assert round(made["expires_at"] - made["created_at"]) == accounts.TOKEN_DAYS * 86_400
@@ -189,7 +189,7 @@ def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
     assert "revoke some" in browser.post("/api/v1/tokens", json={"name": "one more"}).text
 
 
-def test_who_did_what_is_written_down(
+def test_actions_are_recorded_with_their_users(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
     """With each change, in its transaction; rejected requests and contents are not recorded; and

@@ -42,7 +42,7 @@ def cells(page: str, key: str) -> list[str]:
     return [" ".join(re.sub("<[^>]+>", " ", each).split()) for each in found]
 
 
-def test_runs_stand_in_the_order_asked_for(
+def test_runs_are_in_the_requested_order(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
     """With last and best figures, what differs, and the numbers of runs that there are not."""
@@ -177,7 +177,7 @@ def test_many_runs_are_rows(
     assert "(50)</a>" in page  # of equal names
 
 
-def test_what_is_not_there_is_said(
+def test_missing_files_are_reported(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
     """A series that no run has, a setting in which they do not differ; no run at all is 404."""

@@ -103,7 +103,7 @@ def test_missing_or_truncated_objects_are_not_sent(
 class TestSigned:
     """With HALFSTEP_PRESIGNED_DOWNLOADS."""
 
-    def test_the_address_opens_the_file_to_whoever_has_it(
+    def test_the_url_opens_the_file_for_its_bearer(
         self, http: httpx2.Client, bucket: Bucket
     ) -> None:
         """After the same permission check; for minutes; artifacts, which pages show, are served

@@ -94,7 +94,7 @@ def put_from(uploader: Uploader, offset: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
+def test_a_file_continues_after_a_full_disk(
     small: Disk, uploader: Uploader, script: TestClient
 ) -> None:
     """507 with the bytes needed and free; what had arrived is not sent again."""
@@ -115,7 +115,7 @@ def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
 
 
 @pytest.mark.slow
-def test_an_upload_names_a_full_disk_of_the_server_and_goes_on_later(
+def test_an_upload_names_a_full_disk_of_the_server_and_continues_later(
     small: Disk, settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     """As `halfstep upload` does: it tries for a while; once there is room it sends the rest."""

@@ -113,7 +113,7 @@ def test_an_invalid_line_is_skipped(
     ]
 
 
-def test_what_cannot_be_logged_to_is_refused(sender: TestClient, script: TestClient) -> None:
+def test_unusable_destinations_are_rejected(sender: TestClient, script: TestClient) -> None:
     """Too many lines, too many bytes, no token, no such run, a run that is not watched."""
     address = "/api/v1/ingest/1/log"
     line = b'{"step": 1, "a": 1}\n'

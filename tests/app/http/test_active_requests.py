@@ -134,7 +134,7 @@ def test_long_requests_end_with_their_authorization(
         assert any("event" in line or "data" in line for line in staying.iter_lines())
 
 
-def test_nobody_has_too_many_open_at_once(
+def test_open_requests_of_a_user_are_limited(
     database: Database,
     running: Run,
     script: TestClient,

@@ -34,7 +34,7 @@ def test_a_filter_is_bounded(browser: TestClient, path: str) -> None:
 @pytest.mark.parametrize(
     "field", ["training.steps", "training.max_grad_norm", "priority", "after_id", "parent_step"]
 )
-def test_a_form_says_what_a_number_may_be(
+def test_a_form_states_the_range_of_a_number(
     offered: None, browser: TestClient, field: str, digits: str
 ) -> None:
     """However many digits a field has, it is read or refused."""

@@ -97,9 +97,7 @@ def test_an_unknown_cursor_is_rejected(told: Run, script: TestClient) -> None:
 
 
 @pytest.mark.slow
-def test_runs_are_sorted_by_what_is_asked_for(
-    database: Database, ada: User, script: TestClient
-) -> None:
+def test_runs_are_sorted_as_requested(database: Database, ada: User, script: TestClient) -> None:
     """Upwards or downwards, equals by id, those without a loss last; pages follow the order."""
     losses = (("b", 0, 2.0), ("a", 5, None), ("c", 0, 1.0), ("a", 1, None))
     for name, priority, _loss in losses:

@@ -44,7 +44,7 @@ def _run(play: Callable[[Live, Story], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_viewer_gets_what_is_new_and_its_cursor() -> None:
+def test_a_viewer_gets_new_rows_and_a_cursor() -> None:
     """Updates arrive as they come; the id of each is a cursor."""
 
     async def play(live: Live, story: Story) -> None:
@@ -97,7 +97,7 @@ def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
     _run(play)
 
 
-def test_the_last_news_end_the_stream_and_the_task() -> None:
+def test_the_last_update_ends_the_stream_and_the_task() -> None:
     """An ended subject is no longer polled, for any number of open pages."""
 
     async def play(live: Live, story: Story) -> None:
@@ -112,7 +112,7 @@ def test_the_last_news_end_the_stream_and_the_task() -> None:
     _run(play)
 
 
-def test_nobody_watching_costs_nothing() -> None:
+def test_a_run_without_viewers_costs_nothing() -> None:
     """The task ends with its last viewer, and starts again for the next."""
 
     async def play(live: Live, story: Story) -> None:

@@ -42,7 +42,7 @@ def log(settings: Settings, running: Run) -> Iterator[LogFile]:
     log.close()
 
 
-def test_a_log_is_downloaded_with_what_is_still_written(
+def test_a_log_is_downloaded_while_it_is_written(
     settings: Settings,
     database: Database,
     running: Run,

@@ -27,7 +27,7 @@ def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:
     return json.loads(found.data), found.cursor
 
 
-def test_run_tells_what_was_recorded_since(
+def test_updates_of_a_run_have_the_new_rows(
     database: Database, settings: Settings, running: Run
 ) -> None:
     """Steps, events and metrics come once, with the parts of the page that they change."""
@@ -106,7 +106,7 @@ def test_the_end_is_sent_once_and_closes_the_stream(
     assert (again.is_last, json.loads(again.data)) == (True, {"is_over": True})
 
 
-def test_a_queued_run_tells_what_it_waits_for(
+def test_a_queued_run_has_a_pending_reason(
     database: Database, settings: Settings, ada: User
 ) -> None:
     """Its place and its reason change by what others do; its page and its row follow."""
@@ -148,7 +148,7 @@ def _save(session: Session, run: Run, step: int) -> None:
     checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), [f"{step}.pt"])
 
 
-def test_list_tells_rows_that_changed(
+def test_the_list_sends_changed_rows(
     database: Database, settings: Settings, running: Run, ada: User
 ) -> None:
     """A step, a new run, a new place in the queue and an end each change a row, and no other."""
@@ -275,7 +275,7 @@ def test_a_client_receives_the_parts_that_it_requests(
     assert same == cursor
 
 
-def test_a_spike_is_told_to_who_looks(database: Database, settings: Settings, running: Run) -> None:
+def test_a_spike_is_sent_to_viewers(database: Database, settings: Settings, running: Run) -> None:
     """For the chart and the table; steps without one bring neither."""
     look = run_updates.of_run(database, settings, running.id)
     record(database, running, make_steps([1.0] * 5))

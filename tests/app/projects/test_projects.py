@@ -313,7 +313,7 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_what_is_submitted_meanwhile_goes_along(
+def test_runs_submitted_meanwhile_are_included(
     database: Database, ada: User, mel: User, *, is_deleted: bool
 ) -> None:
     """A project is not renamed under a submission that has begun: its run has the new name. And one

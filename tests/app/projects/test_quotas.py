@@ -47,7 +47,7 @@ def test_an_admin_sets_limits(script: TestClient, browser: TestClient) -> None:
     assert "<b>0</b> devices, <b>0</b> of 3 queued runs" in page
 
 
-def test_a_submission_beyond_a_quota_is_refused(
+def test_a_submission_beyond_a_quota_is_rejected(
     full: None, script: TestClient, browser: TestClient, database: Database
 ) -> None:
     """By API, form and comparison, with the field, and nothing of it is queued."""

@@ -22,7 +22,7 @@ def end(database: Database, run: Run, status: Status, *steps: int) -> None:
         runs.set_status(session, session.get_one(Run, run.id), status)
 
 
-def test_a_cancelled_run_goes_on_from_its_last_checkpoint(
+def test_a_cancelled_run_continues_from_its_last_checkpoint(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
     """Its settings, name and tags; once, until that one has ended, too."""
@@ -58,7 +58,7 @@ def test_a_repeated_request_queues_one_run(
     assert first == second
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(
+def test_without_a_checkpoint_nothing_can_be_continued(
     database: Database, ada: User, running: Run, browser: TestClient, script: TestClient
 ) -> None:
     """The page does not show the button, and the API says why not."""

@@ -15,7 +15,7 @@ from tests.app.conftest import submit
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
 
-def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:
+def test_a_newcomer_sees_the_next_step(browser: TestClient) -> None:
     """With no run and no worker, the page says how to get both."""
     page = browser.get("/runs").text
     assert "halfstep worker" in page
@@ -32,7 +32,7 @@ def test_row_shows_where_a_run_is(database: Database, running: Run, browser: Tes
     assert 'aria-label="Loss from 3 to 1.5"' in page
 
 
-def test_a_share_of_all_steps_is_told_in_full(
+def test_a_share_of_all_steps_is_stated_as_all(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """It fits where the decimal of 100.0 % would be cut off."""

@@ -56,7 +56,7 @@ def test_a_retry_in_fp32_counts_as_applied(
     assert 'value="applied"' not in page  # an axis that the charts could not tell
 
 
-def test_page_goes_on_from_its_own_moment(
+def test_a_page_continues_from_its_own_state(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """The cursor on the page is of the same snapshot as the page: there is no news since."""
@@ -240,7 +240,7 @@ def test_codes_for_a_terminal_are_not_shown(
 WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "device": "NVIDIA"}
 
 
-def test_what_a_second_brings_stands_on_the_page(
+def test_updates_appear_within_a_second(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
     """Examples, tokens and the share of the device's peak; unknown ones are left out."""
@@ -296,7 +296,7 @@ def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient
         assert all(f'href="#{name}" id="tab-{name}"' in page for name in TABS)
 
 
-def test_changed_settings_stand_beside_the_facts(
+def test_changed_settings_are_next_to_the_facts(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
     """Their number is on the tab of the configuration, and the API names each with its default."""
@@ -312,9 +312,7 @@ def test_changed_settings_stand_beside_the_facts(
     }
 
 
-def test_what_it_was_started_in_is_told(
-    database: Database, running: Run, browser: TestClient
-) -> None:
+def test_the_environment_is_shown(database: Database, running: Run, browser: TestClient) -> None:
     """Machine, versions and git on the page, the texts in the API; nothing before the start.
 
     A changed recipe is noted, but not an equal or unknown one.

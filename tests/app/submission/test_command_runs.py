@@ -209,7 +209,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
         assert runs.newest(session) == []
 
 
-def test_the_page_says_what_is_run_and_shows_no_secret(
+def test_the_page_shows_the_command_without_secrets(
     key: None, commanded: None, database: Database, browser: TestClient
 ) -> None:
     """Hostile text is text; of what only a recipe's loop can do there is no button."""
@@ -302,7 +302,7 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
     assert script.get("/api/v1/secrets").json() == {"secrets": [], "total": 0, "next": None}
 
 
-def test_a_key_that_is_none_is_told_as_such(settings: Settings, script: TestClient) -> None:
+def test_an_invalid_key_is_named(settings: Settings, script: TestClient) -> None:
     """The operator has to mend it: the message names the file."""
     settings.data.mkdir()
     settings.secrets_key.write_text("no key")

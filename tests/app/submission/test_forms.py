@@ -66,7 +66,7 @@ def test_inputs_know_their_bounds() -> None:
     assert inputs["training.fused"].kind == "checkbox"
 
 
-def test_advanced_groups_open_for_what_is_in_them() -> None:
+def test_advanced_groups_open_for_their_errors() -> None:
     """The scaler's group is closed until something in it differs or is wrong."""
 
     def is_open(config: dict[str, Any], errors: dict[str, str]) -> bool:

@@ -71,7 +71,7 @@ def test_weights_are_named_by_run_and_step_or_by_path(
         ({"path": "a" * 1001}, "weights.path", "allowed: text of at most 1000 characters"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(
+def test_errors_are_at_their_fields(
     saved: Run, script: TestClient, weights: dict[str, Any], field: str, message: str
 ) -> None:
     """At once, and not when the run starts."""

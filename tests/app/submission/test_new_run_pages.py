@@ -139,7 +139,7 @@ def test_a_checkpoint_to_start_from_must_exist(
     assert "no checkpoint at step 40" in answer.text
 
 
-def test_a_number_that_is_too_small_is_told_beside_its_field(
+def test_a_number_that_is_too_small_is_reported_at_its_field(
     offered: None, browser: TestClient
 ) -> None:
     """The form is shown again with the entered values and the allowed ones."""
@@ -162,7 +162,7 @@ def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
     assert form.count('name="name"') == 1
 
 
-def test_another_recipe_takes_over_what_was_changed(
+def test_another_recipe_takes_over_changed_settings(
     database: Database, browser: TestClient
 ) -> None:
     """Common fields that the user changed stay; values that it does not allow are named and left
@@ -187,7 +187,7 @@ def test_another_recipe_takes_over_what_was_changed(
     assert "No worker offers the recipe" in browser.post("/runs/new", data={"other": "x"}).text
 
 
-def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient) -> None:
+def test_errors_use_labels(offered: None, browser: TestClient) -> None:
     """The summary takes the focus; the field is marked as invalid, with the message."""
     page = browser.post("/runs", data=FORM | {"training.steps": "0", "after_id": "77"}).text
     assert '<a href="#training.steps">Steps</a>' in page

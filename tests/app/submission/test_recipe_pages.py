@@ -83,7 +83,7 @@ def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestCl
     assert browser.get("/recipes/mine").status_code == 404
 
 
-def test_workers_with_other_versions_are_told(database: Database, browser: TestClient) -> None:
+def test_workers_with_other_versions_are_reported(database: Database, browser: TestClient) -> None:
     """One entry names both workers, and says that they differ."""
     offer(database)
     add_worker(database, "w2", [{**MINE, "schema": {**SCHEMA, "title": "newer"}}], [CPU])

@@ -116,7 +116,7 @@ def test_points_are_drawn_for_placeholders(
         ({"nodes": 2}, "nodes", "2 is not allowed; allowed: 1"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_by_its_field(
+def test_invalid_sweeps_are_rejected_by_field(
     database: Database, script: TestClient, changes: dict[str, Any], field: str, message: str
 ) -> None:
     """The path, the value, and the allowed values; nothing is begun."""
@@ -158,7 +158,9 @@ def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
         ({"values": 1}, {"type": "integer"}),
     ],
 )
-def test_what_nobody_declared_is_what_is_tried_of_it(tried: Any, kind: dict[str, Any]) -> None:
+def test_an_undeclared_direction_is_that_of_the_tried_values(
+    tried: Any, kind: dict[str, Any]
+) -> None:
     """Values say their type, as they do of a single run."""
     assert search_space.guessed(tried) == kind
 
@@ -214,7 +216,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
     assert client.post("/api/v1/sweeps/1/resumption").json()["submitted"] == 2
 
 
-def test_each_submission_asks_for_its_secrets(
+def test_each_submission_requests_its_secrets(
     database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
     """The sweep has only their names; a deleted one stops it, and no value is shown."""
@@ -234,7 +236,7 @@ def test_each_submission_asks_for_its_secrets(
     assert "there is no secret 'API_KEY'" in str(refusal(database))
 
 
-def test_its_page_says_what_is_run(browser: TestClient) -> None:
+def test_its_page_shows_the_command(browser: TestClient) -> None:
     """The line, hostile as it may be, and the values that all of its runs have."""
     line = "python train.py {lr} {name} '<script>alert(1)</script>'"
     body = given(command={"line": line}, config={"name": "</dd><b>"}, space={"lr": "0.1, 0.2"})
@@ -312,7 +314,7 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
     ],
 )
-def test_mistakes_stand_beside_their_fields(
+def test_mistakes_appear_at_their_fields(
     browser: TestClient, changes: dict[str, str], path: str, message: str
 ) -> None:
     """The form is shown again with the entered values and the errors; nothing is begun."""

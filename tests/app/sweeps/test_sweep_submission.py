@@ -480,7 +480,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
     ],
 )  # fmt: skip
 @pytest.mark.only_on("sqlite")
-def test_what_is_wrong_is_named(
+def test_errors_are_named(
     database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str
 ) -> None:
     """The field, its value, and the allowed values; nothing is begun."""

@@ -87,7 +87,7 @@ def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
     assert script.get(address).json()["metrics"][0] == row
 
 
-def test_names_and_searches_that_are_too_long_are_refused(many: Run, script: TestClient) -> None:
+def test_long_names_and_searches_are_rejected(many: Run, script: TestClient) -> None:
     """As any text that is typed."""
     for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 51}, {"metric_search": "\0"}):
         answer = script.get(f"/api/v1/runs/{many.id}/series", params=query)
@@ -95,7 +95,7 @@ def test_names_and_searches_that_are_too_long_are_refused(many: Run, script: Tes
 
 
 @pytest.mark.slow
-def test_news_are_of_the_metrics_that_a_viewer_shows(
+def test_updates_have_the_visible_metrics(
     database: Database, settings: Settings, many: Run
 ) -> None:
     """Points and rows of the others are left out."""

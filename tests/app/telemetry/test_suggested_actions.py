@@ -50,7 +50,7 @@ def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
 
 
 @pytest.mark.parametrize("bf16", [True, False])
-def test_what_is_possible_is_a_click_away(
+def test_possible_actions_are_one_click_away(
     database: Database, ada: User, browser: TestClient, bf16: bool
 ) -> None:
     """A fork from before the overflow with a lower rate; bf16 where the devices have it."""
@@ -78,7 +78,7 @@ def test_what_is_possible_is_a_click_away(
     assert 'name="parent_step" value="5"' in form
 
 
-def test_a_rate_beyond_reason_is_what_is_mended_first(
+def test_an_extreme_learning_rate_is_the_first_suggestion(
     database: Database, ada: User, browser: TestClient
 ) -> None:
     """By the recipe's own rate; of no other finding anything is offered, for nothing else helps."""
@@ -92,7 +92,7 @@ def test_a_rate_beyond_reason_is_what_is_mended_first(
     assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
 
 
-def test_what_is_not_possible_is_not_offered(
+def test_impossible_actions_are_not_offered(
     database: Database, ada: User, browser: TestClient
 ) -> None:
     """Where no worker offers the recipe any more nothing is; a changed setting is checked."""

@@ -63,7 +63,7 @@ def test_the_largest_come_first(old: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
+def test_files_to_delete_are_listed_first(old: int, settings: Settings) -> None:
     """With --dry-run nothing is deleted; with --yes the listed files are."""
     folder = settings.run_folder(old) / "checkpoints"
     result = typed("prune", "--checkpoints", "30", "--dry-run")

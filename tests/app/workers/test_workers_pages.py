@@ -111,7 +111,7 @@ def test_two_hundred_workers_cost_ten_queries(
     assert len(statements) <= 10, statements
 
 
-def test_the_queue_stands_below_the_grid_in_order(
+def test_the_queue_is_below_the_grid_in_order(
     app: FastAPI, database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
     """With the reason of each; runs of hidden projects count and have no name."""

@@ -58,7 +58,7 @@ def _client(address: str, name: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_strangers_keep_nobody_out(take: Callable[..., int]) -> None:
+def test_strangers_cannot_lock_users_out(take: Callable[..., int]) -> None:
     """However many addresses guess at a name, another is not braked; an address that guesses at
     many names is, and a /64 is one address.
     """

@@ -84,7 +84,7 @@ def test_a_missing_or_wrong_key_is_an_error(
         ("A", "sesame\ud800open", "value", "no variable can hold"),
     ],
 )
-def test_what_is_no_secret_is_refused(
+def test_invalid_secrets_are_rejected(
     database: Database, ada: User, key: Path, name: str, value: str, field: str, message: str
 ) -> None:
     """The field is named, and its value is not repeated."""

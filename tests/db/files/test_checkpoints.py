@@ -51,7 +51,9 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
         assert checkpoints.of_run(session, running.id) == []
 
 
-def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
+def test_a_request_is_acknowledged_by_its_checkpoint(
+    database: Database, running: Run, ada: User
+) -> None:
     """Once published, a requested checkpoint is not requested again; other requests stay."""
     with database.writing() as session:
         scale = run_control.request_scale(session, running.id, ada, 512.0)
@@ -226,7 +228,7 @@ def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
         get_file(store, "runs/1/b.pt", tmp_path / "b.pt", sha256=sha256)
 
 
-def test_altered_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_altered_file_is_rejected_by_name(tmp_path: Path) -> None:
     """A file that differs from its record raises an error with its key."""
     path = tmp_path / "a.pt"
     path.write_bytes(b"cut shor")

@@ -74,7 +74,7 @@ def test_old_checkpoints_are_previewed_and_deleted(
     assert sorted(left) == [f"runs/{old}/checkpoints/{step}.pt" for step in (30, 50)]
 
 
-def test_what_another_started_from_or_is_pinned_keeps_all(
+def test_pinned_runs_and_parents_of_forks_keep_all(
     database: Database, old: int, store: LocalStore, ada: User
 ) -> None:
     """Neither is planned for nor touched, though it was planned for before."""

@@ -278,7 +278,7 @@ def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [WATCH, COMMAND])
-def test_a_script_is_told_what_its_author_can_do(
+def test_a_message_to_a_script_names_the_remedy(
     database: Database, running: Run, source: str
 ) -> None:
     """There are no settings of ours, no replay and no comparison of precisions."""
@@ -305,7 +305,7 @@ def test_a_script_is_told_what_its_author_can_do(
     assert "torch.autocast(device, enabled=False)" in texts()
 
 
-def test_a_replay_is_advised_while_the_run_trains_alone(database: Database, running: Run) -> None:
+def test_a_replay_is_suggested_only_while_the_run_trains(database: Database, running: Run) -> None:
     """Its button is gone with the training."""
     steps = make_steps([1.0] * 40, skipped=range(1, 41))
     steps["scale"] = 0.5

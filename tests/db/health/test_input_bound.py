@@ -33,7 +33,7 @@ def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> 
     )
 
 
-def test_a_loop_that_is_fed_is_not_told_of(database: Database, running: Run) -> None:
+def test_a_loop_without_data_wait_is_not_reported(database: Database, running: Run) -> None:
     """A few steps that wait, or all of them for a moment, are worth no words."""
     steps = make_steps([1.0] * 100)
     steps["step_us"], steps["data_us"] = 1000, 20

@@ -143,7 +143,7 @@ def test_a_fork_is_judged_by_its_own_steps(
 @pytest.mark.parametrize(
     ("precision", "scaler"), [("bf16", {}), ("fp32", {}), ("fp16", {"enabled": False})]
 )
-def test_what_is_not_scaled_has_no_verdict(
+def test_a_run_without_a_scaler_has_no_scaling_health(
     database: Database, ada: User, precision: str, scaler: dict[str, bool]
 ) -> None:
     """bf16, fp32 and fp16 without a scaler skip nothing, so there is nothing to judge."""

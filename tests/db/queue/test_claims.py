@@ -211,7 +211,7 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         assert claim(session, three) == held
 
 
-def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: User) -> None:
+def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User) -> None:
     """After each further period another worker is reserved, and others instead of lost ones."""
     up = add_workers(database, 2, 2, 2)
     with database.writing() as session:
@@ -281,7 +281,7 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
         assert first.reservation is None
 
 
-def test_what_no_workers_could_train_hides_nobody(
+def test_runs_that_no_worker_could_train_hide_no_other(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many of them are ahead, the first that can be trained is looked at."""
@@ -333,7 +333,7 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
 
 
 @pytest.mark.only_on("postgresql")
-def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: User) -> None:
+def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -> None:
     """Neither for a claim of limited devices, nor for a holder of the longest waiting run: these
     might wait for its locks."""
     one, two = add_workers(database, 1, 1)

@@ -67,7 +67,7 @@ def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, work
     assert claimed.id == fits.id
 
 
-def test_a_wish_for_more_memory_than_any_number_of_bytes_waits(
+def test_a_request_for_more_memory_than_any_number_of_bytes_waits(
     database: Database, ada: User, worker: Worker
 ) -> None:
     """It hinders no other run's claim, and the list says why it waits."""
@@ -200,7 +200,9 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
     assert wishes == queue.DesiredState("run")
 
 
-def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:
+def test_control_messages_carry_cancel_and_requests(
+    database: Database, running: Run, ada: User
+) -> None:
     """User requests reach the holder of the lease, each with its id, in order."""
     with database.writing() as session:
         run_control.request_checkpoint(session, running.id, ada)
@@ -215,7 +217,7 @@ def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada:
     assert wishes.desired_state == "cancel"
 
 
-def test_a_request_stands_until_it_is_told_to_be_obeyed(
+def test_a_request_is_pending_until_acknowledged(
     database: Database, running: Run, ada: User
 ) -> None:
     """Only its own event marks it; invalid ones are rejected.
@@ -281,7 +283,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         ({}, "1 run is ahead: 1 (digits-fp16)"),
     ],
 )
-def test_what_a_run_waits_for_is_said(
+def test_a_queued_run_shows_its_pending_reason(
     database: Database, ada: User, changes: dict[str, Any], reason: str
 ) -> None:
     """A run that no worker can train shows the reason."""
@@ -377,9 +379,7 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
     assert status == Status.CANCELLED
 
 
-def test_a_run_that_is_killed_as_wished_says_so(
-    database: Database, running: Run, ada: User
-) -> None:
+def test_a_run_killed_on_request_says_so(database: Database, running: Run, ada: User) -> None:
     """Its killed process is not an error then."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
@@ -391,7 +391,7 @@ def test_a_run_that_is_killed_as_wished_says_so(
 
 
 @pytest.mark.parametrize("act", [run_control.cancel, run_control.pause], ids=lambda f: f.__name__)
-def test_a_run_that_finishes_all_the_same_says_nothing_of_the_wish(
+def test_a_run_that_finishes_in_spite_of_a_request_does_not_mention_it(
     database: Database, running: Run, ada: User, act: Any
 ) -> None:
     """Its last step came before the wish did."""

@@ -141,7 +141,7 @@ def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> N
     share=st.sampled_from([0.01, 1.0, 100.0]),
     ends=st.lists(st.integers(0, 1), min_size=13, max_size=13),
 )
-def test_nobody_waits_for_ever_whose_project_uses_nothing(
+def test_a_project_without_use_does_not_wait_for_ever(
     database: Database,
     ada: User,
     worker: Worker,
@@ -173,7 +173,7 @@ def test_nobody_waits_for_ever_whose_project_uses_nothing(
         session.rollback()
 
 
-def test_what_is_beyond_a_quota_is_not_queued(database: Database, ada: User) -> None:
+def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> None:
     """Neither of a project nor of a user, nor where files take too much, which a finding says."""
     with database.writing() as session:
         make(session, "vision", queued=2, stored_gib=1)

@@ -19,7 +19,7 @@ def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker:
         assert workers.recipes(session) == []
 
 
-def test_a_name_that_is_alive_on_another_host_is_refused(
+def test_a_worker_name_in_use_on_another_host_is_rejected(
     database: Database, worker: Worker
 ) -> None:
     """Two machines of one name would take each other's runs for lost."""

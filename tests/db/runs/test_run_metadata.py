@@ -82,7 +82,7 @@ def test_tags_are_added_and_removed_one_by_one(database: Database, running: Run,
                 run_metadata.add_tag(session, running.id, ada, wrong)
 
 
-def test_a_script_does_not_overwrite_what_a_person_wrote(database: Database, ada: User) -> None:
+def test_a_script_does_not_overwrite_edits_of_users(database: Database, ada: User) -> None:
     """A watched run's name and tags are its script's to begin with, and then people's."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "b" * 32, 1, **(WATCHED | {"tags": "old"})).run_id

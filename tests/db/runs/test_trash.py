@@ -103,7 +103,9 @@ def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: Use
         move_to_trash(database, ada, running.id)
 
 
-def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: User) -> None:
+def test_a_checkpoint_that_a_run_starts_from_is_kept(
+    database: Database, ended: int, ada: User
+) -> None:
     """A fork that has not ended keeps its parent, as weights keep theirs; then it may go."""
     place = {"parent_id": ended, "parent_step": 10}
     with database.writing() as session:
@@ -131,7 +133,7 @@ def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada
         groups.join(session, submit(session, ada), ended)
 
 
-def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -> None:
+def test_a_watched_run_in_the_trash_takes_nothing(database: Database, ada: User) -> None:
     """Its script gets the reason; after the erasure the script begins another run."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
@@ -244,7 +246,7 @@ def test_files_go_wherever_they_are(
     assert outside.exists()
 
 
-def test_only_what_is_due_is_erased(
+def test_only_due_runs_are_purged(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
     """Days are counted by the database's clock; restored runs stay."""
@@ -262,7 +264,7 @@ def test_only_what_is_due_is_erased(
         assert runs.get(session, ended).erased_at is None
 
 
-def test_what_is_being_erased_is_not_restored(database: Database, ended: int, ada: User) -> None:
+def test_a_run_being_purged_is_not_restored(database: Database, ended: int, ada: User) -> None:
     """Half of a run would be worth nothing."""
     move_to_trash(database, ada, ended)
     with database.writing() as session:
@@ -286,7 +288,7 @@ class CutOff:
 
 
 @pytest.mark.slow
-def test_stopped_anywhere_it_goes_on(
+def test_stopped_anywhere_it_continues(
     database: Database,
     settings: Settings,
     ended: int,
@@ -315,7 +317,7 @@ def test_stopped_anywhere_it_goes_on(
     assert rows_left(database, ended) == 0
 
 
-def test_it_stops_when_it_is_asked_to(
+def test_it_stops_on_request(
     database: Database,
     settings: Settings,
     ended: int,

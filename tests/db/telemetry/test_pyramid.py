@@ -115,7 +115,7 @@ metric_points = st.tuples(
 @pytest.mark.slow
 @given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
 @anyhow
-def test_metrics_summed_up_together_are_those_summed_up_alone(
+def test_metrics_summarized_together_equal_those_summarized_one_by_one(
     database: Database, running: Run, flushes: list[list[tuple[str, int, int, float]]]
 ) -> None:
     """Names of a flush share their queries; buckets and latest points are as of each by itself."""
@@ -140,7 +140,7 @@ def test_metrics_summed_up_together_are_those_summed_up_alone(
 @pytest.mark.slow
 @given(history=histories(), data=st.data())
 @anyhow
-def test_truncating_leaves_what_a_rebuild_would(
+def test_truncating_equals_a_rebuild(
     database: Database,
     running: Run,
     history: tuple[NDArray[Any], list[NDArray[Any]]],

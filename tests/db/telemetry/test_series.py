@@ -96,7 +96,7 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
 
 
 @pytest.mark.parametrize("field", ["attempt", "event", "metric", "diagnosis"])
-def test_a_cursor_beyond_what_a_column_of_ids_holds_is_as_good_as_none(
+def test_a_cursor_beyond_the_range_of_ids_counts_as_none(
     database: Database, running: Run, field: str
 ) -> None:
     """PostgreSQL would refuse to compare an id with such a number."""

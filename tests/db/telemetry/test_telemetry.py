@@ -101,7 +101,7 @@ def test_steps_run_again_within_a_batch_replace_the_earlier(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_of_a_metric_told_several_times_of_a_step_the_last_is_kept(
+def test_the_last_value_of_a_metric_in_a_step_counts(
     database: Database, running: Run, at_once: bool
 ) -> None:
     """In one flush, and in several."""

@@ -191,7 +191,7 @@ def test_run_without_steps_has_no_window(database: Database, running: Run) -> No
         assert windows.window(session, running.id, first=11) is None
 
 
-def test_window_of_too_few_points_is_refused(database: Database, running: Run) -> None:
+def test_window_of_too_few_points_is_rejected(database: Database, running: Run) -> None:
     """Less than 32 points cannot hold the ends and the extremes of a window."""
     record(database, running, make_steps([1.0]))
     with database.reading() as session, pytest.raises(ValueError, match="at least 32"):

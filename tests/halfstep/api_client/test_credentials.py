@@ -50,7 +50,7 @@ def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
+def test_login_stores_the_token_privately(stranger: Path) -> None:
     """Mode 0600; the token came as input, and is not printed. The client has it then."""
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
@@ -96,7 +96,7 @@ def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
         credentials.known()
 
 
-def test_login_says_what_is_allowed() -> None:
+def test_login_names_the_allowed_values() -> None:
     """An address without a scheme, and no token."""
     assert "url is 'there'; allowed: http://" in login("token", "there").stderr
     assert "there is no token: type it" in login("", "http://there").stderr

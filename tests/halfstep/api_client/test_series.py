@@ -89,7 +89,7 @@ def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[s
     assert [json.loads(line) for line in said] == client.findings(1)
 
 
-def test_a_scale_is_asked_for(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a running run, once."""
     type_command("run", "scale", "1", "4096")
     assert "4096" in capsys.readouterr().out

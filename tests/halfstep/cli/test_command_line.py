@@ -27,7 +27,7 @@ def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
     ("line", "message"),
     [("", "empty"), ("''", "empty"), ("a 'b", "no closing quotation"), ("{a}", "placeholder")],
 )
-def test_what_is_no_command_line_is_said(line: str, message: str) -> None:
+def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
     """In words for people."""
     with pytest.raises(ValueError, match=message):
         words(line)

@@ -222,7 +222,7 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         ("recipe remove away.py", 1, "away.py is not "),
     ],
 )
-def test_what_goes_wrong_is_json_where_that_is_asked_for(
+def test_errors_are_json_if_requested(
     typed: str,
     code: int,
     message: str,

@@ -48,7 +48,7 @@ def test_tensorboard_reads_it(
 
 
 @pytest.mark.parametrize("target", ["tensorboard", "mlflow"])
-def test_a_folder_whose_name_is_not_utf8_is_refused(
+def test_a_folder_whose_name_is_not_utf8_is_rejected(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
     """In a sentence, and nothing is written."""

@@ -83,7 +83,7 @@ def test_a_wandb_run(imported: Import) -> None:
     assert (outcome["status"], outcome["step"]) == ("finished", 12)
 
 
-def test_a_damaged_wandb_log_ends_its_run_alone(
+def test_a_damaged_wandb_log_affects_only_its_run(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Data before the damage are imported; the other run is complete."""
@@ -638,7 +638,7 @@ def test_names_that_are_evident() -> None:
     assert columns_of(["accuracy", "scale"]) == {}
 
 
-def test_a_path_that_holds_nothing_is_said(
+def test_a_path_without_runs_is_reported(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And one that is not there is typed wrongly."""

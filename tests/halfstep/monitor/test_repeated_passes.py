@@ -439,7 +439,7 @@ def test_a_pass_before_the_update_is_no_later_steps_loss(
 
 @pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
-def test_each_kind_alone(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
+def test_each_kind_by_itself(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
     """As above, each kind twice."""
     examined = Watched(tmp_path, [kind, kind], plain_after=NEVER, is_fused=is_fused)
     usual = Watched(tmp_path, [kind, kind], plain_after=2, is_fused=is_fused)

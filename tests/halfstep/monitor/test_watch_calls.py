@@ -85,7 +85,7 @@ def test_usual_steps_leave_other_objects_to_the_loop(name: str, arguments: int) 
 
 
 @pytest.mark.parametrize("name", hooks.UNGUARDED)
-def test_what_is_called_without_the_guard_raises_nothing(name: str) -> None:
+def test_unguarded_calls_raise_nothing(name: str) -> None:
     """A scaler or optimizer of any kind costs no training."""
     listener = loop.Loop(lambda _: None, lambda _: None)
     getattr(listener, name)(object())

@@ -311,7 +311,7 @@ def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> 
     assert (event["count"], event["of"], event["optimizer"]) == (2, 2, "SGD")
 
 
-def test_a_loop_without_an_optimizer_is_told_what_is_missing(
+def test_a_loop_without_an_optimizer_gets_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After twenty backward passes, in one line."""

@@ -280,7 +280,7 @@ def test_all_entries_together_are_bounded(bad: Any) -> None:
     assert 1 <= len(lines) <= MAX_LINES
 
 
-def test_omegaconf_marks_what_is_missing_or_cannot_be_resolved() -> None:
+def test_missing_and_unresolvable_values_of_omegaconf_are_marked() -> None:
     """Interpolations are resolved, and no other value is lost."""
     config = OmegaConf.create(
         {
@@ -301,7 +301,7 @@ def test_omegaconf_marks_what_is_missing_or_cannot_be_resolved() -> None:
     assert len(losses) == 4
 
 
-def test_what_is_too_long_is_bounded() -> None:
+def test_long_values_are_truncated() -> None:
     """A list is cut, and of a configuration beyond its bound the largest values go."""
     assert len(as_config({"a": list(range(10**5))})["a"]) == MAX_ITEMS + 1
     found = as_config({str(i): ["x" * 1900] * 10 for i in range(20)} | {"lr": 1})

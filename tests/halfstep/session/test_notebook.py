@@ -78,7 +78,7 @@ def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
     assert said.count("watching; ") == 3
 
 
-def test_later_cells_go_on_with_the_run(tmp_path: Path) -> None:
+def test_later_cells_continue_with_the_run(tmp_path: Path) -> None:
     """Until `finish`, or a cell that watches again."""
     run(tmp_path, TRAIN.format(lr=1), "steps(2)", "watch.log({'accuracy': 0.5})", "watch.finish()")
     assert outcomes(tmp_path) == {"try": ("finished", 5, "")}

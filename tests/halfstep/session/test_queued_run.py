@@ -72,7 +72,7 @@ def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
     assert not (folder / "run.json").exists()
 
 
-def test_what_a_script_is_configured_with_is_told_without_its_secrets(
+def test_the_configuration_of_a_script_is_recorded_without_secrets(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Those that the queue gave it by name; a text that is too long is cut, and ends nothing."""
@@ -90,7 +90,7 @@ def test_what_a_script_is_configured_with_is_told_without_its_secrets(
 
 
 @pytest.mark.slow
-def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:
+def test_several_trainings_of_one_script_continue_each_other(folder: Path) -> None:
     """The second one's steps follow on the first one's, in a file of its own."""
     train()
     train()
@@ -100,7 +100,7 @@ def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> 
     assert sorted(path.name for path in (folder / "spool").iterdir()) == ["1-0.spool", "1-1.spool"]
 
 
-def test_one_that_was_killed_is_gone_on_from(folder: Path) -> None:
+def test_a_killed_one_is_continued(folder: Path) -> None:
     """It could not say where it was, and its spool does."""
     SCRIPT.train(halfstep.watch)
     halfstep.watch()._loop.drain(60.0)
@@ -153,7 +153,7 @@ def test_a_second_process_at_once_trains_unwatched(
     assert len(Written(folder).steps) > 0
 
 
-def test_without_locks_a_second_process_is_refused_as_well(
+def test_without_locks_a_second_process_is_rejected_as_well(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another error of a lock is none of another process's, and ends no watching."""

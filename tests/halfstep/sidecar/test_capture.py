@@ -115,7 +115,7 @@ def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
     ("ending", "code"),
     [("raise ValueError('wrong')", 1), ("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)],
 )
-def test_what_a_script_printed_last_is_kept(tmp_path: Path, ending: str, code: int) -> None:
+def test_the_last_output_of_a_script_is_kept(tmp_path: Path, ending: str, code: int) -> None:
     """Also the traceback of its exception, and the words before a SIGKILL."""
     script = start(tmp_path, f"print('last words', flush=True)\n{ending}\n")
     _, errors = script.communicate(timeout=SECONDS)
@@ -265,7 +265,7 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
     assert b"KeyboardInterrupt" in logged(tmp_path / "watched")
 
 
-def test_a_descriptor_that_the_script_reuses_is_left_alone(tmp_path: Path) -> None:
+def test_a_descriptor_that_the_script_reuses_is_not_changed(tmp_path: Path) -> None:
     """Daemons close descriptors that they did not open, and reuse their numbers."""
     ours = Descriptor.of(os.open(os.devnull, os.O_RDONLY))
     assert ours.is_ours()

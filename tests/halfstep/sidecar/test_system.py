@@ -62,7 +62,7 @@ def test_without_nvidias_library_the_host_is_sampled(
     assert len(SystemMonitor([0]).take(2000)) == 1
 
 
-def test_the_cards_asked_are_those_that_the_run_trains_on(nvml: pytest.MonkeyPatch) -> None:
+def test_the_polled_cards_are_those_of_the_run(nvml: pytest.MonkeyPatch) -> None:
     """Device i is the i-th that the administrator left visible, by number or by UUID."""
     nvml.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-ab12,MIG-cd34")
     monitor = SystemMonitor([0, 1, 2])

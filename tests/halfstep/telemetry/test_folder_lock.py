@@ -161,7 +161,7 @@ def test_a_waiting_process_gets_the_lock(lock: Callable[[], FolderLock]) -> None
     assert (held, lock().is_held()) == ([True], False)
 
 
-def test_an_owner_elsewhere_is_stale_without_a_heartbeat(
+def test_an_owner_on_another_machine_is_stale_without_a_heartbeat(
     tmp_path: Path, lock: Callable[[], FolderLock]
 ) -> None:
     """Its PID says nothing here; the file system's clock does."""

@@ -82,7 +82,7 @@ def test_it_continues_in_a_new_file_and_counts_losses(tmp_path: Path, now: list[
     assert {path.name for path in tmp_path.iterdir()} == {"1-0.spool", "1-1.spool"}
 
 
-def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, now: list[float]) -> None:
+def test_a_disk_that_stays_full_is_reported_at_the_end(tmp_path: Path, now: list[float]) -> None:
     """Closing raises nothing either."""
     said: list[str] = []
     spool = PatientSpool(tmp_path, 1, said.append)

@@ -213,7 +213,7 @@ def following() -> Iterator[Any]:
 # ---- What arrives -------------------------------------------------------------------------------
 
 
-def test_a_configuration_that_changes_is_sent_anew(site: IngestServer, tmp_path: Path) -> None:
+def test_a_changed_configuration_is_sent_again(site: IngestServer, tmp_path: Path) -> None:
     """A script configures its run late; nothing of the spool is sent again for it."""
     written = Writer(tmp_path, config={"lr": 0.1}).steps(1)
     with Ingest(site.server) as ingest:
@@ -330,7 +330,7 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
     assert arrived(site, writer.files).spool == {0: whole} | {1: spooled(writer.files)[1]}
 
 
-def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path) -> None:
+def test_damage_without_a_following_frame_is_reported(site: IngestServer, tmp_path: Path) -> None:
     """With the bytes that are lost; the next file of the spool is sent all the same."""
     writer = Writer(tmp_path)
     writer.spool.event(event_of({"event": "length", "step": 0, "steps": 3}))
@@ -360,7 +360,7 @@ def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path:
     assert attempt.stored
 
 
-def test_checkpoints_go_if_wished(site: IngestServer, tmp_path: Path) -> None:
+def test_checkpoints_are_sent_on_request(site: IngestServer, tmp_path: Path) -> None:
     """By `upload=True` of one, or for all of them later; in pieces."""
     content = os.urandom(9_000_000)
     writer = Writer(tmp_path).steps().file(b"kept here", "no.pt", upload=False)
@@ -372,7 +372,7 @@ def test_checkpoints_go_if_wished(site: IngestServer, tmp_path: Path) -> None:
     assert arrived(site, writer.files).files == {wished: content, other: b"kept here"}
 
 
-def test_a_file_that_is_not_what_was_named_is_said(site: IngestServer, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_reported(site: IngestServer, tmp_path: Path) -> None:
     """Gone, of another size, or of other content; the others are sent."""
     writer = Writer(tmp_path).steps()
     folder = writer.files.folder / "artifacts" / "step-00000100"
@@ -425,7 +425,7 @@ def test_a_run_is_sent_while_it_is_written(
     assert uploading.script.poll() is None
 
 
-def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
+def test_data_that_the_server_rejects_are_reported_and_given_up_at_the_end(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
     """It succeeds once the script has configured it again; unchanged data are rejected again."""
@@ -443,7 +443,7 @@ def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
     assert site.faults
 
 
-def test_a_death_without_a_word_is_told_once_all_is_sent(
+def test_a_silent_death_is_reported_after_all_data(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
     """Also by a failing server; afterwards the folder has the outcome, and a next attempt
@@ -512,7 +512,7 @@ def test_a_server_that_stays_away_is_given_up_after_the_end(
     assert arrived(site, writer.files).spool == spooled(writer.files)
 
 
-def test_a_refused_token_is_said_and_may_be_mended(
+def test_a_rejected_token_is_reported_and_can_be_replaced(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
     """By an admin of the server, or by `halfstep login` on this machine."""
@@ -593,9 +593,7 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
     }
 
 
-def test_upload_says_what_has_not_ended_and_what_is_at_work(
-    site: IngestServer, tmp_path: Path
-) -> None:
+def test_upload_names_active_and_locked_runs(site: IngestServer, tmp_path: Path) -> None:
     """Half a run is sent; one that has its uploader is left to it."""
     files = Writer(tmp_path).steps().files
     assert upload(site, tmp_path).stdout.endswith("/runs/7; it has not ended yet\n")
@@ -605,7 +603,7 @@ def test_upload_says_what_has_not_ended_and_what_is_at_work(
     assert not uploader.is_uploading(files.folder)
 
 
-def test_upload_deletes_what_is_over_and_sent_and_no_step_is_forgotten(
+def test_upload_deletes_ended_and_sent_runs_without_losing_a_step(
     site: IngestServer, tmp_path: Path
 ) -> None:
     """Also of attempts that were fenced long ago; an active run keeps its spool."""
@@ -667,7 +665,7 @@ DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_upload_reports_each_folder_and_goes_on_after_a_damaged_one(
+def test_upload_reports_each_folder_and_continues_after_a_damaged_one(
     site: IngestServer, tmp_path: Path, damage: str
 ) -> None:
     """In a line each; the exit code says that one of them was not sent."""
@@ -685,7 +683,7 @@ def test_upload_reports_each_folder_and_goes_on_after_a_damaged_one(
         assert arrived(site, files).outcome is not None
 
 
-def test_upload_goes_on_after_a_run_that_the_server_refuses(
+def test_upload_continues_after_a_run_that_the_server_rejects(
     site: IngestServer, tmp_path: Path
 ) -> None:
     """Its answer is about this one only."""
@@ -830,7 +828,7 @@ def test_a_spool_shorter_than_the_script_left_it_is_reported(
         assert done.returncode == 0, done.stdout
 
 
-def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
+def test_upload_with_a_rejected_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
     """It does not wait for a new token."""
     Writer(tmp_path).steps()
     site.tokens = set()
@@ -935,7 +933,9 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
     assert "token" not in (tmp_path / "it" / "run.json").read_text()
 
 
-def test_the_page_is_told_as_soon_as_the_server_has(site: IngestServer, tmp_path: Path) -> None:
+def test_the_page_is_updated_once_the_server_has_committed(
+    site: IngestServer, tmp_path: Path
+) -> None:
     """For callers that start an uploader and wait; `watch` does for a second."""
     writer = Writer(tmp_path).steps().finish()
     assert uploader.start(writer.files, site.server, SECONDS) == f"{site.url}/runs/7"
@@ -992,7 +992,7 @@ def test_a_server_that_is_slow_to_answer_holds_no_training(
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_refusal_is_an_answer(
+def test_a_rejection_is_a_response(
     site: IngestServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -190,7 +190,7 @@ def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: No
     assert logged("rows") == {"val/acc": [(1, 0.5)]}
 
 
-def test_a_loss_alone_is_continued_after_the_last_number(without_torch: None) -> None:
+def test_a_run_with_only_a_loss_continues_after_its_last_step(without_torch: None) -> None:
     """A later attempt replaces no number that was logged after the last loss."""
     wandb: Any = halfstep
     for attempt in range(2):
@@ -287,7 +287,7 @@ def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixt
     assert outcome("other")["status"] == "failed"
 
 
-def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
+def test_a_run_that_only_logs_continues(without_torch: None) -> None:
     """By its id; W&B's counter continues, and the data are sent to the server."""
     for attempt in (1, 2):
         with halfstep.init(id="abc", resume="allow") as run:
@@ -312,7 +312,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run.url is None
 
 
-def test_a_run_that_goes_on_keeps_its_configuration() -> None:
+def test_a_continued_run_keeps_its_configuration() -> None:
     """Except for new values, by `init` or later."""
     halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
     with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
@@ -322,7 +322,7 @@ def test_a_run_that_goes_on_keeps_its_configuration() -> None:
     assert described["config"] == {"lr": 0.2, "seed": 1, "epochs": 3}
 
 
-def test_an_alert_that_nobody_can_hear_is_kept(
+def test_an_undeliverable_alert_is_kept(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a process with closed stderr."""

@@ -15,7 +15,7 @@ def writer():
     writer.close()
 
 
-def test_what_is_begun_runs_beside_and_the_next_waits_for_it(writer):
+def test_a_write_runs_in_the_background_and_the_next_waits_for_it(writer):
     """The first `begin` returns while it is under way; the second when it is over."""
     result, go_on = [], Event()
 
@@ -47,7 +47,7 @@ def test_an_exception_is_raised_once(writer, hear):
     writer.wait()
 
 
-def test_a_look_waits_for_nothing_and_hears_of_what_failed(writer):
+def test_a_poll_does_not_block_and_reports_failures(writer):
     """Under way it says nothing; over it raises."""
     go_on = Event()
 

@@ -121,7 +121,7 @@ def test_a_replay_is_not_measured(run_loop, monkeypatch):
     assert repr(replayed.of("headroom")) == repr(alone.of("headroom"))  # NaN is what it was
 
 
-def test_a_compiled_network_is_left_alone(run_loop, monkeypatch, capsys):
+def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
     """One sentence in the log, and no hook that would recompile it."""
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # what it makes is not used
     values = EVERY | {"training": {"steps": 7, "compile": True}}

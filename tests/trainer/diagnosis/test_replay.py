@@ -565,7 +565,7 @@ def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
     assert_same_bits(weights, others)
 
 
-def test_what_is_not_finite_by_design_is_no_cause(run_loop):
+def test_values_nonfinite_by_design_are_no_cause(run_loop):
     """The batch before, with a finite loss, has NaN in the same position."""
     run = run_loop(GapsByDesign, {"training": {"steps": 120}})
     assert not torch.tensor(run.records["loss"]).isfinite().all()

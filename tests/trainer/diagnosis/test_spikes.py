@@ -70,7 +70,7 @@ def told(made, *cuts, **settings):
     return [(each.step, each.loss, each.z) for each in found]
 
 
-def test_a_sudden_rise_is_told_with_its_step_and_how_high_it_is():
+def test_a_spike_is_reported_with_its_step_and_height():
     """z is in robust standard deviations above the median of the losses before."""
     losses = noise(60)
     losses[40] = 5.0
@@ -94,7 +94,7 @@ def test_how_records_are_handed_over_changes_nothing(cuts):
     assert [step for step, *_ in told(made)] == [31, 61]
 
 
-def test_of_an_excursion_the_first_step_is_told():
+def test_the_first_step_of_an_excursion_is_reported():
     """A loss that stays high, or rises on, is one spike for as long as a window."""
     losses = noise(60)
     losses[30:] = np.linspace(5, 50, 30)
@@ -239,7 +239,7 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
     ]
 
 
-def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path):
+def test_after_the_last_rewind_a_run_continues_or_fails_as_configured(run_loop, tmp_path):
     """The spike is reported in any case; a failure has the step, loss and z."""
     once = {**VALUES, "spike": {**VALUES["spike"], "max_rollbacks": 1}}
     run = run_loop(Poisoned, once, tmp_path / "a")
@@ -251,7 +251,7 @@ def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path)
         run_loop(Poisoned, once, tmp_path / "b")
 
 
-def test_without_a_checkpoint_before_it_the_run_goes_on(run_loop, tmp_path):
+def test_without_an_earlier_checkpoint_the_run_continues(run_loop, tmp_path):
     """A spike before the first checkpoint is only reported."""
     late = {**VALUES, "checkpoints": {"every_steps": 59}}
     run = run_loop(Poisoned, late, tmp_path / "a")

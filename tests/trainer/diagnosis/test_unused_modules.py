@@ -33,7 +33,7 @@ def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
     assert (event["step"], event["modules"]) == (1, ["model.attention.out_proj"])
 
 
-def test_modules_that_are_called_are_not_told_and_keep_no_hooks(run_loop):
+def test_called_modules_are_not_reported_and_lose_their_hooks(run_loop):
     """Nor does looking change a bit."""
     run = run_loop(Attentive, {"modules": {"fp32": ["model.attention", "model.head"]}})
     assert not run.of("uncalled")

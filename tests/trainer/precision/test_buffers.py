@@ -104,7 +104,7 @@ def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
     assert events_after[1:] == [told(6, "model.running_mean", "model.running_var")]
 
 
-def test_a_fork_tells_of_poison_that_it_inherits():
+def test_a_fork_reports_inherited_nonfinite_buffers():
     """With the step since which its parent had it, at a skip of its own."""
     module = nn.BatchNorm1d(3)
     poison, _events = followed(module)
@@ -140,7 +140,7 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
     assert not run.of("poison")
 
 
-def test_expanded_buffers_are_left_alone():
+def test_expanded_buffers_are_not_changed():
     """They cannot be written in place; other buffers are restored."""
     module = nn.BatchNorm1d(4)
     module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))

@@ -110,7 +110,7 @@ def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
         run_loop(Layers, everywhere)
 
 
-def test_where_fp8_is_not_it_is_refused(run_loop, monkeypatch):
+def test_fp8_is_rejected_where_unsupported(run_loop, monkeypatch):
     """A CPU offers none; without torchao it says what to install."""
     assert not any(device.fp8 for device in probe.devices() if device.kind == "cpu")
     with pytest.raises(ConfigError, match="the device is a cpu; allowed: CUDA of compute cap"):

@@ -267,7 +267,7 @@ def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
     assert (event["step"], scales.tolist()) == (2, np.float32([64.1, 32.1]).tolist())
 
 
-def test_a_resumed_run_tells_of_no_scale_that_nobody_set(run_loop, tmp_path):
+def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
     """Neither after a back-off at the very last step, nor of a checkpoint that lacks the scale.
 
     Catches a scale that is not the one after the last step, or was rounded on its way.

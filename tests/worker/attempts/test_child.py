@@ -39,7 +39,7 @@ def test_a_training_cannot_reach_the_database(
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_what_is_hidden_is_in_no_line_however_lines_are_cut() -> None:
+def test_secrets_are_hidden_however_lines_are_cut() -> None:
     """A secret stands as ***, also where a line is longer than one can be."""
     secret = "sesame-open"
     for before in (0, LINE_BYTES - len(secret) + 3, 2 * LINE_BYTES - 4):

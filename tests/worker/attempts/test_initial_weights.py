@@ -49,7 +49,7 @@ def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
         allowed(str(tmp_path), Settings(data=tmp_path))
 
 
-def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
+def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
     """Of another run, a file or an upload; unfit weights fail the run with their names."""
     models = tmp_path / "models"
     models.mkdir()

@@ -92,7 +92,7 @@ def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
 
 
 @pytest.mark.only_on("sqlite")
-def test_what_a_killed_supervisor_left_is_published(site: Site, tmp_path: Path) -> None:
+def test_files_of_a_killed_supervisor_are_published(site: Site, tmp_path: Path) -> None:
     """The worker publishes the part that it was writing."""
     settings = Settings(data=site.data, database_url=site.url)
     run_id = site.submit()

@@ -175,7 +175,7 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
 
 
 @pytest.mark.only_on("postgresql")
-def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
+def test_a_pause_leaves_one_checkpoint_from_which_both_resume(
     machines: Machines, site: Site
 ) -> None:
     """As if it had never been paused. Each rank has written its shards, the second machine has sent

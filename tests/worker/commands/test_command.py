@@ -89,7 +89,7 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     assert not any(b"open-sesame" in path.read_bytes() for path in written)
 
 
-def test_an_exit_code_fails_the_run_with_what_was_printed_last(
+def test_an_exit_code_fails_the_run_with_its_last_output(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
     """The fault is the code's; so it is where there is no program, environment or folder."""
@@ -169,7 +169,7 @@ def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
     assert last_reason(site, run_id) == ("its worker was stopped", "infrastructure")
 
 
-def test_a_worker_whose_operator_does_not_say_yes_takes_none(site: Site) -> None:
+def test_a_worker_without_permission_takes_no_commands(site: Site) -> None:
     """It trains recipes, and does not claim the command."""
     command, digits = python(site, "print('no')"), site.submit(steps=1)
     with site.worker():
@@ -231,7 +231,7 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
 
 
 @pytest.mark.only_on("sqlite")
-def test_a_run_whose_spool_is_damaged_says_what_is_lost(
+def test_a_run_with_a_damaged_spool_names_lost_data(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
     """It is not killed; its status, and so the exit code of who waits for it, is failed."""

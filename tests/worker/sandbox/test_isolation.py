@@ -179,7 +179,7 @@ def _owner(place: Path) -> int | None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
-def test_users_that_cannot_be_are_told_of(tmp_path: Path) -> None:
+def test_invalid_users_are_reported(tmp_path: Path) -> None:
     """Without walls, for more devices than users, in a folder that they cannot reach."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -239,7 +239,7 @@ def test_limits_are_written_into_a_cgroup_of_the_runs_own(
 
 
 @pytest.mark.only_on("sqlite")
-def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path) -> None:
+def test_a_run_beyond_its_memory_affects_no_other(site: Site, tmp_path: Path) -> None:
     """The kernel ends it, and its worker continues with the next."""
     hog = tmp_path / "hog.py"
     hog.write_text("taken = bytearray(2**30)\nprint(len(taken))\n")
