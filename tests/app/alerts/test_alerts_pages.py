@@ -95,13 +95,13 @@ def test_notifications_are_marked_as_read(
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
     assert posted(browser, "/runs/1/alerts", condition="paused") == 303
     assert told(database, running) == 1
-    news = browser.get("/api/v1/alerts/inbox/news").json()
+    news = browser.get("/api/v1/alerts/inbox/unread").json()
     assert news["unread"] == 1
     assert news["newest"][0]["text"] == "Run 1, digits-fp16, is paused."
-    assert browser.get("/api/v1/alerts/inbox/news?than=1").json()["newest"] == []
+    assert browser.get("/api/v1/alerts/inbox/unread?after=1").json()["newest"] == []
     assert "Mark 1 as read" in browser.get("/alerts").text
     assert posted(browser, "/alerts/inbox/reading", up_to="1") == 303
-    assert browser.get("/api/v1/alerts/inbox/news").json()["unread"] == 0
+    assert browser.get("/api/v1/alerts/inbox/unread").json()["unread"] == 0
     [alert] = browser.get("/api/v1/alerts/inbox").json()["alerts"]
     assert alert["read_at"] is not None
 

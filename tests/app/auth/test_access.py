@@ -353,7 +353,7 @@ def test_alerts_of_a_run_end_with_the_role(
     assert client.get("/api/v1/alerts/deliveries").json()["total"] == 0
     left = client_of(app, database, installed.users["left"])
     assert left.get("/api/v1/alerts/inbox").json()["total"] == 0
-    assert left.get("/api/v1/alerts/inbox/news").json() == {"unread": 0, "newest": []}
+    assert left.get("/api/v1/alerts/inbox/unread").json() == {"unread": 0, "newest": []}
     assert MARK not in left.get("/alerts").text
     AlertDelivery(settings, database, Event()).deliver_due()
     with database.reading() as session:
