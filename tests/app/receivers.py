@@ -85,11 +85,11 @@ def smtp_receiver() -> Iterator[Receiver]:
         yield from _serving(server, result)
 
 
-def _serving(server: socketserver.BaseServer, told: Receiver) -> Iterator[Receiver]:
+def _serving(server: socketserver.BaseServer, receiver: Receiver) -> Iterator[Receiver]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield told
+        yield receiver
     finally:
         server.shutdown()
         thread.join()

@@ -299,35 +299,35 @@ def test_what_operators_read_is_json_too(
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
 
-    def told(*words: str) -> list[dict[str, Any]]:
+    def reported(*words: str) -> list[dict[str, Any]]:
         assert type_command(*words, "--json") == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    run, summed = told("storage", "runs")
+    run, summed = reported("storage", "runs")
     assert (run["run"], run["owner"], run["stored_bytes"]) == (running.id, "ada", 0)
     assert (summed["runs"], summed["trash"]) == (1, {"runs": 0, "stored_bytes": 0})
     assert summed["disk"]["total_bytes"] >= summed["disk"]["free_bytes"]
-    assert told("storage", "check") == [{"mismatches": 0}]
-    pruned = told("storage", "prune", "--logs", "1", "--dry-run")
+    assert reported("storage", "check") == [{"mismatches": 0}]
+    pruned = reported("storage", "prune", "--logs", "1", "--dry-run")
     assert pruned == [{"runs": 0, "stored_bytes": 0}]
-    [rebuilt] = told("rebuild", str(running.id))
+    [rebuilt] = reported("rebuild", str(running.id))
     assert (rebuilt["run"], rebuilt["skipped"]) == (running.id, 0)
-    [link] = told("link", "ada")
+    [link] = reported("link", "ada")
     assert link["name"] == "ada"
     assert "/?token=" in link["link"]
-    [made] = told("user", "add", "carol")
+    [made] = reported("user", "add", "carol")
     assert made["name"] == "carol"
-    assert told("user", "role", "carol", "viewer")[0]["role"] == "viewer"
-    assert told("user", "change", "carol", "commands")[0]["change"] == "commands"
-    _ada, carol = told("user", "list")
+    assert reported("user", "role", "carol", "viewer")[0]["role"] == "viewer"
+    assert reported("user", "change", "carol", "commands")[0]["change"] == "commands"
+    _ada, carol = reported("user", "list")
     assert carol == {
         **{"name": "carol", "roles": {"": "viewer"}, "admin": False},
         **{"runs_commands": True, "deactivated": False},
     }
-    [saved] = told("backup", str(tmp_path / "backup"))
+    [saved] = reported("backup", str(tmp_path / "backup"))
     assert (saved["files"], saved["left_out"]) == (0, [])
     assert saved["rows"] > 0
-    [gone] = told("storage", "prune", "--logs", "0", "--yes")[-1:]
+    [gone] = reported("storage", "prune", "--logs", "0", "--yes")[-1:]
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent.action).order_by(AuditEvent.id)).all()
     assert {"halfstep backup", "halfstep rebuild"} <= {*audit_events}

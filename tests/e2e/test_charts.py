@@ -35,7 +35,7 @@ Object.defineProperty(window, 'Plotly', {
         plotly = value
     },
 })"""
-SKIPS = range(100, STEPS, 7)  # more than are told one by one
+SKIPS = range(100, STEPS, 7)  # more than are listed one by one
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
     """Ticks closer than a pixel are one; their numbers add up to all skips that happened."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
-    told = _told(page)
-    assert len(told) < 1280
-    assert max(told) > 1
-    assert sum(told) == len(SKIPS)
+    drawn = _told(page)
+    assert len(drawn) < 1280
+    assert max(drawn) > 1
+    assert sum(drawn) == len(SKIPS)
     expect(page.locator("[data-skip-count]")).to_have_text(f"{len(SKIPS):,} skipped steps")
     shown = _trace(page, "skips counted")["text"]
-    assert set(map(int, shown)) <= set(told)
+    assert set(map(int, shown)) <= set(drawn)
     assert page.get_by_text(shown[0], exact=True).first.is_visible()
 
 
@@ -386,10 +386,10 @@ def test_lines_are_inspected_hidden_arranged_and_saved(
     flag = page.locator("[data-row=loss] .crosshair b")
     box = page.locator("[data-plot=loss] .nsewdrag").first.bounding_box()
     assert box is not None
-    for step, told in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
+    for step, drawn in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
         x = box["x"] + box["width"] * (step - 1) / 19
         page.mouse.move(x, box["y"] + 60)
-        expect(flag).to_have_text(told)
+        expect(flag).to_have_text(drawn)
     expect(page.locator("[data-row=scale] .crosshair")).to_be_visible()
     loss = page.locator("[data-row=loss] .panel-lines")
     expect(loss.get_by_role("button", name="loss", exact=False).first).to_contain_text("2.007")

@@ -18,7 +18,7 @@ def test_a_link_shows_its_runs_without_sign_in(
     """
     record(database, running, make_steps([1.0] * 60, skipped=[3]), events=make_events([3]))
     other = submit(database, ada)
-    for address, told in (
+    for address, text in (
         (f"/runs/{running.id}", "59 applied"),
         (f"/compare?runs={running.id},{other.id}", "Parallel coordinates"),
     ):
@@ -33,7 +33,7 @@ def test_a_link_shows_its_runs_without_sign_in(
         guest.wait_for_url("**/shared/*")
         expect(guest.get_by_text("Shared by ada")).to_be_visible()
         expect(guest.locator(".js-plotly-plot").first).to_be_visible()
-        expect(guest.get_by_text(told)).to_be_visible()
+        expect(guest.get_by_text(text)).to_be_visible()
         shown = guest.url
         assert list(found_on(guest)) == []
         page.get_by_role("button", name="Revoke").first.click()

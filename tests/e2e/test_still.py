@@ -106,9 +106,9 @@ def hear(page: Page) -> None:
     )
 
 
-def shown_by_now(page: Page, heard: int) -> None:
+def shown_by_now(page: Page, received: int) -> None:
     """Wait for news, and until they would be on the page if nothing held them up."""
-    until(lambda: page.evaluate("window.heard") > heard)
+    until(lambda: page.evaluate("window.heard") > received)
     page.clock.run_for(1000)
 
 
@@ -133,11 +133,11 @@ def test_a_click_works_although_updates_arrive_between_press_and_release(
     hold_clock(page)
     page.mouse.move(*centre(link))
     page.mouse.down()
-    heard = page.evaluate("window.heard")
+    received = page.evaluate("window.heard")
     last = train(settings, database, running, 1)
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
-    shown_by_now(page, heard)
+    shown_by_now(page, received)
     page.mouse.up()
     assert page.evaluate("window.clicked") == "/runs/1/checkpoints/1/download"
     page.clock.resume()
@@ -160,9 +160,9 @@ def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
     page.mouse.move(*centre(link))
     page.mouse.down()
     for _ in range(2):
-        heard = page.evaluate("window.heard")
+        received = page.evaluate("window.heard")
         submit(database, ada)
-        shown_by_now(page, heard)
+        shown_by_now(page, received)
     page.mouse.up()
     page.wait_for_url("**/runs/1")
 
@@ -178,9 +178,9 @@ def test_updates_wait_for_an_open_select_at_most_five_seconds(
     step = page.locator('[data-fact="step"]')
     hold_clock(page)
     page.get_by_label("Module").click()
-    heard = page.evaluate("window.heard")
+    received = page.evaluate("window.heard")
     train(settings, database, running, 2)
-    shown_by_now(page, heard)
+    shown_by_now(page, received)
     expect(step).to_have_text("100")
     page.clock.run_for(5000)
     expect(step).to_have_text("200")

@@ -34,7 +34,7 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("[1]", r"b.jsonl, line 3 is a list, not an object, such as {\"text\""),
         ("{", r"b.jsonl, line 3 is not JSON: "),
@@ -43,10 +43,10 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
         ("{}", r"line 3 has no text in 'text' .*; it has nothing"),
     ],
 )
-def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, told):
+def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, reported):
     """With the file, and its actual keys; empty lines count."""
     (tmp_path / "b.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         texts(tmp_path)
 
 

@@ -461,7 +461,7 @@ def test_threads_report_one_at_a_time():
         steps.join(0.1)  # it waits for us: this is its chance not to
         order.append("event ends")
 
-    tell_steps, tell_event = one_at_a_time(lambda told: order.append("steps"), on_event)
+    tell_steps, tell_event = one_at_a_time(lambda reported: order.append("steps"), on_event)
     steps = Thread(target=tell_steps, args=[[]])
     tell_event({})
     steps.join()

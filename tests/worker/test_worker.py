@@ -116,8 +116,8 @@ def test_a_recipe_that_writes_an_invalid_spool_fails_with_the_reason(
         "class Spooling(Digits):\n"
         "    name = 'spooling'\n\n"
         "    def evaluate(self):\n"
-        '        told = FILE_HEADER.pack(MAGIC, VERSION) + frame(2, b\'{"event": "jump"}\')\n'
-        "        Path(sys.argv[1], 'spool', '1-9.spool').write_bytes(told)\n"
+        '        written = FILE_HEADER.pack(MAGIC, VERSION) + frame(2, b\'{"event": "jump"}\')\n'
+        "        Path(sys.argv[1], 'spool', '1-9.spool').write_bytes(written)\n"
         "        time.sleep(600)\n"
     )
     name = f"{recipe}:Spooling"
@@ -134,17 +134,19 @@ def test_a_recipe_that_writes_an_invalid_spool_fails_with_the_reason(
     assert site.count_steps(run_id) == 10
 
 
-@pytest.mark.parametrize("told", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
-def test_the_training_of_a_dead_supervisor_affects_only_its_run(site: Site, told: bytes) -> None:
+@pytest.mark.parametrize("reported", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
+def test_the_training_of_a_dead_supervisor_affects_only_its_run(
+    site: Site, reported: bytes
+) -> None:
     """A run with invalid output fails with the quarantine folder; the other run is queued again,
     and the worker continues."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
         site.lost_attempt(worker, run_id)
-    path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, told)
-    if told == b"no header":
-        path.write_bytes(told * 10)
+    path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, reported)
+    if reported == b"no header":
+        path.write_bytes(reported * 10)
     worker._reap()
     assert worker.running == {}
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)

@@ -28,7 +28,7 @@ def posted(browser: TestClient, address: str, **fields: Any) -> int:
     return browser.post(address, data=fields).status_code
 
 
-def told(database: Database, run: Run) -> int:
+def reported(database: Database, run: Run) -> int:
     """Let a run end, and the server look."""
     with database.writing() as session:
         row = session.get_one(Run, run.id)
@@ -94,7 +94,7 @@ def test_notifications_are_marked_as_read(
     """The bell counts new ones; the page marks them as read; a run's button creates its rule."""
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
     assert posted(browser, "/runs/1/alerts", condition="paused") == 303
-    assert told(database, running) == 1
+    assert reported(database, running) == 1
     news = browser.get("/api/v1/alerts/inbox/unread").json()
     assert news["unread"] == 1
     assert news["newest"][0]["text"] == "Run 1, digits-fp16, is paused."
@@ -122,7 +122,7 @@ def test_the_api_does_what_the_page_does(
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": False})
     assert script.post(f"/api/v1/alerts/channels/{channel['id']}/tests").status_code == 201
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": True})
-    assert told(database, running) == 1
+    assert reported(database, running) == 1
     found = script.get("/api/v1/alerts/deliveries").json()
     assert [each["alert_id"] for each in found["deliveries"]] == [1, None]
     assert URL not in str(found)

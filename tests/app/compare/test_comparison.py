@@ -93,7 +93,7 @@ def test_tf32_is_a_column_where_all_devices_have_it(
     assert answer["differences"]["precision"] == ["fp32", "fp32", "fp16", "fp16", "bf16"]
     assert answer["differences"]["training.tf32"] == [False, True, True, True, True]
 
-    older = {name: value for name, value in gpu.items() if name != "tf32"}  # as told before
+    older = {name: value for name, value in gpu.items() if name != "tf32"}  # as before
     with database.writing() as session:
         workers.register(session, name="old", host="host", pid=2, devices=[gpu, older], **offer)
     answer = script.post("/api/v1/runs/1/comparison").json()

@@ -23,21 +23,21 @@ def test_a_note_on_runs_side_by_side(
     submit(database, ada)
     assert 'href="/notes?runs=2,1">Add a note</a>' in browser.get("/compare?runs=2,1").text
     assert "Note on runs 2,1" in browser.get("/notes?runs=2,1").text
-    told = {"runs": "2,1", "note": "# Why\n\n/compare?runs=1,2\n\n<b>", "seen": ""}
-    assert browser.post("/notes", data=told).headers["location"] == "/compare?runs=2,1"
+    form = {"runs": "2,1", "note": "# Why\n\n/compare?runs=1,2\n\n<b>", "seen": ""}
+    assert browser.post("/notes", data=form).headers["location"] == "/compare?runs=2,1"
     page = browser.get("/compare?runs=1,2").text
     assert "<h2>Why</h2>" in page
     assert 'src="/charts.svg?runs=1%2C2&amp;series=loss"' in page
     assert "&lt;b&gt;" in page
     assert "<h2>Why</h2>" not in browser.get("/compare?runs=1").text
-    late = browser.post("/notes", data=told | {"note": "mine"})
+    late = browser.post("/notes", data=form | {"note": "mine"})
     assert late.status_code == 422
     assert "Another user has changed this in the meantime" in late.text
     assert ">mine</textarea>" in late.text
-    again = {**told, "note": "", "seen": told["note"]}
+    again = {**form, "note": "", "seen": form["note"]}
     assert browser.post("/notes", data=again).status_code == 303
     assert "Why" not in browser.get("/compare?runs=1,2").text
-    long = browser.post("/notes", data=told | {"note": "x" * 20_001})
+    long = browser.post("/notes", data=form | {"note": "x" * 20_001})
     assert "20,001 characters; allowed: at most 20,000" in long.text
     assert browser.get("/notes?runs=1,9").status_code == 404
 
@@ -58,10 +58,10 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
     submit(database, ada, project="vision")
     submit(database, ada, project="speech")
     scripts = {name: _script(app, database, user) for name, user in people.items()}
-    told = {"project": "vision", "note": "Our **plan**", "seen": ""}
-    assert scripts["member"].post("/notes", data=told).status_code == 303
-    assert scripts["viewer"].post("/notes", data=told).status_code == 403
-    assert scripts["outsider"].post("/notes", data=told).status_code == 404
+    form = {"project": "vision", "note": "Our **plan**", "seen": ""}
+    assert scripts["member"].post("/notes", data=form).status_code == 303
+    assert scripts["viewer"].post("/notes", data=form).status_code == 403
+    assert scripts["outsider"].post("/notes", data=form).status_code == 404
     assert "<strong>plan</strong>" in scripts["viewer"].get("/projects").text
     assert "Edit the note" not in scripts["viewer"].get("/projects").text
     assert "Edit the note" in scripts["member"].get("/projects").text

@@ -595,7 +595,7 @@ PICTURE = "artifacts/step-00000003/x.png"
 
 
 @pytest.fixture
-def told(uploader: Uploader) -> Uploader:
+def announced(uploader: Uploader) -> Uploader:
     """An uploader with a run that announced a checkpoint and an image of the same content."""
     uploader.begin()
     here = {"size_bytes": len(CONTENT), "sha256": SHA256}
@@ -617,7 +617,7 @@ def put_piece(uploader: Uploader, path: str, first: int, last: int) -> Any:
     return uploader.put_file(path, piece, offset=first, size=size, sha256=SHA256)
 
 
-def test_a_file_that_was_not_sent_is_reported(told: Uploader, script: TestClient) -> None:
+def test_a_file_that_was_not_sent_is_reported(announced: Uploader, script: TestClient) -> None:
     """Size and hash are listed, and a file elsewhere cannot be downloaded."""
     [file] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
     assert (file["is_stored"], file["path"], file["sha256"]) == (False, CHECKPOINT, SHA256)
@@ -627,18 +627,18 @@ def test_a_file_that_was_not_sent_is_reported(told: Uploader, script: TestClient
 
 
 @pytest.mark.parametrize("path", [CHECKPOINT, PICTURE])
-def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -> None:
+def test_a_file_comes_in_pieces(announced: Uploader, script: TestClient, path: str) -> None:
     """A repeated piece gets the current offset; the checksum covers the whole file."""
-    assert put_piece(told, path, 0, 4000).json() == {"offset": 4000, "stored": False}
-    again = put_piece(told, path, 0, 4000)
+    assert put_piece(announced, path, 0, 4000).json() == {"offset": 4000, "stored": False}
+    again = put_piece(announced, path, 0, 4000)
     assert (again.status_code, again.json()["code"], again.json()["offset"]) == (
         409,
         "offset",
         4000,
     )
-    told.end("finished", step=3)  # files may follow the end
+    announced.end("finished", step=3)  # files may follow the end
     for _ in range(2):
-        last = put_piece(told, path, 4000, len(CONTENT))
+        last = put_piece(announced, path, 4000, len(CONTENT))
         assert last.json() == {"offset": len(CONTENT), "stored": True}
     kind = path.partition("/")[0]
     [file] = script.get(f"/api/v1/runs/1/{kind}").json()[kind]
@@ -648,64 +648,66 @@ def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -
     assert "baseline-run1-step3-" in download.headers["content-disposition"]
 
 
-def test_a_damaged_file_starts_over(told: Uploader) -> None:
+def test_a_damaged_file_starts_over(announced: Uploader) -> None:
     """The checksum in its event covers the whole file."""
     size = len(CONTENT)
-    answer = told.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
+    answer = announced.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
     assert answer.status_code == 422
     assert "start again at offset 0" in answer.json()["errors"]["sha256"]
-    assert put_piece(told, CHECKPOINT, 0, size).json()["stored"]
+    assert put_piece(announced, CHECKPOINT, 0, size).json()["stored"]
 
 
-def test_an_unannounced_file_is_rejected(told: Uploader) -> None:
+def test_an_unannounced_file_is_rejected(announced: Uploader) -> None:
     """Neither another path, nor another size or hash, nor more bytes than it has."""
     for path in ("checkpoints/other.pt", "../../halfstep.db", "artifacts/%00", "run.json"):
-        assert put_piece(told, path, 0, 10).status_code == 404
-    wrong = told.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
+        assert put_piece(announced, path, 0, 10).status_code == 404
+    wrong = announced.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
     assert "allowed: as its event says" in wrong.json()["errors"]["size, sha256"]
     size = len(CONTENT)
-    longer = told.put_file(CHECKPOINT, CONTENT + b"x", offset=0, size=size, sha256=SHA256)
+    longer = announced.put_file(CHECKPOINT, CONTENT + b"x", offset=0, size=size, sha256=SHA256)
     assert "allowed: at most the size" in longer.json()["errors"]["body"]
 
 
 def test_a_file_of_a_cancelled_or_fenced_run_is_rejected(
-    told: Uploader, script: TestClient
+    announced: Uploader, script: TestClient
 ) -> None:
     """As its spool is."""
     script.post("/api/v1/runs/1/cancellation")
-    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "ended"
-    told.begin(attempt=2)
-    told.attempt = 1
-    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "stale_attempt"
+    assert put_piece(announced, CHECKPOINT, 0, 10).json()["code"] == "ended"
+    announced.begin(attempt=2)
+    announced.attempt = 1
+    assert put_piece(announced, CHECKPOINT, 0, 10).json()["code"] == "stale_attempt"
 
 
-def test_a_failing_disk_is_named(told: Uploader, settings: Settings) -> None:
+def test_a_failing_disk_is_named(announced: Uploader, settings: Settings) -> None:
     """503, so that the client retries later."""
     settings.run_folder(1).parent.mkdir(parents=True)
     settings.run_folder(1).write_text("no folder")
-    answer = put_piece(told, CHECKPOINT, 0, 10)
+    answer = put_piece(announced, CHECKPOINT, 0, 10)
     assert (answer.status_code, answer.json()["code"]) == (503, "storage_unreachable")
 
 
-def test_a_file_announced_again_stays_unless_it_changed(told: Uploader, script: TestClient) -> None:
+def test_a_file_announced_again_stays_unless_it_changed(
+    announced: Uploader, script: TestClient
+) -> None:
     """A resumed run that makes the same file need not send it again, another it must."""
-    put_piece(told, CHECKPOINT, 0, len(CONTENT))
-    told.begin(attempt=2)
+    put_piece(announced, CHECKPOINT, 0, len(CONTENT))
+    announced.begin(attempt=2)
     for sha256, is_stored in ((SHA256, True), ("0" * 64, False)):
         file = {"kind": "checkpoint", "path": CHECKPOINT, "size_bytes": 10240, "sha256": sha256}
         event = {"event": "checkpoint", "step": 3, "reason": "request", "files": [file]}
-        spool_anything(told.folder, 2, event)
-        told.send()
+        spool_anything(announced.folder, 2, event)
+        announced.send()
         [found] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
         assert found["is_stored"] is is_stored
 
 
 @pytest.mark.slow
 def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
-    told: Uploader, database: Database, settings: Settings, tmp_path: Path
+    announced: Uploader, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
     """The storage's check passes its rows over, and a backup keeps them."""
-    told.end("finished", step=3)
+    announced.end("finished", step=3)
     store = open_store(settings)
     with database.reading() as session:
         assert mismatches(session, store) == []

@@ -29,7 +29,7 @@ STEPS = [1, 2, 4, 8, 9]
 
 
 @pytest.fixture
-def told(database: Database, running: Run, ada: User) -> Run:
+def recorded(database: Database, running: Run, ada: User) -> Run:
     """A run with five of everything that a list of it can hold."""
     steps = make_steps([1.0] * 9, skipped=STEPS)
     metrics = [make_metric(step, 0.5) for step in STEPS]
@@ -68,7 +68,7 @@ def told(database: Database, running: Run, ada: User) -> Run:
     ],
 )
 def test_pages_of_a_list_hold_all_of_it_once(
-    told: Run, script: TestClient, address: str, name: str, cursor: str
+    recorded: Run, script: TestClient, address: str, name: str, cursor: str
 ) -> None:
     """Each page has the requested length, the total, and a link to the next one."""
     script.get(f"/api/v1/{address}")  # a token's first use is noted, after the answer
@@ -88,7 +88,7 @@ def test_pages_of_a_list_hold_all_of_it_once(
     assert [each for page in pages for each in page] == whole[name]
 
 
-def test_an_unknown_cursor_is_rejected(told: Run, script: TestClient) -> None:
+def test_an_unknown_cursor_is_rejected(recorded: Run, script: TestClient) -> None:
     """The error names the allowed values."""
     for cursor in ("1", "1-2-3", "x-1", f"1-{'9' * 30}", f"1-{2**63}"):
         answer = script.get("/api/v1/runs/1/events", params={"after": cursor})

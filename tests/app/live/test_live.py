@@ -16,14 +16,14 @@ class Story:
     def __init__(self) -> None:
         self.last = 0
         self.looks: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def look(self, cursor: str) -> Update | None:
         self.looks.append(cursor)
         seen = int(cursor or 0)
         if seen >= self.last:
             return None
-        self.told.append(cursor)
+        self.reported.append(cursor)
         return Update(",".join(map(str, range(seen + 1, self.last + 1))), str(self.last))
 
 
@@ -69,10 +69,10 @@ def test_viewers_at_the_same_cursor_share_one_look() -> None:
         story.looks.clear()
         while len(story.looks) < 3:  # from here on both are at the same cursor
             await asyncio.sleep(0)
-        story.told.clear()
+        story.reported.clear()
         story.last = 5
         assert (await first).raw_data == (await anext(behind)).raw_data == "5"
-        assert story.told == ["4"]
+        assert story.reported == ["4"]
 
     _run(play)
 

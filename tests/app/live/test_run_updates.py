@@ -121,19 +121,19 @@ def test_a_queued_run_has_a_pending_reason(
     ]
     cursors = ["", "0"]
 
-    def told() -> str:
+    def sent() -> str:
         found = [_told(look(cursor)) for look, cursor in zip(looks, cursors, strict=True)]
         cursors[:] = [cursor for _message, cursor in found]
         run, rows = (message for message, _cursor in found)
         assert run["run"]["waiting"] in rows["rows"][str(second.id)]
         return f"{run['run']['ahead']}: {run['run']['waiting']}"
 
-    assert told() == "1: no worker reports at the moment"
+    assert sent() == "1: no worker reports at the moment"
     offer_digits(database)
-    assert told() == f"1: 1 run is ahead: {first.id} ({first.name})"
+    assert sent() == f"1: 1 run is ahead: {first.id} ({first.name})"
     with database.writing() as session:
         run_control.cancel(session, first.id, ada)
-    assert told() == "0: it is next: a worker is about to take it"
+    assert sent() == "0: it is next: a worker is about to take it"
     assert [look(cursor) for look, cursor in zip(looks, cursors, strict=True)] == [None, None]
 
 
@@ -234,29 +234,29 @@ def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
     time = [0.0]
     look = run_updates.of_list(database, settings, lambda: time[0])
 
-    def told(cursor: str) -> str:
+    def sent(cursor: str) -> str:
         time[0] += run_updates.PLACES_SECONDS
         found = look(cursor)
         assert found is not None
         assert look(found.cursor) is None
-        heard.append(json.loads(found.data)["is_worker_up"])
+        received.append(json.loads(found.data)["is_worker_up"])
         return found.cursor
 
-    heard: list[bool] = []
+    received: list[bool] = []
     down = run_updates.list_cursor(0, {}, is_worker_up=False)
     assert look(down) is None
     worker_id = offer_digits(database)
-    up = told(down)
+    up = sent(down)
     with database.writing() as session:
         workers.drain(session, worker_id)
-    assert told(up) == down  # nobody takes what is queued
+    assert sent(up) == down  # nobody takes what is queued
     with database.writing() as session:
         workers.undrain(session, worker_id)
-    assert told(down) == up
+    assert sent(down) == up
     with database.writing() as session:
         workers.stop(session, worker_id)
-    assert told(up) == down
-    assert heard == [True, False] * 2
+    assert sent(up) == down
+    assert received == [True, False] * 2
 
 
 def test_a_client_receives_the_parts_that_it_requests(

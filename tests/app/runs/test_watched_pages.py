@@ -184,9 +184,9 @@ def test_viewers_are_notified_of_silence(
     assert "No contact for 40 s" in silent.data
     assert "No contact for 40 s" in silent_list.data
     watched.put(b"")
-    heard = look(silent.cursor)
-    assert heard is not None
-    assert "No contact for" not in heard.data
+    received = look(silent.cursor)
+    assert received is not None
+    assert "No contact for" not in received.data
 
 
 def test_the_queue_passes_a_watched_run_by(

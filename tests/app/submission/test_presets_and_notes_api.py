@@ -35,8 +35,8 @@ def test_roles_allow_what_they_do_on_the_pages(
 ) -> None:
     """Members write, maintainers set rules, viewers read notes; an outsider finds nothing."""
     submit(database, ada, project="vision")
-    refusals = {"maintainer": 0, "member": 0, "viewer": 403, "outsider": 404}
-    for name, refused in refusals.items():
+    rejections = {"maintainer": 0, "member": 0, "viewer": 403, "outsider": 404}
+    for name, refused in rejections.items():
         script = scripts[name]
         assert script.post("/api/v1/presets", json=PRESET).status_code == (refused or 201)
         for note in (NOTE, {"note": "both", "runs": "1"}):

@@ -43,7 +43,7 @@ def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> Tes
     return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
 
 
-def refusal(database: Database) -> str | None:
+def rejection(database: Database) -> str | None:
     """Return why the sweep cannot continue."""
     with database.reading() as session:
         return sweeps.get(session, 1).error
@@ -210,7 +210,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
     finish(database, 1)
     sweep_submission.submit_due(database)
     assert client.get("/api/v1/sweeps/1").json()["status"] == "failed"
-    assert "require a separate permission" in str(refusal(database))
+    assert "require a separate permission" in str(rejection(database))
     with database.writing() as session:
         session.get_one(User, bob.id).runs_commands = True
     assert client.post("/api/v1/sweeps/1/resumption").json()["submitted"] == 2
@@ -233,7 +233,7 @@ def test_each_submission_requests_its_secrets(
     assert script.delete("/api/v1/secrets/API_KEY").status_code == 204
     finish(database, 1)
     sweep_submission.submit_due(database)
-    assert "there is no secret 'API_KEY'" in str(refusal(database))
+    assert "there is no secret 'API_KEY'" in str(rejection(database))
 
 
 def test_its_page_shows_the_command(browser: TestClient) -> None:

@@ -290,7 +290,7 @@ def test_hyperband_gives_up_what_falls_behind(
         more(database, run_id, [float(run_id)] * 36)
     sweep_submission.submit_due(database)
     reports = rows_of(database, 1, "reports")
-    assert [[each["rung"] for each in told] for told in reports] == [[1, 3]] * 10
+    assert [[each["rung"] for each in reported] for reported in reports] == [[1, 3]] * 10
     with database.reading() as session:
         sweep = sweeps.get(session, 1)
         behind = hyperband.weak_trials(sweep, sweeps.all_trials(session, sweep))

@@ -22,10 +22,10 @@ SECONDS = 20
 @contextmanager
 def listening(database: Any) -> Iterator[tuple[Listener, Callable[[], set[int]]]]:
     """Listen, and give what waits for the next word."""
-    heard: SimpleQueue[set[int]] = SimpleQueue()
-    listener = Listener(database, heard.put)
+    received: SimpleQueue[set[int]] = SimpleQueue()
+    listener = Listener(database, received.put)
     listener.start()
-    yield listener, lambda: heard.get(timeout=SECONDS)
+    yield listener, lambda: received.get(timeout=SECONDS)
     listener.close()
 
 
@@ -36,21 +36,21 @@ def test_only_affected_listeners_are_notified(
     transaction; the members of a gang; a drained worker.
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
-    with listening(database) as (listener, heard):
-        assert heard() == {SIGNED_IN}
+    with listening(database) as (listener, received):
+        assert received() == {SIGNED_IN}
         assert (listener.is_listening, listener.problem) == (True, None)
         with database.writing() as session:
             first, second = (submit(session, ada, nodes=2) for _ in range(2))
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
         with database.writing() as session:
             assert claim(session, worker) is not None
-        assert heard() == {other.id}
+        assert received() == {other.id}
         with database.writing() as session:
             queue.end(session, first.id, 1, Status.FINISHED)
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
         with database.writing() as session:
             assert claim(session, worker) is not None
-        assert heard() == {other.id}
+        assert received() == {other.id}
         with database.writing() as session:
             queue.end(session, second.id, 1, Status.FINISHED)  # for which nobody waits
         with database.writing() as session:
@@ -58,11 +58,11 @@ def test_only_affected_listeners_are_notified(
             session.rollback()  # nor for what never was
         with database.writing() as session:
             workers.drain(session, worker.id)
-        assert heard() == {worker.id}
+        assert received() == {worker.id}
         with database.writing() as session:
             notify(session, *range(10**6, 10**6 + 2000))  # more than a word holds
             submit(session, ada)
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
 
 
 def test_a_listener_reconnects_and_polls_once(
@@ -70,8 +70,8 @@ def test_a_listener_reconnects_and_polls_once(
 ) -> None:
     """Every waiting function polls once for notifications that were lost meanwhile."""
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", 0.05)
-    with listening(database) as (listener, heard):
-        assert heard() == {SIGNED_IN}
+    with listening(database) as (listener, received):
+        assert received() == {SIGNED_IN}
         with database.engine.begin() as connection:
             connection.execute(
                 text(
@@ -79,7 +79,7 @@ def test_a_listener_reconnects_and_polls_once(
                     "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
                 )
             )
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
         assert (listener.is_listening, listener.problem) == (True, None)
 
 

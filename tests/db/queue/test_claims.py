@@ -75,19 +75,23 @@ def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
     """The claiming worker is node 0; each node has its lease; the others find their nodes."""
     one, two, three = add_workers(database, 2, 2, 4)
     with database.writing() as session:
-        gang = submit(session, ada, nodes=3, devices_per_node=2)
+        node_group = submit(session, ada, nodes=3, devices_per_node=2)
         busy = submit(session, ada, priority=1)
         assert claim(session, one) == busy
         assert claim(session, two) is None  # one of the three has no room
         assert nodes(session, busy) == [(0, one.id, [0])]
         finish(session, busy)
-        assert claim(session, two) == gang
-        assert nodes(session, gang) == [
+        assert claim(session, two) == node_group
+        assert nodes(session, node_group) == [
             (0, two.id, [0, 1]),
             (1, one.id, [0, 1]),
             (2, three.id, [0, 1]),
         ]
-        assert (gang.status, gang.attempt, gang.worker_id) == (Status.STARTING, 1, two.id)
+        assert (node_group.status, node_group.attempt, node_group.worker_id) == (
+            Status.STARTING,
+            1,
+            two.id,
+        )
         assert [node.node for node in queue.nodes_of_worker(session, three.id)] == [2]
         alive = select(RunNode).where(RunNode.lease_expires_at > now())
         assert len(session.scalars(alive).all()) == 4
@@ -157,7 +161,7 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         first = submit(session, ada)
-        gang = submit(session, ada, nodes=2, after_id=first.id, priority=9)
+        node_group = submit(session, ada, nodes=2, after_id=first.id, priority=9)
         assert claim(session, one) == first
         assert claim(session, two) is None
         finish(session, first)
@@ -165,7 +169,7 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
         assert claim(session, two, runs_per_user=1) == passed
         finish(session, passed)
         assert claim(session, one, runs_per_user=1, only=first.id) is None
-        assert claim(session, one, runs_per_user=1) == gang
+        assert claim(session, one, runs_per_user=1) == node_group
         submit(session, ada, nodes=2)
         assert claim(session, one, runs_per_user=1) is None
 
@@ -178,19 +182,19 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         small = [submit(session, ada) for _ in range(8)]
         for worker in (*up, *up):
             assert claim(session, worker) in small
-        gang = submit(session, ada, nodes=3)
+        node_group = submit(session, ada, nodes=3)
         later = submit(session, ada)
         finish(session, small[0])
         assert claim(session, one, reserve_after_seconds=1e9) == later  # it has not waited yet
-        session.refresh(gang)
-        assert gang.first_since is not None
+        session.refresh(node_group)
+        assert node_group.first_since is not None
         finish(session, later)
         later = submit(session, ada)
         assert claim(session, one, reserve_after_seconds=0) is None
-        session.refresh(gang)
-        assert gang.reservation is not None
-        assert gang.reservation["until"] is None  # nobody knows when these end
-        assert gang.reservation["worker_ids"] == [one.id, two.id, three.id]
+        session.refresh(node_group)
+        assert node_group.reservation is not None
+        assert node_group.reservation["until"] is None  # nobody knows when these end
+        assert node_group.reservation["worker_ids"] == [one.id, two.id, three.id]
         finish(session, small[4])
         assert claim(session, one, reserve_after_seconds=1e9) == later  # two are free, it needs one
         finish(session, small[3])
@@ -205,9 +209,9 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         assert claim(session, two, reserve_after_seconds=1e9) is None
         assert "devices are reserved for run" in why(session, held)
         finish(session, small[2])
-        assert claim(session, two, reserve_after_seconds=1e9) == gang
-        assert (gang.first_since, gang.reservation) == (None, None)
-        finish(session, gang)
+        assert claim(session, two, reserve_after_seconds=1e9) == node_group
+        assert (node_group.first_since, node_group.reservation) == (None, None)
+        finish(session, node_group)
         assert claim(session, three) == held
 
 
@@ -245,24 +249,31 @@ def test_a_run_that_ends_before_the_gang_can_start_goes_first(
     with database.writing() as session:
         long = submit(session, ada, expected_seconds=1000.0)
         assert claim(session, two) == long
-        gang = submit(session, ada, nodes=2)
+        node_group = submit(session, ada, nodes=2)
         for seconds in (None, 2000.0):
             submit(session, ada, expected_seconds=seconds)
         assert claim(session, one, reserve_after_seconds=0) is None
-        session.refresh(gang)
-        assert gang.reservation is not None
-        assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(1000)
+        session.refresh(node_group)
+        assert node_group.reservation is not None
+        assert node_group.reservation["until"] - node_group.reservation["since"] == pytest.approx(
+            1000
+        )
         short = submit(session, ada, expected_seconds=500.0)
         assert claim(session, one) == short
         finish(session, short)
-        gang.reservation = {**gang.reservation, "until": gang.reservation["since"] + 400}
+        node_group.reservation = {
+            **node_group.reservation,
+            "until": node_group.reservation["since"] + 400,
+        }
         submit(session, ada, expected_seconds=500.0)
         assert claim(session, one) is None
         long.step, long.steps_total, long.steps_per_second = 40, 50, 0.5
-        gang.reservation = None
+        node_group.reservation = None
         assert claim(session, one, reserve_after_seconds=0) is None
-        session.refresh(gang)
-        assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(20)
+        session.refresh(node_group)
+        assert node_group.reservation["until"] - node_group.reservation["since"] == pytest.approx(
+            20
+        )
 
 
 def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> None:
@@ -291,8 +302,8 @@ def test_runs_that_no_worker_could_train_hide_no_other(
         for changes in ({"nodes": 3}, {"devices_per_node": 2}, {"recipe": "other"}):
             submit(session, ada, **({"nodes": 2} | changes))
         assert claim(session, one) is None
-        gang = submit(session, ada, nodes=2)
-        assert claim(session, one) == gang
+        node_group = submit(session, ada, nodes=2)
+        assert claim(session, one) == node_group
 
 
 def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
@@ -339,8 +350,8 @@ def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         session.add(Project(name="vision", devices=3))
-        gang = submit(session, ada, nodes=2, project="vision")
-        gang_id = gang.id
+        node_group = submit(session, ada, nodes=2, project="vision")
+        gang_id = node_group.id
         submit(session, ada, recipe="other", project="vision")
         busy = submit(session, ada, project="vision", priority=1)
         assert claim(session, one) == busy

@@ -195,9 +195,9 @@ def test_a_gang_is_queued_again_only_when_every_node_is_gone(
 def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
     """Renewing keeps the run, and says what people want of it."""
     with database.writing() as session:
-        wishes = queue.renew(session, running.id, 1, 60.0)
+        control = queue.renew(session, running.id, 1, 60.0)
         assert find_silent(session) == set()
-    assert wishes == queue.DesiredState("run")
+    assert control == queue.DesiredState("run")
 
 
 def test_control_messages_carry_cancel_and_requests(
@@ -210,11 +210,11 @@ def test_control_messages_carry_cancel_and_requests(
             run_control.request_scale(session, running.id, ada, scale)
         run_control.request_replay(session, running.id, ada, 7)
         run_control.cancel(session, running.id, ada)
-        wishes = queue.renew(session, running.id, 1, 60.0)
-    asked = [(request.kind, request.value) for request in wishes.requests]
+        control = queue.renew(session, running.id, 1, 60.0)
+    asked = [(request.kind, request.value) for request in control.requests]
     assert asked == [("checkpoint", None), ("scale", 512.0), ("scale", 512.0), ("replay", 7.0)]
-    assert len({request.id for request in wishes.requests}) == 4
-    assert wishes.desired_state == "cancel"
+    assert len({request.id for request in control.requests}) == 4
+    assert control.desired_state == "cancel"
 
 
 def test_a_request_is_pending_until_acknowledged(
@@ -231,8 +231,8 @@ def test_a_request_is_pending_until_acknowledged(
         queue.renew(session, running.id, 1, 60.0)
     record(database, running, events=[{"event": "obeyed", "step": 5, "request": first.id}])
     with database.writing() as session:
-        wishes = queue.renew(session, running.id, 1, 60.0)
-    assert [request.id for request in wishes.requests] == [again.id]
+        control = queue.renew(session, running.id, 1, 60.0)
+    assert [request.id for request in control.requests] == [again.id]
     for act in (
         lambda session: run_control.request_scale(session, running.id, ada, 0.0),
         lambda session: run_control.request_scale(session, running.id, ada, 1e-40),

@@ -213,9 +213,9 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
     assert result["logs"]["steps"] == 1
 
 
-def files(told: dict[str, Any]) -> dict[str, bytes]:
+def files(entry: dict[str, Any]) -> dict[str, bytes]:
     """Return the files named in the spool of an imported run."""
-    folder = Path(told["folder"])
+    folder = Path(entry["folder"])
     found = {each["path"]: each["sha256"] for each in Written(folder).of("artifact")}
     contents = {path: (folder / path).read_bytes() for path in found}
     assert {path: hashlib.sha256(each).hexdigest() for path, each in contents.items()} == found
@@ -273,8 +273,8 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(PNG)
     (inside / "out.png").symlink_to(tmp_path / "secret.png")
 
-    def history(kind: str, **told: Any) -> dict[int, list[Any]]:
-        items = {"_type": kind} | told
+    def history(kind: str, **entry: Any) -> dict[int, list[Any]]:
+        items = {"_type": kind} | entry
         packed = [item(("val", "it", name), value) for name, value in items.items()]
         return {1: [item(("_step",), 4), *packed]}
 
@@ -286,8 +286,8 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
         history("image-file", path="media/images/out.png"),
         history("table-file", path="media/images/a.png"),
     )
-    told = [point for row in rows for point in wandb._row(row, tmp_path / "files", left_out)]
-    assert told == [Media("val.it", 4, None, PNG)] * 3
+    entry = [point for row in rows for point in wandb._row(row, tmp_path / "files", left_out)]
+    assert entry == [Media("val.it", 4, None, PNG)] * 3
     assert left_out == {"images/separated": 1, "image-file": 1, "table-file": 1}
 
 
@@ -297,9 +297,9 @@ def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> 
 
     def work(pictures: int) -> int:
         """Count what Python executes."""
-        told = {"_type": "image-file", "path": "none.png"}
-        paths = ((f"it {n}", name) for n in range(pictures) for name in told)
-        row = {1: [item(path, told[path[-1]]) for path in paths]}
+        entry = {"_type": "image-file", "path": "none.png"}
+        paths = ((f"it {n}", name) for n in range(pictures) for name in entry)
+        row = {1: [item(path, entry[path[-1]]) for path in paths]}
         executed = 0
 
         def count(frame: FrameType, event: str, _argument: Any) -> Any:

@@ -808,7 +808,7 @@ def test_a_wrong_argument_ends_no_script(
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "given"),
     [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201)],
 )
 def test_where_it_is_written_is_not_guessed(
@@ -816,13 +816,13 @@ def test_where_it_is_written_is_not_guessed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     argument: str,
-    told: Any,
+    given: Any,
 ) -> None:
     """An invalid folder or run is named with the allowed values, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    assert halfstep.watch(**{argument: told}).folder is None
+    assert halfstep.watch(**{argument: given}).folder is None
     [line] = capsys.readouterr().err.splitlines()
-    assert f"ValueError: {argument} is {shown(told)[:200]}" in line
+    assert f"ValueError: {argument} is {shown(given)[:200]}" in line
     assert "; allowed: " in line
     assert list(tmp_path.iterdir()) == []
 

@@ -92,13 +92,13 @@ def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
     log = logged(tmp_path / "watched")
     assert sorted(log.splitlines()) == sorted(b"".join(watched).splitlines())
     lines = recorded(tmp_path / "watched", "line")
-    told = {
+    reported = {
         stream: [each["text"] for each in lines if each["stream"] == stream]
         for stream in ("stdout", "stderr")
     }
-    assert told["stdout"][:2] == ["out 0", "out 1"]
-    assert told["stdout"][-3:] == ["raw \ufffd bytes", "of a child", "日本語"]
-    assert told["stderr"][-1] == "its error"
+    assert reported["stdout"][:2] == ["out 0", "out 1"]
+    assert reported["stdout"][-3:] == ["raw \ufffd bytes", "of a child", "日本語"]
+    assert reported["stderr"][-1] == "its error"
     [part] = recorded(tmp_path / "watched", "log_part")
     assert part["path"] == "log/attempt-0001-000001.txt.gz"
 

@@ -894,9 +894,9 @@ class Script:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.hears() == "watching"
+        assert self.receives() == "watching"
 
-    def hears(self) -> str:
+    def receives(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -904,7 +904,7 @@ class Script:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
-        assert self.hears() == "stepped"
+        assert self.receives() == "stepped"
 
     def end(self) -> tuple[str, str]:
         return self.process.communicate(timeout=120)

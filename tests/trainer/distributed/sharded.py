@@ -298,7 +298,7 @@ def bare_loop_by_policy(values):
     return {"weights": whole({"model": dict(model.state_dict())}), "scaler": scaler.state_dict()}
 
 
-def refusal(recipe_class, values):
+def rejection(recipe_class, values):
     """Return in what words a recipe is refused."""
     try:
         story(recipe_class, values, parallel="fsdp")
@@ -390,9 +390,9 @@ def trainings(folder):
     unfused = {"training": {"fused": False}}
     for kind, values in (("SGD", {}), ("Muon", unfused)):
         Chosen.kind = kind
-        yield f"refused {kind}", refusal(Chosen, values)
+        yield f"refused {kind}", rejection(Chosen, values)
     for recipe in (Tied, Sparse, Penalty, Pair, Mixed, Routed):
-        yield f"refused {recipe.__name__}", refusal(recipe, unfused)
+        yield f"refused {recipe.__name__}", rejection(recipe, unfused)
 
 
 if __name__ == "__main__":

@@ -163,8 +163,8 @@ trainer.setup.Replay, replay.Trace = Replay, Trace
 kept, steps, found = [], [], []
 with joined(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
     ends = [run(replay_skips=3), run(replay_skips=0)]
-    told = {"ends": ends, "steps": steps, "found": found}
-    torch.save(told, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+    seen = {"ends": ends, "steps": steps, "found": found}
+    torch.save(seen, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
 """
 
 

@@ -60,7 +60,9 @@ def test_poisoned_buffers_are_named_once(run_loop):
     run = run_loop(Ahead)
     assert run.skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
-    assert run.of("poison") == [fields_of(told(4, "model.2.running_mean", "model.2.running_var"))]
+    assert run.of("poison") == [
+        fields_of(reported(4, "model.2.running_mean", "model.2.running_var"))
+    ]
 
 
 def test_buffers_that_began_infinite_are_not_poisoned():
@@ -77,7 +79,7 @@ def test_buffers_that_began_infinite_are_not_poisoned():
         each.before_step(2)
         each.arrived(skipped_steps(2))
         each.drain()
-    assert events == events_after == [told(2, "model.running_var")]
+    assert events == events_after == [reported(2, "model.running_var")]
 
 
 def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
@@ -96,12 +98,12 @@ def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
     module.running_mean[0] = torch.nan
     resumed.arrived(skipped_steps(8))
     resumed.drain()
-    assert events == [told(4, "model.running_var")]
-    assert events_after == [told(8, "model.running_mean")]
+    assert events == [reported(4, "model.running_var")]
+    assert events_after == [reported(8, "model.running_mean")]
     resumed.load_state_dict(before)
     resumed.arrived(skipped_steps(6))
     resumed.drain()
-    assert events_after[1:] == [told(6, "model.running_mean", "model.running_var")]
+    assert events_after[1:] == [reported(6, "model.running_mean", "model.running_var")]
 
 
 def test_a_fork_reports_inherited_nonfinite_buffers():
@@ -117,7 +119,7 @@ def test_a_fork_reports_inherited_nonfinite_buffers():
     fork.load_state_dict(inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
     fork.arrived(skipped_steps(9))
     fork.drain()
-    assert events == [told(4, "model.running_var")]
+    assert events == [reported(4, "model.running_var")]
 
 
 def followed(module):
@@ -126,7 +128,7 @@ def followed(module):
     return NonfiniteBuffers({"model": module}, events.append), events
 
 
-def told(step, *buffers):
+def reported(step, *buffers):
     """The event of these buffers."""
     return Poison(step=step, count=len(buffers), buffers=list(buffers))
 

@@ -21,7 +21,7 @@ from db.tables import Status
 from tests.db.conftest import submit_command
 from tests.site import Site, is_running, until
 
-#: Says that it has begun, then does what it is told by the rest of the line.
+#: Says that it has begun, then executes the rest of the line.
 SLEEPS = "import sys, time; print('begun', flush=True); time.sleep(600)"
 
 
@@ -121,13 +121,13 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
     """One that heeds the signal ends by itself; of one that does not, nothing is left either."""
-    heeds = (
+    respects = (
         "import signal, sys; signal.signal(15, lambda *_: (print('bye'), sys.exit(7)));" + SLEEPS
     )
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; "
     child += f"time.sleep(600)', {str(site.data)!r}]);"
     ignores = f"{child} import signal; signal.signal(15, signal.SIG_IGN);" + SLEEPS
-    for code, said in ((heeds, "bye"), (ignores, "begun")):
+    for code, said in ((respects, "bye"), (ignores, "begun")):
         run_id = python(site, code)
         until(lambda run_id=run_id: "begun" in site.log(run_id))  # type: ignore[misc]
         with site.database.writing() as session:

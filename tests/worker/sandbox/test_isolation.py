@@ -41,15 +41,15 @@ def outcome(attempt):
         return type(error).__name__
 
 Path("/tmp/mine").write_text("x")
-told = {path: outcome(lambda: open(path, "rb").read(1)) for path in sys.argv[1:]}
-told |= {"user": os.getuid(), "groups": os.getgroups(), "/tmp": os.listdir("/tmp")}
-told["root"] = outcome(lambda: os.setuid(0))
-told["folder"] = oct(Path(os.environ["HALFSTEP_RUN_FOLDER"]).stat().st_mode)
+seen = {path: outcome(lambda: open(path, "rb").read(1)) for path in sys.argv[1:]}
+seen |= {"user": os.getuid(), "groups": os.getgroups(), "/tmp": os.listdir("/tmp")}
+seen["root"] = outcome(lambda: os.setuid(0))
+seen["folder"] = oct(Path(os.environ["HALFSTEP_RUN_FOLDER"]).stat().st_mode)
 status = Path("/proc/self/status").read_text().splitlines()
-told["privileges"] = [line for line in status if line.startswith(("NoNewPrivs", "CapEff"))]
+seen["privileges"] = [line for line in status if line.startswith(("NoNewPrivs", "CapEff"))]
 sleep = [sys.executable, "-c", "import time; time.sleep(999)"]
 left = subprocess.Popen(sleep, start_new_session=True)
-print("SPIED " + json.dumps(told), flush=True)
+print("SPIED " + json.dumps(seen), flush=True)
 """
 #: Starts more than it may, and says how far it came.
 BOMB = """
