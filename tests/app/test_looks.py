@@ -1,11 +1,9 @@
 """Cost of requests for a run or the list, for long runs and many runs."""
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from app.live import run_updates
@@ -16,6 +14,7 @@ from db.settings import Settings
 from db.tables import Diagnosis, Membership, Metric, Project, Run, ScalerEvent, Status, User
 from db.telemetry import series, telemetry
 from tests.app.conftest import CONFIG, submit
+from tests.app.looks_made import counted, noted
 from tests.db.telemetry.telemetry_made import (
     make_metric,
     make_replay,
@@ -25,39 +24,6 @@ from tests.db.telemetry.telemetry_made import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
-
-INSTRUCTIONS = 100
-
-
-@contextmanager
-def counted(database: Database) -> Iterator[list[int]]:
-    """Count what SQLite's machine does, in hundreds of instructions: no clock is as exact."""
-    hundreds = [0]
-
-    def tick() -> int:
-        hundreds[0] += 1
-        return 0
-
-    def listen(connection: object, *_: object) -> None:
-        connection.set_progress_handler(tick, INSTRUCTIONS)  # type: ignore[attr-defined]
-
-    event.listen(database.engine, "checkout", listen)
-    yield hundreds
-    event.remove(database.engine, "checkout", listen)
-
-
-@contextmanager
-def noted(database: Database) -> Iterator[list[str]]:
-    """Collect the executed queries, except BEGIN, which only SQLite gets."""
-    statements: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if not statement.startswith("BEGIN"):
-            statements.append(statement)
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    yield statements
-    event.remove(database.engine, "before_cursor_execute", note)
 
 
 def fill(database: Database, run: Run, rows: int) -> None:

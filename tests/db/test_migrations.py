@@ -3,17 +3,11 @@
 import io
 import json
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
-    JSON,
-    Boolean,
-    Float,
-    Integer,
-    LargeBinary,
     MetaData,
     Table,
     delete,
@@ -41,24 +35,12 @@ from db.tables import (
 )
 from db.telemetry.pyramid import SIZES
 from db.telemetry.windows import measured
+from tests.db.migrations_made import a_value
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.slow
 
 REVISIONS = ["0035", "0036", "0037", "0038", "0039", "0040", "0041"]
-
-
-def a_value(column: Any) -> Any:
-    """Return a value of a column's type; a key refers to the first row."""
-    if isinstance(column.type, Boolean):
-        return True
-    if isinstance(column.type, Integer):
-        return 1
-    if isinstance(column.type, Float):
-        return 1.0
-    if isinstance(column.type, JSON):
-        return []
-    return b"x" if isinstance(column.type, LargeBinary) else "x"
 
 
 def tables(database: Database) -> list[Table]:

@@ -23,7 +23,7 @@ from db.telemetry import telemetry
 from db.telemetry.telemetry import LogRow
 from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, start_run, submit
-from tests.app.files.test_weight_uploads_api import offer_weights
+from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
@@ -35,7 +35,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
-from tests.e2e.test_artifacts import FILES, publish
+from tests.e2e.artifacts_made import FILES, publish
 
 #: WCAG 2.2 AA, and what axe's authors hold to be good besides: landmarks, order of headings.
 TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa", "best-practice")

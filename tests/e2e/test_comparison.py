@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from db.database import Database
 from db.queue import queue
 from db.tables import Run, Status, User
-from tests.app.compare.test_any_runs import trained
+from tests.app.compare.any_runs_made import trained
 from tests.app.conftest import start_run
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record

@@ -15,7 +15,7 @@ from db.tables import Run, Status, User
 from db.telemetry import telemetry
 from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
-from tests.app.files.test_weight_uploads_api import offer_weights
+from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.browser import LINES, STATUS, open_menu
 from tests.db.conftest import add_worker
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record

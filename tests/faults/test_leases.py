@@ -17,10 +17,8 @@ from db.runs import runs
 from db.tables import Status
 from tests.faults.clocked import intervals
 from tests.faults.conftest import COUNTS
+from tests.faults.leases_made import LEASE, RECIPE, clocked
 from tests.site import Site, until
-
-RECIPE = f"{Path(__file__).with_name('clocked.py')}:Clocked"
-LEASE = {"HALFSTEP_LEASE_SECONDS": "6"}
 
 
 def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Path) -> None:
@@ -83,12 +81,6 @@ def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: P
     assert (run.status, run.attempt) == (Status.FINISHED, 1)
     with site.database.reading() as session:
         assert Status.QUEUED not in [row.status for row in runs.statuses(session, run_id)][1:]
-
-
-def clocked(tmp_path: Path) -> dict[str, str]:
-    clock = tmp_path / "clock"
-    clock.touch()  # beside the data folder a run makes nothing new
-    return {"HALFSTEP_RECIPES": RECIPE, "HALFSTEP_TEST_CLOCK": str(clock)}
 
 
 def assert_apart(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.frameworks.test_deepspeed import have_it_train_on_a_cpu, train
+from tests.frameworks.deepspeed_made import have_it_train_on_a_cpu, train
 
 
 def main() -> None:

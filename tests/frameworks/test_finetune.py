@@ -19,7 +19,7 @@ import transformers
 from halfstep.run_config import ConfigError, parse_config
 from tests.frameworks.tiny_model import TEXT, write_model
 from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401 - a fixture
-from tests.trainer.test_docs import LINES
+from tests.trainer.docs_made import LINES
 from trainer.diagnosis.check import check
 from trainer.recipes import token_file
 from trainer.recipes.finetune import Finetune

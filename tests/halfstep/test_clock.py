@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from halfstep.clock import clock
-from tests.faults.test_clocks import HOUR, faked, jump
+from tests.faults.clocks_made import HOUR, faked, jump
 
 READ = "import time; from halfstep.clock import clock; print(time.time(), clock(), flush=True)"
 

@@ -18,11 +18,11 @@ from db.tables import Artifact, CheckpointFile, Delivery, Run
 from halfstep import Client
 from tests import warm
 from tests.app.receivers import http_receiver
-from tests.db.files.test_backup import contents, empty_database
+from tests.db.files.backup_made import contents, empty_database
+from tests.journeys.backup_made import SCRIPT
 from tests.journeys.installation import Admin, Installation, until_some
 from tests.site import SECONDS, until
 
-SCRIPT = Path(__file__).with_name("script.py")
 SIGN_INS = {"sessions", "sign_in_links"}
 #: Ended by a restore, or computed by it.
 NOT_COMPARED = SIGN_INS | {"step_buckets", "metric_buckets"}

@@ -9,6 +9,7 @@ from torch import nn
 
 from halfstep.recipe import Loss
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
+from tests.trainer.docs_made import LINES
 
 SNIPPETS = re.findall(
     r"## ([^\n]+)\n(?:(?!\n## ).)*?```python\n(.*?)```",
@@ -41,12 +42,6 @@ def test_a_snippet_of_the_guide_runs(snippet):
 def test_the_guide_has_a_snippet_for_each_pattern_with_code():
     """No snippet is missed: as many are run as the guide has."""
     assert len(SNIPPETS) == Path("docs/explanation/amp.md").read_text().count("```python") >= 12
-
-
-LOADING = Path("docs/how-to/recipes.md").read_text().partition("## Loading saved weights\n")[2]
-LINES = re.findall(
-    r"^([A-Z][^\n]*)\n\n```python\n(.*?)```", LOADING.partition("\n## ")[0], re.M | re.S
-)
 
 
 class Adversaries(Pair):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
-from tests.trainer.test_operations import Counter
+from tests.trainer.operations_made import Counter
 from trainer import ema as ema_module
 from trainer.distributed.ranks import Control
 from trainer.ema import Ema

@@ -4,7 +4,7 @@ import torch
 
 from halfstep.recipe import RecipeError
 from tests.trainer.conftest import Regression, assert_same_bits
-from tests.trainer.test_no_sync import attempt_steps
+from tests.trainer.no_sync_made import attempt_steps
 from trainer.logged_values import MOST_NAMES
 
 FP16 = {"precision": "fp16"}

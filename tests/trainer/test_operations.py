@@ -1,33 +1,19 @@
 """Operations that a step dispatches in addition to PyTorch's own: the surplus is bounded."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
+from tests.trainer.operations_made import Counter
 from trainer.distributed.ranks import Ranks
 from trainer.setup import make_context
 from trainer.step import make_autocast, make_scaler, train_step
 
 CPU = torch.device("cpu")
-
-
-class Counter(TorchDispatchMode):
-    """Counts operations; one over a list of tensors is one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Many(Regression):

@@ -9,7 +9,7 @@ import pytest
 
 from db.queue import workers
 from db.tables import RunNode
-from tests.app.test_looks import noted
+from tests.app.looks_made import noted
 from tests.site import Site, until
 from worker.worker import Worker
 

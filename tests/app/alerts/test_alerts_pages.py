@@ -149,7 +149,7 @@ def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Only those that have not ended, and of them those that changed, cost anything."""
-    from tests.app.test_looks import counted, noted
+    from tests.app.looks_made import counted, noted
 
     browser.post("/api/v1/alerts/rules", json={"condition": "collapsing", "scope": "all"})
     row = {"recipe": "digits", "config": {"precision": "fp16"}, "precision": "fp16"}

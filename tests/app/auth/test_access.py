@@ -32,7 +32,7 @@ from db.tables import (
     User,
     Worker,
 )
-from tests.app.auth.test_permissions import routes_of
+from tests.app.auth.permissions_made import routes_of
 from tests.app.conftest import DIGITS, SCHEMA, submit
 from tests.app.installation import HIDDEN, MARK, OPEN, Installation, Side, install
 from tests.app.uploading import Uploader, write_token

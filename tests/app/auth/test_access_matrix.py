@@ -23,7 +23,7 @@ from db.access import accounts, shared_links
 from db.database import Database
 from db.settings import Settings
 from db.tables import ApiToken, SharedLink, SignInSession, User
-from tests.app.auth.test_authentication import PUBLIC
+from tests.app.auth.authentication_made import PUBLIC
 from tests.app.installation import (
     FILE_MARK,
     HIDDEN,

@@ -12,8 +12,8 @@ from app.auth.audit import DETAIL_CHARACTERS, audited_fields
 from db.access import accounts, projects
 from db.database import Database
 from db.tables import AuditEvent, User
-from tests.app.auth.test_permissions import routes_of
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.permissions_made import routes_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import submit
 from tests.app.uploading import write_token
 

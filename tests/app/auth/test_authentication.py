@@ -14,13 +14,12 @@ from app.auth.authentication import local_path
 from db.access import accounts
 from db.database import Database
 from db.tables import ApiToken, Project, Run, User
+from tests.app.auth.authentication_made import PUBLIC
 from tests.app.conftest import csrf_token
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_steps
 from tests.site import until
 
-#: The last one answers with another address, and that one asks.
-PUBLIC = {"/", "/sign-in", "/healthz", "/readyz", "/static/{name}"}
 #: Where a token of its own opens it, and nothing else does:
 #: tests/app/http/test_monitoring_metrics.py.
 PUBLIC |= {"/metrics"}

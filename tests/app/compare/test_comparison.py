@@ -16,7 +16,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import CPU, DIGITS, SCHEMA, submit
-from tests.app.submission.test_new_run_pages import FORM
+from tests.app.submission.new_run_pages_made import FORM
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_metric,

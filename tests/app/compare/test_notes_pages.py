@@ -10,7 +10,7 @@ from db.access import accounts, projects
 from db.database import Database
 from db.runs import notes
 from db.tables import User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
@@ -57,7 +57,7 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
             projects.set_role(session, people[name], project, role)
     submit(database, ada, project="vision")
     submit(database, ada, project="speech")
-    scripts = {name: _script(app, database, user) for name, user in people.items()}
+    scripts = {name: script_of(app, database, user) for name, user in people.items()}
     form = {"project": "vision", "note": "Our **plan**", "seen": ""}
     assert scripts["member"].post("/notes", data=form).status_code == 303
     assert scripts["viewer"].post("/notes", data=form).status_code == 403
@@ -92,7 +92,7 @@ def test_a_chart_is_a_picture(
     assert {"1 · <base>", "3", "1.5"} <= set(texts)
     with database.writing() as session:
         stranger = accounts.make_user(session, "stranger")
-    hidden = _script(app, database, stranger).get(f"/charts.svg?runs=1&series={series}").text
+    hidden = script_of(app, database, stranger).get(f"/charts.svg?runs=1&series={series}").text
     assert "base" not in hidden
     assert "no values" in hidden
     assert "no values" in browser.get("/charts.svg?runs=1&series=none").text

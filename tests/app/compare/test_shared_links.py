@@ -15,8 +15,8 @@ from db.database import Database
 from db.queue import queue
 from db.runs import trash
 from db.tables import Run, SharedLink, SharedRun, Status, User
-from tests.app.auth.test_permissions import routes_of
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.permissions_made import routes_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 

@@ -19,7 +19,7 @@ from halfstep.telemetry.upload import TRIES, upload
 from tests.app.conftest import serving
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_steps
-from tests.halfstep.telemetry.test_uploader import Writer
+from tests.halfstep.telemetry.uploader_made import Writer
 from tests.spool_made import event_of
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

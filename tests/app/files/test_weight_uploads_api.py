@@ -18,12 +18,12 @@ from starlette.testclient import TestClient
 from app.files import weight_uploads
 from app.files.weight_uploads_api import PIECE_BYTES
 from db.database import Database
-from db.queue import run_control, workers
+from db.queue import run_control
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from halfstep.config_groups import Weights
-from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.app.conftest import CONFIG, submit
+from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.site import halfstep, until
 
 #: Two pieces and a byte, that begin as torch's files do.
@@ -44,14 +44,6 @@ def allowing(app: FastAPI, settings: Settings) -> Any:
 def files(folder: Path) -> list[str]:
     here = folder.rglob("*")
     return sorted(each.relative_to(folder).as_posix() for each in here if each.is_file())
-
-
-def offer_weights(database: Database) -> None:
-    weights = Weights.model_json_schema() | {"title": "Initial weights"}
-    schema = SCHEMA | {"properties": SCHEMA["properties"] | {"weights": weights}}
-    offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS | {"schema": schema}]}
-    with database.writing() as session:
-        workers.register(session, name="w1", host="h", pid=1, versions={}, **offer)
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])

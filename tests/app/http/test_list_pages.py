@@ -13,7 +13,7 @@ from db.tables import Run, User
 from db.telemetry import telemetry
 from db.telemetry.telemetry import LogRow
 from tests.app.conftest import submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_metric,

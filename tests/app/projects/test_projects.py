@@ -44,9 +44,9 @@ from db.tables import (
     Trial,
     User,
 )
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CONFIG, start_run, submit
-from tests.app.runs.test_continue_run import end
+from tests.app.runs.continue_run_made import end
 from tests.app.uploading import Uploader
 from tests.db.conftest import blocked, make_watched
 

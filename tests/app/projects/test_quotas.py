@@ -11,8 +11,8 @@ from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import Project, User
 from tests.app.conftest import csrf_token, submit
-from tests.app.submission.test_new_run_pages import FORM
-from tests.app.sweeps.test_sweep_submission import begin, members
+from tests.app.submission.new_run_pages_made import FORM
+from tests.app.sweeps.sweep_submission_made import begin, members
 
 pytestmark = pytest.mark.sql
 

@@ -1,25 +1,12 @@
 """Continuing a run that was cancelled or failed."""
 
-from typing import Any
-
 from starlette.testclient import TestClient
 
 from db.database import Database
-from db.files import checkpoints
 from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG
-from tests.spool_made import checkpoint_of
-
-
-def end(database: Database, run: Run, status: Status, *steps: int) -> None:
-    """End a run that has left checkpoints."""
-    with database.writing() as session:
-        for step in steps:
-            file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "ab", "path": "/gone"}
-            event: dict[str, Any] = {"step": step, "reason": "cancel", "files": [file]}
-            checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), ["key"])
-        runs.set_status(session, session.get_one(Run, run.id), status)
+from tests.app.runs.continue_run_made import end
 
 
 def test_a_cancelled_run_continues_from_its_last_checkpoint(

@@ -10,7 +10,7 @@ from app.runs import filters
 from db.database import Database
 from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
-from tests.app.test_looks import noted
+from tests.app.looks_made import noted
 
 pytestmark = pytest.mark.sql
 

@@ -13,9 +13,9 @@ from db.telemetry import series, telemetry
 from db.telemetry.recording import Recording
 from db.telemetry.telemetry import LogRow
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
-from tests.db.files.test_checkpoints import in_shards
+from tests.db.files.checkpoints_made import in_shards
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
-from tests.halfstep.telemetry.test_events import HONEST
+from tests.halfstep.telemetry.events_made import HONEST
 from tests.spool_made import checkpoint_of, event_of
 
 

@@ -9,7 +9,7 @@ from db.database import Database
 from db.queue import workers
 from db.tables import LatestMetric, Run, User, Worker
 from tests.app.conftest import DIGITS
-from tests.db.queue.test_estimates import finished
+from tests.db.queue.estimates_made import finished
 
 pytestmark = pytest.mark.sql
 

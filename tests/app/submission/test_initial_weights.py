@@ -14,8 +14,8 @@ from db.settings import Settings
 from db.tables import Run, User
 from halfstep.config_groups import Weights
 from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
-from tests.db.files.test_checkpoints import saved_weights
-from tests.db.health.test_findings import make_weights
+from tests.db.files.checkpoints_made import saved_weights
+from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import record
 from tests.spool_made import checkpoint_of
 

@@ -12,22 +12,10 @@ from db.access.permissions import VIEWER
 from db.database import Database
 from db.runs import runs
 from db.tables import Run, User
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.app.submission.new_run_pages_made import FORM
 from tests.db.conftest import add_worker
-
-FORM = {
-    "recipe": "digits",
-    "precision": "fp16",
-    "training.steps": "400",
-    "training.batch_size": "64",
-    "training.max_grad_norm": "1",
-    "training.fused": "true",
-    "scaler.enabled": "true",
-    "scaler.init_scale": "16777216",
-    "priority": "0",
-    "devices_per_node": "1",
-}
 
 
 def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:

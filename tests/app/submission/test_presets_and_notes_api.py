@@ -9,7 +9,7 @@ from db.access import accounts, projects
 from db.database import Database
 from db.files import retention
 from db.tables import AuditEvent, User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import submit
 
 PRESET = {"name": "quick", "recipe": "digits", "config": {}, "project": "vision"}
@@ -26,7 +26,7 @@ def scripts(app: FastAPI, database: Database, offered: None) -> dict[str, TestCl
         people |= {name: accounts.make_user(session, name) for name in ("viewer", "outsider")}
         for role in ("maintainer", "member", "viewer"):
             projects.set_role(session, people[role], "vision", role)
-    return {name: _script(app, database, user) for name, user in people.items()}
+    return {name: script_of(app, database, user) for name, user in people.items()}
 
 
 @pytest.mark.slow

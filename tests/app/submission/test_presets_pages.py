@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from db.access import accounts, projects
 from db.database import Database
 from db.runs import presets
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 
 FORM = {
     "recipe": "digits",
@@ -81,7 +81,7 @@ def test_presets_are_of_who_may_submit_to_their_project(
         for role in ("member", "viewer"):
             projects.set_role(session, people[role], "vision", role)
         projects.set_role(session, people["other"], projects.DEFAULT, "member")
-    scripts = {name: _script(app, database, user) for name, user in people.items()}
+    scripts = {name: script_of(app, database, user) for name, user in people.items()}
     wanted = FORM | {"project": "vision", "priority": "0"}
     assert scripts["member"].post("/presets", data=wanted).status_code == 303
     assert scripts["viewer"].post("/presets", data=wanted).status_code == 403

@@ -16,7 +16,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import CONTROL, SUBMIT, Run, User
-from tests.app.sweeps.test_sweep_submission import finish
+from tests.app.sweeps.sweep_submission_made import finish
 
 SWEEP: dict[str, Any] = {
     "command": {

@@ -9,7 +9,6 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.sweeps import hyperband, sweep_submission, tpe
-from app.sweeps.sweep_submission import SweepSubmission
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.files import erasure
@@ -19,38 +18,11 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import LatestMetric, Run, Status, Sweep, Trial, User, Worker
-from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.app.conftest import CPU
+from tests.app.sweeps.sweep_submission_made import LRS, begin, finish, members
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.sql
-
-LRS = {"training.max_grad_norm": "0.1, 1, off"}
-
-
-def begin(database: Database, owner: User, **changes: Any) -> int:
-    """Begin a sweep of digits; return its number."""
-    values: dict[str, Any] = {"recipe": "digits", "space": LRS, "goal": "minimise"}
-    with database.writing() as session:
-        return sweep_submission.begin(session, owner, SweepSubmission(**(values | changes))).id
-
-
-def finish(
-    database: Database, run_id: int, loss: float = 1.0, status: Status = Status.FINISHED
-) -> None:
-    """End a run as if it had trained five steps."""
-    with database.writing() as session:
-        run = runs.get(session, run_id, lock=True)
-        run.step, run.loss = 5, loss
-        run.last_flags = 0 if math.isfinite(loss) else NONFINITE_LOSS
-        runs.set_status(session, run, status)
-
-
-def members(database: Database, sweep_id: int) -> list[tuple[int, dict[str, Any], str, Any]]:
-    """Number, settings, state and value of each trial."""
-    with database.reading() as session:
-        query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
-        return [(row.number, row.params, row.state, row.value) for row in session.scalars(query)]
 
 
 def the_sweep(database: Database, sweep_id: int = 1) -> tuple[Sweep, str]:

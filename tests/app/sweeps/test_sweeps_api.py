@@ -12,7 +12,7 @@ from db.database import Database
 from db.sweeps import sweeps
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
-from tests.app.sweeps.test_sweep_submission import begin, finish
+from tests.app.sweeps.sweep_submission_made import begin, finish
 
 SWEEP: dict[str, Any] = {
     "recipe": "digits",

@@ -17,9 +17,9 @@ from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import AuditEvent, CheckpointFile, Status, User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import start_run, submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.spool_made import checkpoint_of
 
 RULE = {"scope": "in:", "checkpoint_days": "30", "log_days": ""}
@@ -140,7 +140,7 @@ def test_only_who_manages_a_project_sets_its_rule(
         retention.set_rule(session, ada, "hidden", Rules(log_days=3))
     allowed = {("maintainer", "in:vision"): 200, ("member", "in:vision"): 403}
     for (role, scope), status in allowed.items():
-        script = _script(app, database, people[role])
+        script = script_of(app, database, people[role])
         assert script.post("/retention", data={**RULE, "scope": scope}).status_code == status
         assert script.post("/retention", data={**RULE, "scope": "all"}).status_code == 403
         assert script.post("/retention", data={**RULE, "scope": "in:hidden"}).status_code == 404

@@ -12,7 +12,7 @@ from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import CheckpointFile, Run, Status, User
 from tests.app.conftest import submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.site import halfstep
 from tests.spool_made import checkpoint_of
 

@@ -16,7 +16,7 @@ from db.runs import run_metadata, runs, trash
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.spool_made import checkpoint_of
 
 

@@ -8,7 +8,7 @@ from db.queue import claims, workers
 from db.runs import runs
 from db.tables import Run, Status, Sweep, User
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
-from tests.app.submission.test_new_run_pages import FORM
+from tests.app.submission.new_run_pages_made import FORM
 
 WIDE = {"nodes": 2, "devices_per_node": 3}
 

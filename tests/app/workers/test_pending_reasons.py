@@ -11,7 +11,7 @@ from db.access import accounts, people, permissions, projects
 from db.database import Database
 from db.settings import Settings
 from db.tables import User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import offer_digits, start_run, submit
 
 pytestmark = pytest.mark.sql
@@ -24,7 +24,7 @@ def other(app: FastAPI, database: Database, ada: User) -> TestClient:
         projects.make(session, "hush")
         user = accounts.make_user(session, "other")
         projects.set_role(session, user, "", "viewer")
-    return _script(app, database, user)
+    return script_of(app, database, user)
 
 
 def waiting(script: TestClient, run_id: int) -> str:

@@ -31,7 +31,7 @@ from db.runs import trash
 from db.settings import Settings
 from db.tables import Artifact, Run, Status, User
 from tests.buckets import Bucket
-from tests.db.runs.test_trash import move_to_trash
+from tests.db.runs.trash_made import move_to_trash
 from tests.site import until
 
 pytestmark = pytest.mark.xdist_group("bucket")

@@ -17,7 +17,7 @@ from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import CheckpointFile, LogLine, Metric, Run, Status, SystemSample, User
 from tests.db.conftest import config, submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.spool_made import checkpoint_of
 
 

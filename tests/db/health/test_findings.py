@@ -11,6 +11,7 @@ from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import (
     make_histogram,
     make_metric,
@@ -378,14 +379,6 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "A setting names modules that are not called"
     assert found.text.startswith("model.attention.out_proj: modules.fp32")
-
-
-def make_weights(**changes: Any) -> dict[str, Any]:
-    """Event of loaded weights."""
-    lists: dict[str, Any] = {"missing": [], "unexpected": [], "mismatched": []} | changes
-    counts = {f"{name}_count": len(names) for name, names in lists.items()}
-    event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
-    return event | {"loaded": 12, "count": 14} | lists | counts
 
 
 def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:

@@ -7,9 +7,10 @@ import pytest
 from db.database import Database
 from db.queue import estimates
 from db.queue.estimates import Alike
-from db.runs import runs, trash
-from db.tables import CheckpointFile, Run, Status, User
+from db.runs import trash
+from db.tables import Run, User
 from tests.db.conftest import config, submit
+from tests.db.queue.estimates_made import finished
 
 ASKED: dict[str, Any] = {
     "recipes": {"digits"},
@@ -19,21 +20,6 @@ ASKED: dict[str, Any] = {
     "batch_size": 8,
     "has_same_sizes": lambda _settings: True,
 }
-
-
-def finished(database: Database, ada: User, speed: float, batch_size: int, *sizes: int) -> int:
-    """Add a run that made its steps at a speed, with files of its last checkpoint and an older."""
-    with database.writing() as session:
-        run = submit(session, ada, config=config(batch_size=batch_size))
-        runs.set_status(session, run, Status.FINISHED)
-        run.steps_per_second = speed
-        for step in (50, 100):
-            for number, size in enumerate(sizes):
-                kind = "checkpoint" if not number else "weights"
-                file = {"kind": kind, "key": "k", "attempt": 1, "reason": "end", "sha256": "ab"}
-                size_bytes = size if step == 100 else 1
-                session.add(CheckpointFile(run_id=run.id, step=step, size_bytes=size_bytes, **file))
-        return run.id
 
 
 def asked(database: Database, **changes: Any) -> Alike:

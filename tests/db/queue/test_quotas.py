@@ -17,7 +17,7 @@ from db.queue import pending_reasons, quotas
 from db.runs import runs
 from db.tables import Run, Status, User, Worker
 from tests.db.conftest import submit
-from tests.db.queue.test_claims import add_workers, claim, finish, nodes
+from tests.db.queue.claims_made import add_workers, claim, finish, nodes
 from tests.site import until
 
 

@@ -9,7 +9,7 @@ from db.errors import Changed, Invalid
 from db.runs import run_metadata, runs
 from db.tables import Run, User
 from db.telemetry import ingest
-from tests.db.runs.test_trash import WATCHED
+from tests.db.runs.trash_made import WATCHED
 
 
 def edit(database: Database, run_id: int, ada: User, **wanted: Any) -> Run:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import obstore
 import pytest
@@ -19,12 +18,12 @@ from db.settings import Settings
 from db.tables import Channel, Run, SharedLink, Status, Step, StepBucket, SystemSample, User
 from db.telemetry import ingest
 from tests.db.conftest import config, submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
+from tests.db.migrations_made import a_value
+from tests.db.runs.trash_made import WATCHED, move_to_trash
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
-from tests.db.test_migrations import a_value
 from tests.spool_made import checkpoint_of
 
-WATCHED: dict[str, Any] = {"name": "n", "project": "", "config": {}, "tags": "", "started_at": 0.0}
 WATCHED |= {"host": "h", "versions": {}}
 
 
@@ -45,11 +44,6 @@ def ended(database: Database, running: Run) -> int:
         )
         queue.end(session, running.id, 1, Status.FINISHED)
     return running.id
-
-
-def move_to_trash(database: Database, ada: User, run_id: int) -> None:
-    with database.writing() as session:
-        trash.delete(session, run_id, ada)
 
 
 def erase_now(database: Database, settings: Settings, ada: User, run_id: int) -> None:

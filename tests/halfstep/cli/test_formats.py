@@ -3,21 +3,7 @@
 import pytest
 
 from halfstep.cli import formats
-
-RUN = {
-    "id": 7,
-    "name": "baseline",
-    "status": "running",
-    "attempt": 2,
-    "step": 352_889,
-    "steps_total": 3_000_000,
-    "loss": 0.01812,
-    "scale": 524288.0,
-    "skipped": 1234,
-    "health": {"word": "healthy", "reason": "No step was skipped."},
-    "seconds_left": 20160.0,
-    "error": None,
-}
+from tests.halfstep.cli.formats_made import RUN
 
 
 @pytest.mark.parametrize(

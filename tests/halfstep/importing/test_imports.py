@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +21,6 @@ from pyarrow import parquet
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
@@ -30,27 +28,16 @@ from halfstep.importing.source import Media
 from halfstep.session.logged_values import Histogram, as_file
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.run_folder import read_run
+from tests.halfstep.importing.imports_made import (
+    MOMENT,
+    RECORDED,
+    Import,
+    event_file,
+    scalar,
+)
 from tests.halfstep.monitor.watch_made import Written
-from tests.site import type_command
 
-RECORDED = Path(__file__).parents[1] / "imported"
-MOMENT = 1_700_000_000.0
 PNG = as_file(np.zeros((2, 2), np.uint8))[1]
-
-Import = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture
-def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
-    """Run `halfstep import`; return its message on each run. code: its exit code."""
-
-    def type_it(source: str, path: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
-        folder = str(tmp_path / "halfstep")
-        options = ("--folder", folder, "--offline", "--json", *words)
-        assert type_command("import", source, str(path), *options) == code
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return type_it
 
 
 def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
@@ -156,20 +143,6 @@ def test_damaged_stores_of_mlflow_are_named(
         ("bad", 1),
         ("first", 6),
     ]
-
-
-def scalar(tag: str, step: int, value: float) -> Event:
-    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-    return Event(step=step, wall_time=MOMENT + step, summary=summary)
-
-
-def event_file(folder: Path, *events: Event) -> Path:
-    """Write an event file with TensorBoard's own writer."""
-    writer = EventFileWriter(str(folder))
-    for event in events:
-        writer.add_event(event)
-    writer.close()
-    return max(folder.glob("*tfevents*"))
 
 
 def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from db.access import accounts
 from db.database import Database
 from db.tables import Artifact, Metric, Run, Status, Step, User
-from tests.halfstep.importing.test_imports import RECORDED, event_file, scalar
+from tests.halfstep.importing.imports_made import RECORDED, event_file, scalar
 from tests.site import type_command
 
 

@@ -1281,7 +1281,7 @@ def test_a_full_disk_does_not_end_watching(
 ) -> None:
     """Steps and files of that time are lost, with a message; later ones are recorded."""
     from halfstep.telemetry import patient_spool
-    from tests.halfstep.telemetry.test_patient_spool import full
+    from tests.halfstep.telemetry.patient_spool_made import full
 
     monkeypatch.setattr(patient_spool, "RETRY_SECONDS", 0)
     with halfstep.watch(folder=tmp_path, name="it") as watch:

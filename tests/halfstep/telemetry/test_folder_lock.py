@@ -16,6 +16,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import STALE_SECONDS, FolderLock, OwnerFile
 from halfstep.telemetry.run_folder import read_run
 from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.telemetry.folder_lock_made import no_locks_library
 from tests.halfstep.telemetry.ingest_made import IngestServer
 from tests.site import until
 
@@ -34,13 +35,6 @@ for line in sys.stdin:
 def no_locks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process without file locks."""
     return {**os.environ, "LD_PRELOAD": str(no_locks_library(tmp_path_factory.mktemp("c")))}
-
-
-def no_locks_library(folder: Path) -> Path:
-    """Compile what makes every flock of a process fail, put before the C library."""
-    source, library = Path(__file__).with_name("no_locks.c"), folder / "no_locks.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return library
 
 
 class Script:

@@ -1,9 +1,5 @@
 """A spool on a disk that is full for a while, simulated by a file size limit."""
 
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +9,8 @@ from halfstep.telemetry import patient_spool
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.patient_spool import PatientSpool
 from halfstep.telemetry.spool import STEP_DTYPE, SpoolReader, Steps
+from tests.halfstep.telemetry.patient_spool_made import full
 from tests.spool_made import event_of, fields_of
-
-
-@contextmanager
-def full(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size: a write is cut short there, and the next one raises."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    heeded = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, heeded)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Sending a watched run: every byte arrives once, whatever fails."""
 
-import hashlib
 import json
 import math
 import os
@@ -10,10 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import halfstep
@@ -42,6 +40,7 @@ from halfstep.telemetry.upload import TRIES, run_folders
 from halfstep.telemetry.upload import upload as send_run
 from tests import warm
 from tests.halfstep.telemetry.ingest_made import Attempt, IngestServer, Run
+from tests.halfstep.telemetry.uploader_made import Writer, uploaders
 from tests.site import SECONDS, free_port, until
 from tests.spool_made import event_of
 
@@ -58,47 +57,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(uploader, "LONGEST_SECONDS", 0.05)
     monkeypatch.setattr(uploader, "MENDING_SECONDS", 0.05)
-
-
-class Writer:
-    """Writes an attempt as `watch` does, without a training."""
-
-    opened: ClassVar[list[SpoolWriter]] = []
-
-    def __init__(self, folder: Path, name: str = "it", **named: Any) -> None:
-        run = name if (folder / name).exists() else None
-        self.files = open_run(folder, name=name, run=run, **named)
-        self.spool = SpoolWriter(self.files.spool, self.files.attempt, rotate_bytes=3000)
-        self.opened.append(self.spool)
-        self.step = 0
-
-    def steps(self, count: int = 10) -> "Writer":
-        for _ in range(count):
-            records = np.zeros(10, STEP_DTYPE)
-            records["step"] = range(self.step + 1, self.step + 11)
-            self.step += 10
-            self.spool.steps(records)
-        return self
-
-    def file(self, content: bytes, name: str = "a.txt", **checkpoint: Any) -> "Writer":
-        """Write an artifact, or if there is anything to say of one, a checkpoint."""
-        place = "checkpoints" if checkpoint else "artifacts"
-        path = f"{place}/step-{self.step:08}/{name}"
-        (self.files.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.files.folder / path).write_bytes(content)
-        sha256 = hashlib.sha256(content).hexdigest()
-        file = {"path": path, "size_bytes": len(content), "sha256": sha256}
-        event = {"event": "artifact", "step": self.step, "name": name} | file
-        if checkpoint:
-            event = {"event": "checkpoint", "step": self.step, "reason": "script"}
-            event |= {"files": [{"kind": "checkpoint"} | file]} | checkpoint
-        self.spool.event(event_of(event))
-        return self
-
-    def finish(self, status: str = "finished") -> "Writer":
-        self.spool.close()
-        write_outcome(self.files, status, self.step)
-        return self
 
 
 def spooled(files: AttemptFiles) -> dict[int, bytes]:
@@ -840,16 +798,6 @@ def test_upload_with_a_rejected_token_ends_at_once(site: IngestServer, tmp_path:
 
 
 # ---- The process --------------------------------------------------------------------------------
-
-
-def uploaders(folder: Path) -> list[psutil.Process]:
-    """Return the uploaders of runs below a folder."""
-    found = []
-    for each in psutil.process_iter(["cmdline"]):
-        words = each.info["cmdline"] or []
-        if "halfstep.telemetry.uploader" in words and any(str(folder) in word for word in words):
-            found.append(each)
-    return found
 
 
 @pytest.fixture(autouse=True)

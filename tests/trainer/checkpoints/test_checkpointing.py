@@ -18,7 +18,7 @@ from halfstep.run_config import parse_config
 from tests import warm
 from tests.spool_made import fields_of
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
-from tests.trainer.test_process import write_job
+from tests.trainer.process_made import write_job
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.files import checksum, write_whole
 from trainer.checkpoints.weights import write_weights

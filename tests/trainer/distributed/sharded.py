@@ -27,7 +27,7 @@ from halfstep.run_config import parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, drawn
-from tests.trainer.diagnosis.test_spikes import VALUES, Poisoned
+from tests.trainer.diagnosis.spikes_made import VALUES, Poisoned
 from trainer.checkpoints.checkpoint import load
 from trainer.checkpoints.files import HashingFile
 from trainer.checkpoints.snapshot import Staging, room

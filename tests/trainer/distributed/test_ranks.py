@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.conftest import assert_same_bits
-from tests.trainer.test_process import run_ranks
+from tests.trainer.process_made import run_ranks
 from trainer.checkpoints import checkpoint
 from trainer.distributed import ranks
 from trainer.distributed.ranks import Control, ProcessGroup, Request

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.distributed.sharded import DIGITS, FUSED, OVERFLOWS_AT, UNFUSED, Overflowing
-from tests.trainer.test_process import finish, read, run_ranks, start, write_job
+from tests.trainer.process_made import finish, read, run_ranks, start, write_job
 from trainer.checkpoints.checkpoint import CheckpointError, load
 from trainer.checkpoints.snapshot import room
 from trainer.recipes.digits import Digits

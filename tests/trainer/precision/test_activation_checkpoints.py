@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError
 from tests.trainer.conftest import Regression, assert_same_bits
-from tests.trainer.diagnosis.test_replay import PlantedBackward
+from tests.trainer.diagnosis.replay_made import PlantedBackward
 from trainer.precision import activation_checkpoints
 from trainer.precision.activation_checkpoints import keep_no_activations
 from trainer.recipes.gpt import GPT

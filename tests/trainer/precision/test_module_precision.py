@@ -11,7 +11,7 @@ from torch import nn
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError
 from tests.trainer.conftest import Regression, assert_same_bits
-from tests.trainer.diagnosis.test_replay import Planted
+from tests.trainer.diagnosis.replay_made import Planted
 from trainer.precision.module_precision import run_in
 
 FP16 = {"precision": "fp16", "scaler": {"init_scale": 1024.0}}

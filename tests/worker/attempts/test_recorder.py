@@ -43,7 +43,7 @@ from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
-from tests.halfstep.telemetry.test_events import HONEST
+from tests.halfstep.telemetry.events_made import HONEST
 from tests.site import until
 from tests.spool_made import event_of, spool_anything, spool_raw
 from worker.attempts.recorder import CannotRecord, Recorder

@@ -17,7 +17,7 @@ from db.tables import Status, User
 from halfstep import sandbox as landlock
 from tests.db.conftest import submit_command
 from tests.site import Site, until
-from tests.worker.commands.test_checkout import committed
+from tests.worker.commands.checkout_made import committed
 from worker.sandbox import sandbox
 
 #: Fresh interpreters, as in production: what a test forks has paths of its own in memory.
