@@ -49,6 +49,7 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
         assert not any(map(is_running, family))
 
 
+@pytest.mark.extended
 def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
     """Whatever its port; unless one is named, or the server has gone, killed or not."""
     environment, file = {"HALFSTEP_DATA": str(tmp_path)}, tmp_path / "server.json"

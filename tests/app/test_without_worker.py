@@ -47,6 +47,7 @@ for package in (app, db):
     assert {"app.main", "app.serve", "db.database"} <= set(run_without_worker(code).split())
 
 
+@pytest.mark.extended
 def test_help_names_missing_packages_of_the_worker() -> None:
     """Help of the server's commands works; that of the worker's names the missing packages."""
     text = run_without_worker("from halfstep.cli.main import main; main(['--help'])")

@@ -62,6 +62,7 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
         assert site.offers("digits")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_recipe_that_never_ends_loading_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -101,6 +102,7 @@ def test_memory_of_recipes_is_measured_later(
     here.close()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_additions_and_removals_are_in_the_audit_log(site: Site, tmp_path: Path) -> None:
     """By which worker, once each; a file that is broken for a while stays offered there."""

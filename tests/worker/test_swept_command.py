@@ -1,5 +1,7 @@
 """A sweep of a command with a real worker: its runs get the values of their points."""
 
+import pytest
+
 from app.sweeps import sweep_submission
 from app.sweeps.sweep_submission import SweepSubmission
 from db.sweeps import sweeps
@@ -13,6 +15,7 @@ watch.log({"val/loss": float(sys.argv[1]) * int(sys.argv[2])})
 """
 
 
+@pytest.mark.extended
 def test_a_swept_command_finds_the_best_logged_value(site: Site) -> None:
     """Each point is passed as arguments, whole numbers as such; the best one is reported."""
     line = f"python -c '{CODE}' {{lr}} {{batch}}"

@@ -93,6 +93,7 @@ def _watch(folder: Path) -> str:
     return ended.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: str) -> None:
     """Its run is the operator's; the next start reuses the token; a stopped server is not found."""

@@ -75,6 +75,7 @@ def test_version_is_printed() -> None:
     assert halfstep("--version").stdout.strip() == __version__
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_another_package_adds_a_command(tmp_path: Path) -> None:
     """An entry point of the group is called with all arguments after its name."""

@@ -69,6 +69,7 @@ def logged(folder: Path) -> list[str]:
     return [event["name"] for event in Written(folder).of("metric")]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[str, str]) -> None:
     """The second is rejected with a line; after the first's end, or death, another can continue."""

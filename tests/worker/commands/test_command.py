@@ -230,6 +230,7 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
     assert last_reason(site, failed_id)[0].endswith("over")
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_a_run_with_a_damaged_spool_names_lost_data(
     site: Site, worker: subprocess.Popen[bytes]
@@ -255,6 +256,7 @@ print("trained to the end")
     assert "22 damaged bytes of the spool" in log
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
     site: Site, worker: subprocess.Popen[bytes]
@@ -332,6 +334,7 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
     assert not any(url in command for command in commands)
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
     """Each rank knows which it is; one that is killed is infrastructure's fault."""
