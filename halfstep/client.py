@@ -118,7 +118,11 @@ class Client(AlertCalls, SavedCalls):
 
     def page_url(self, run_id: int) -> str:
         """Return the address of a run's page."""
-        return f"{str(self._http.base_url).rstrip('/')}/runs/{run_id}"
+        return self.address(f"/runs/{run_id}")
+
+    def address(self, path: str) -> str:
+        """Return the whole address of a path on the server."""
+        return f"{str(self._http.base_url).rstrip('/')}{path}"
 
     def recipes(self) -> list[JsonObject]:
         """Return the recipes, each with the JSON Schema of its configuration."""

@@ -397,7 +397,7 @@ class Line(TypedDict):
 
 
 class Ticks(TypedDict):
-    """Steps with an event; if there are more than 5,000, buckets with counts."""
+    """Steps with an event; buckets with counts if there are more than points."""
 
     steps: list[int]  # Steps, or first steps of buckets
     counts: list[int]

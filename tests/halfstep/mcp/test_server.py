@@ -1,10 +1,8 @@
 """`halfstep mcp`, by the official SDK's own client."""
 
-import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,35 +10,29 @@ from mcp import Client as Agent
 from mcp import MCPError, StdioServerParameters
 
 from db.database import Database
-from db.tables import Run
+from db.tables import Run, User
 from halfstep import Client
-from halfstep.cli.mcp_server import server_of
+from halfstep.mcp.bounds import LEFT_OUT, MOST_CHARACTERS, bounded
+from halfstep.mcp.server import server_of
+from tests.app.conftest import start_run
+from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.halfstep.api_client.conftest import STEPS, client, recorded
+from tests.halfstep.mcp.agents import ask, call
 
 pytestmark = pytest.mark.slow
 
 __all__ = ["client", "recorded"]
 
-READING = {"list_runs", "show_run", "findings", "series", "log", "compare", "recipes"}
-
-
-def ask(server: Any, talk: Callable[[Agent], Awaitable[Any]]) -> Any:
-    """Let an agent talk to a server."""
-
-    async def conversation() -> Any:
-        async with Agent(server) as agent:
-            return await talk(agent)
-
-    return asyncio.run(conversation())
-
-
-def call(server: Any, tool: str, **arguments: Any) -> Any:
-    """Call a tool; return its result, parsed if it is JSON."""
-    result = ask(server, lambda agent: agent.call_tool(tool, arguments))
-    [content] = result.content
-    if result.is_error:
-        raise LookupError(content.text)
-    return json.loads(content.text)
+READING = {
+    "list_runs",
+    "show_run",
+    "explain_run",
+    "findings",
+    "series",
+    "log",
+    "compare",
+    "recipes",
+}
 
 
 def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> None:
@@ -84,6 +76,17 @@ def test_what_is_read(client: Client, database: Database, recorded: Run) -> None
         call(server, "series", run_id=1, points=5000)
 
 
+def test_the_first_nonfinite_loss_is_exact(client: Client, database: Database, ada: User) -> None:
+    """Also in a run of many steps, whose ticks are buckets."""
+    found = call(server_of(client), "explain_run", run_id=1)["nonfinite_losses"]
+    assert found == {"count": 1, "first_step": 10}
+    losses = [1.0] * 20_000
+    losses[12_344] = losses[15_000] = float("nan")
+    record(database, start_run(database, ada), make_steps(losses))
+    found = call(server_of(client), "explain_run", run_id=2)["nonfinite_losses"]
+    assert found == {"count": 2, "first_step": 12_345}
+
+
 def test_runs_are_compared(client: Client) -> None:
     """Only differing settings are returned."""
     client.submit("digits", {"training": {"steps": 9}}, name="other")
@@ -99,8 +102,25 @@ def test_writing_has_to_be_allowed(client: Client) -> None:
         call(server_of(client), "submit", recipe="digits")
     server = server_of(client, allow_writes=True)
     listed = ask(server, lambda agent: agent.list_tools())
-    assert {tool.name for tool in listed.tools} == READING | {"submit", "fork"}
+    assert {tool.name for tool in listed.tools} == READING | {"submit", "fork", "queue_fix"}
     queued = call(server, "submit", recipe="digits", config={"training": {"steps": 3}}, name="new")
     assert (queued["status"], queued["name"]) == ("queued", "new")
     with pytest.raises(LookupError, match="has no checkpoint"):
         call(server, "fork", run_id=1)
+
+
+def test_results_are_bounded() -> None:
+    """The longest lists are halved, and the number of missing items is named; texts are cut."""
+    small = {"a": [1, 2], "b": "x"}
+    assert bounded(small) == small
+    large = {"rows": [{"n": n, "text": "x" * 100} for n in range(1000)], "few": [1, 2]}
+    result = bounded(large)
+    assert len(json.dumps(result)) <= MOST_CHARACTERS
+    assert result["few"] == [1, 2]
+    assert len(result["rows"]) + result[LEFT_OUT]["rows"] == 1000
+    assert result["rows"][0] == large["rows"][0]
+    assert len(large["rows"]) == 1000
+    [text] = bounded({"texts": ["y" * 10**6]})["texts"]
+    assert text.endswith("[…]")
+    wide = {f"name {n}": "z" * 1000 for n in range(100)}
+    assert set(bounded(wide)) == {LEFT_OUT}
