@@ -5,6 +5,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from app.alerts import alerts_api
+from app.artifacts import artifacts_api
 from app.auth import audit_api, secrets_api, tokens_api, users_api
 from app.compare import comparison_api, notes_api, shared_links_api
 from app.files import ingest_api, json_lines_api, weight_uploads_api
@@ -49,6 +50,7 @@ modules = (
     ingest_api,
     json_lines_api,
     weight_uploads_api,
+    artifacts_api,
     workers_api,
     storage_api,
     tokens_api,

@@ -22,6 +22,7 @@ GROUP = "halfstep.commands"
 #: Where each command of the client is: its module, and for a shortcut the command of its group.
 CLIENT: Mapping[str, tuple[str, str]] = {
     "alert": ("halfstep.cli.commands.alert", ""),
+    "artifact": ("halfstep.cli.commands.artifact", ""),
     "cancel": ("halfstep.cli.commands.run", "cancel"),
     "download": ("halfstep.cli.commands.run", "download"),
     "export": ("halfstep.exporting.commands", ""),
