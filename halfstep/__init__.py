@@ -20,6 +20,7 @@ SHARED = ("Audio", "Histogram", "watch")
 #: Names that `import halfstep as wandb` offers, see halfstep.wandb_compat.
 DROP_IN = frozenset(
     [
+        "Artifact",
         "Image",
         "Table",
         "alert",
@@ -28,9 +29,13 @@ DROP_IN = frozenset(
         "finish",
         "init",
         "log",
+        "log_artifact",
+        "log_model",
         "run",
         "save",
         "summary",
+        "use_artifact",
+        "use_model",
     ]
 )
 #: Modules that integrate frameworks.

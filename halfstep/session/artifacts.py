@@ -2,14 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from halfstep.api_client.credentials import Credentials
 from halfstep.artifacts import cache, names
 from halfstep.artifacts.cache import Manifest
-from halfstep.artifacts.manifest import Entry, digest_of, files_in, sha256_of
+from halfstep.artifacts.manifest import Entry, check_entries, digest_of, files_in, sha256_of
 from halfstep.artifacts.names import ArtifactError, Reference, parse_reference
 from halfstep.telemetry.events import ArtifactFile, SavedArtifact, UsedArtifact
 
@@ -35,16 +35,21 @@ class SavedVersion(NamedTuple):
 
 def saved_event(
     folder: Path,
-    path: Path,
+    path: str | Path | Mapping[str, str | Path],
     name: str,
     type_: str,
     aliases: Sequence[str],
 ) -> SavedArtifact:
-    """Copy a file or folder into a run's folder, and return the event of its version.
+    """Copy files into a run's folder, and return the event of its version.
 
     Content that the run's folder has already is not copied again. Raises ArtifactError.
     """
-    entries = [(Entry(name, *_stored(folder / BLOBS, place))) for name, place in files_in(path)]
+    if isinstance(path, Mapping):
+        named = [(name, Path(place)) for name, place in path.items()]
+    else:
+        named = files_in(Path(path))
+    entries = [Entry(name, *_stored(folder / BLOBS, place)) for name, place in named]
+    check_entries(entries)
     files = [
         ArtifactFile(
             name=entry.path,
@@ -58,7 +63,7 @@ def saved_event(
         name=name,
         type=type_,
         digest=digest_of(entries),
-        is_file=path.is_file(),
+        is_file=not isinstance(path, Mapping) and Path(path).is_file(),
         aliases=list(aliases),
         files=files,
     )

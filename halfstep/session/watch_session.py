@@ -386,13 +386,15 @@ class Watch:
 
     def save_artifact(
         self,
-        path: str | Path,
+        path: "str | Path | Mapping[str, str | Path]",
         *,
         name: str,
         type: str = "artifact",  # noqa: A002 - as in W&B
         aliases: Sequence[str] = (),
     ) -> "SavedVersion | None":
         """Save a file or folder as a version of a named artifact, which this run made.
+
+        path: a file, a folder, or several files by their paths within the version.
 
         Content that the artifact has already makes no new version. The newest one has the alias
         "latest"; aliases: further ones, such as "best".  Returns once the content is copied into
@@ -401,7 +403,7 @@ class Watch:
         saved: list[SavedVersion] = []
         self._asked(
             "save_artifact",
-            lambda: saved.append(self._save_artifact(Path(path), name, type, aliases)),
+            lambda: saved.append(self._save_artifact(path, name, type, aliases)),
         )
         return saved[0] if saved else None
 
@@ -605,7 +607,11 @@ class Watch:
             self._complain(f"{path} is not registered: {error}")
 
     def _save_artifact(
-        self, path: Path, name: str, type_: str, aliases: Sequence[str]
+        self,
+        path: "str | Path | Mapping[str, str | Path]",
+        name: str,
+        type_: str,
+        aliases: Sequence[str],
     ) -> "SavedVersion":
         from halfstep.session import artifacts
 

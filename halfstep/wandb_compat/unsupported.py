@@ -11,7 +11,6 @@ from halfstep.telemetry.plain_json import JsonObject
 UNSERVED = (
     "AlertLevel",
     "Api",
-    "Artifact",
     "Bokeh",
     "Classes",
     "Graph",
@@ -30,9 +29,7 @@ UNSERVED = (
     "env",
     "integration",
     "link_artifact",
-    "log_artifact",
     "log_code",
-    "log_model",
     "login",
     "mark_preempting",
     "plot_table",
@@ -48,8 +45,6 @@ UNSERVED = (
     "termlog",
     "termwarn",
     "unwatch",
-    "use_artifact",
-    "use_model",
     "util",
 )
 _said: set[str] = set()
