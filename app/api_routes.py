@@ -14,7 +14,7 @@ from app.live import streams_api
 from app.projects import projects_api
 from app.runs import autocomplete_api, bulk_api, grouping_api, runs_api, views_api
 from app.submission import estimates_api, presets_api
-from app.sweeps import sweeps_api
+from app.sweeps import agents_api, sweeps_api
 from app.telemetry import diagnosis_api, environment_api, export_api, series_api, system_api
 from app.trash import retention_api, storage_api, trash_api
 from app.workers import workers_api
@@ -37,6 +37,7 @@ modules = (
     estimates_api,
     bulk_api,
     trash_api,
+    agents_api,
     sweeps_api,
     comparison_api,
     views_api,

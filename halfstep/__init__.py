@@ -34,6 +34,7 @@ DROP_IN = frozenset(
         "run",
         "save",
         "summary",
+        "sweep",
         "use_artifact",
         "use_model",
     ]
@@ -44,6 +45,14 @@ ADAPTERS = ("deepspeed", "keras", "lightning", "transformers", "ultralytics")
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first access, which keeps `import halfstep` cheap."""
+    if name == "agent":
+        if "halfstep.wandb_compat.calls" in sys.modules:
+            from halfstep.wandb_compat import sweeps
+
+            return sweeps.agent
+        from halfstep import sweep_agent
+
+        return sweep_agent.agent
     if name in ("ApiError", "Client"):
         from halfstep import client
 

@@ -26,6 +26,7 @@ from urllib.parse import quote
 import httpx2
 
 from halfstep.api_client import credentials
+from halfstep.api_client.agent_calls import AgentCalls
 from halfstep.api_client.alert_calls import AlertCalls
 from halfstep.api_client.artifact_calls import ArtifactCalls
 from halfstep.api_client.errors import ApiError
@@ -84,7 +85,7 @@ MOST_RUNS = 200  # the server's limit per page
 MOST_POINTS = 5000  # the server's limit per line of a chart
 
 
-class Client(AlertCalls, ArtifactCalls, SavedCalls):
+class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
     """Connection to one server as one user; as a context manager it closes on exit."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -751,6 +752,14 @@ class Client(AlertCalls, ArtifactCalls, SavedCalls):
         check_body(body)
         with spoken():
             return dict(content(self._http.post(path, json=body)))
+
+    def _post_only(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a request whose response is empty."""
+        check_body(body)
+        with spoken():
+            answer = self._http.post(path, json=body)
+        if answer.is_error:
+            raise error_of(answer)
 
     def _patch(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         check_body(body)

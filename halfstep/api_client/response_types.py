@@ -717,6 +717,20 @@ class SavedVersion(TypedDict):
     missing: list[str]  # SHA-256 of the files to upload
 
 
+class Claim(TypedDict):
+    """A point that an agent has, or none."""
+
+    state: Literal["run", "wait", "over"]  # wait: a point may be given back; over: no more
+    number: int | None  # Number of the trial
+    run: int | None
+    watch_id: str | None  # Identifier of the watched run
+    name: str
+    project: str
+    params: JsonObject  # By name of a setting
+    config: JsonObject  # Of the run, with the point's settings
+    lease_seconds: float
+
+
 class WorkerState(TypedDict):
     """A worker with its capabilities."""
 

@@ -33,9 +33,11 @@ from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
 from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.logged_values import as_scalar, files_of, is_number
+from halfstep.session.nesting import merged
 from halfstep.session.notebook import Cells
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
+from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -149,6 +151,9 @@ def watch(
                 _active.configure(config)
             say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
+        point = SweepPoint.taken()
+        if point:
+            name, project, run = point.name, point.project or None, None
         captures = arguments.switch("console", console) and not is_interactive()
         samples = arguments.switch("system", system)
         server = None if chosen == "offline" else _server(url, token)
@@ -158,11 +163,12 @@ def watch(
             name=arguments.label("name", name),
             run=arguments.run(run),
             project=arguments.label("project", project),
-            config=arguments.first_config(config),
+            config=_with_point(arguments.first_config(config), point),
             tags=arguments.tags(tags),
             secret=server.token if server else token,
             say=say,
             claim=lock.claim,
+            identity=point.watch_id if point else None,
         )
         _active = Watch(
             files,
@@ -179,6 +185,7 @@ def watch(
     except Exception as error:
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
+    _active.sweep_settings = point.config if point else {}
     _active.add(*modules)
     if captures or samples:
         _active._guard(_active._start_sidecar, captures=captures, samples=samples)
@@ -232,6 +239,7 @@ class Watch:
         every: steps between histograms, layer norms and headroom measurements, 0 for none.
         """
         self.files = files
+        self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server, self._is_offline = server, is_offline
         self._queued = queued
@@ -309,6 +317,13 @@ class Watch:
     def folder(self) -> Path | None:
         """The run's folder; None if nothing is watched."""
         return self.files.folder if self.files else None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's configuration, with the settings of a sweep's point; empty if unwatched."""
+        if self.files is None or self._queued:
+            return {}
+        return dict(described_in(self.files.folder).config or {})
 
     @property
     def secret(self) -> str | None:
@@ -820,6 +835,11 @@ class Watch:
         if text not in self._complaints and len(self._complaints) < 20:
             self._complaints.add(text)
             say(text)
+
+
+def _with_point(config: Any, point: SweepPoint | None) -> Any:
+    """Return a run's configuration with the settings of a sweep's point, which win."""
+    return merged(config or {}, point.config) if point else config
 
 
 def _is_column(name: object, value: object) -> bool:

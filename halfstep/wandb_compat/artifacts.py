@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ class Artifact:
         self._files: dict[str, Path] = {}
         self._folder: Path | None = None  # of a version that is used
         self._saved: SavedVersion | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: Path | None = None
 
     # ---- A new version ---------------------------------------------------------------------------
 
@@ -54,8 +55,10 @@ class Artifact:
         self, name: str, mode: str = "x", encoding: str | None = None
     ) -> Iterator[IO[Any]]:
         """Open a new file of the version."""
-        self._temporary = self._temporary or tempfile.TemporaryDirectory(prefix="halfstep-")
-        path = Path(self._temporary.name, name)
+        if self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="halfstep-"))
+            weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+        path = self._temporary / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode, encoding=encoding) as file:
             yield file

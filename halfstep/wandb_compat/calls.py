@@ -12,6 +12,7 @@ from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.media import Histogram, Image, Table
 from halfstep.wandb_compat.run import Run
 from halfstep.wandb_compat.settings import Entries, entries_of
+from halfstep.wandb_compat.sweeps import sweep
 from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
@@ -22,6 +23,7 @@ MEDIA = {
     "Histogram": Histogram,
     "Image": Image,
     "Table": Table,
+    "sweep": sweep,
 }
 #: Functions and classes of Halfstep under the same names.
 OURS = {
@@ -97,7 +99,8 @@ def init(
         )
         described = described_in(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels)
-        vars(_begun.config)["_entries"].update(((described and described.config) or {}) | settings)
+        entries = ((described and described.config) or {}) | settings
+        vars(_begun.config)["_entries"].update(entries | watch.sweep_settings)
     except Exception as error:
         say_once(f"init() failed, and nothing is recorded: {type(error).__name__}: {error}")
         _begun = Run(watch_session.Watch(None), None, labels)

@@ -1,4 +1,4 @@
-"""Named artifacts: collections, versions, aliases, files, blobs, and the runs of each version."""
+"""Named artifacts with their runs, and leases of the agents that take points of a sweep."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -96,6 +96,8 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index('ix_artifact_links_version_id', 'artifact_links', ['version_id'])
+    op.add_column('trials', sa.Column('agent_id', sa.Text()))
+    op.add_column('trials', sa.Column('lease_expires_at', sa.Double()))
 
 
 TABLES = (
@@ -109,5 +111,7 @@ TABLES = (
 
 
 def downgrade() -> None:
+    for column in ('lease_expires_at', 'agent_id'):
+        op.drop_column('trials', column)
     for table in TABLES:
         op.drop_table(table)
