@@ -359,6 +359,11 @@ class Sample(Event, frozen=True, kw_only=True, tag="sample"):
     memory_bytes: Count | None
     power_watts: Number | None
     temperature_celsius: Number | None
+    # Of the machine itself only. Memory of the script with its child processes.
+    process_memory_bytes: Count | UnsetType | None = UNSET
+    # Read and written, sent and received, per second since the last sample.
+    disk_bytes_per_second: Number | UnsetType | None = UNSET
+    network_bytes_per_second: Number | UnsetType | None = UNSET
 
 
 # ---- Measurements ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Named artifacts with their runs, and leases of the agents that take points of a sweep."""
+"""Named artifacts with their runs, leases of sweep agents, and more of a machine in its samples."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -7,6 +7,13 @@ revision = '0043'
 down_revision = '0041'
 branch_labels = None
 depends_on = None
+
+
+SAMPLES = {
+    'process_memory_bytes': sa.BigInteger,
+    'disk_bytes_per_second': sa.Double,
+    'network_bytes_per_second': sa.Double,
+}
 
 
 def upgrade() -> None:
@@ -97,6 +104,8 @@ def upgrade() -> None:
     )
     op.create_index('ix_artifact_links_version_id', 'artifact_links', ['version_id'])
     op.add_column('trials', sa.Column('agent_id', sa.Text()))
+    for name, kind in SAMPLES.items():
+        op.add_column('system_samples', sa.Column(name, kind()))
     op.add_column('trials', sa.Column('lease_expires_at', sa.Double()))
 
 
@@ -111,6 +120,8 @@ TABLES = (
 
 
 def downgrade() -> None:
+    for name in SAMPLES:
+        op.drop_column('system_samples', name)
     for column in ('lease_expires_at', 'agent_id'):
         op.drop_column('trials', column)
     for table in TABLES:
