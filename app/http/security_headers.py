@@ -26,6 +26,9 @@ EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 HSTS = "max-age=31536000"
 #: Largest piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
+PIECES = ("/api/v1/ingest/", "/api/v1/artifact-versions/")
+#: Limit of the list of an artifact's files.
+MANIFEST_BYTES = 8 << 20
 
 #: Path of read-only links. The page that posts a link's secret needs a Referer, for the check of
 #: its origin; the pages below it send none.
@@ -156,8 +159,9 @@ class BodyLimit:
         if scope["method"] == "PUT" and scope["path"].startswith("/api/v1/uploads/"):
             await self.app(scope, receive, send)  # streamed to disk, see app.files.weight_uploads
             return
-        is_piece = scope["method"] == "PUT" and scope["path"].startswith("/api/v1/ingest/")
-        most = PIECE_BYTES if is_piece else BODY_BYTES
+        is_piece = scope["method"] == "PUT" and scope["path"].startswith(PIECES)
+        is_manifest = (scope["method"], scope["path"]) == ("POST", "/api/v1/artifacts")
+        most = PIECE_BYTES if is_piece else MANIFEST_BYTES if is_manifest else BODY_BYTES
         headers = Headers(scope=scope)
         declared, kind = headers.get("content-length", ""), headers.get("content-type", "")
         is_too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)

@@ -27,6 +27,16 @@ from db.tables.access import (
     User,
 )
 from db.tables.alerts import IS_DUE, IS_OPEN, Alert, AlertEvaluation, AlertRule, Channel, Delivery
+from db.tables.artifacts import (
+    MADE,
+    USED,
+    ArtifactAlias,
+    ArtifactCollection,
+    ArtifactEntry,
+    ArtifactLink,
+    ArtifactVersion,
+    Blob,
+)
 from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
 from db.tables.runs import (
     ACTIVE,
@@ -82,6 +92,7 @@ __all__ = [
     "LARGEST_COUNT",
     "LARGEST_ID",
     "LISTED",
+    "MADE",
     "NOT_DELETED",
     "ONE_RUN",
     "READ",
@@ -89,6 +100,7 @@ __all__ = [
     "SENDING",
     "SUBMIT",
     "TOKENS",
+    "USED",
     "WATCH",
     "WRITE",
     "Alert",
@@ -96,7 +108,13 @@ __all__ = [
     "AlertRule",
     "ApiToken",
     "Artifact",
+    "ArtifactAlias",
+    "ArtifactCollection",
+    "ArtifactEntry",
+    "ArtifactLink",
+    "ArtifactVersion",
     "AuditEvent",
+    "Blob",
     "Channel",
     "CheckpointFile",
     "CleanText",

@@ -5,7 +5,7 @@ observed optimizer steps they are logged at W&B's own counter of calls.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import glob
@@ -20,6 +20,8 @@ from halfstep.session.stderr import say
 from halfstep.telemetry.attempt_messages import RunFile
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged, slug
+from halfstep.wandb_compat import artifacts
+from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.log_values import show, worded
 from halfstep.wandb_compat.settings import Entries
 from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once, unraised
@@ -178,6 +180,40 @@ class Run:
             else:
                 self._saved[path.absolute()] = None
         return [str(path) for path in files]
+
+    @unraised
+    def log_artifact(
+        self,
+        artifact_or_path: Any,
+        name: str | None = None,
+        type: str | None = None,  # noqa: A002 - W&B's name for it
+        aliases: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> Artifact:
+        """Log an artifact, or a file or folder as one."""
+        return artifacts.log_artifact(self._watch, self.id, artifact_or_path, name, type, aliases)
+
+    def use_artifact(
+        self,
+        artifact_or_name: Any,
+        type: str | None = None,  # noqa: A002
+        aliases: Any = None,
+        use_as: str | None = None,
+    ) -> Artifact:
+        """Return a version that this run uses; raises wandb.Error without it."""
+        return artifacts.use_artifact(self._watch, artifact_or_name, type)
+
+    def log_model(
+        self, path: str | Path, name: str | None = None, aliases: Sequence[str] | None = None
+    ) -> None:
+        """Log a file or folder as an artifact of the type "model"."""
+        self.log_artifact(path, name, "model", aliases)
+
+    def use_model(self, name: str) -> str:
+        """Return the local path of a model: a file if it is one, else a folder."""
+        used = self.use_artifact(name)
+        names = list(used._paths())
+        return used.file() if len(names) == 1 else used.download()
 
     @unraised
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:

@@ -1,5 +1,6 @@
 """Parts of the tests of deepspeed that other tests use, too."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 import halfstep
-import halfstep.deepspeed
 from tests.frameworks.reference import Net, samples, weights
 
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 deepspeed = pytest.importorskip("deepspeed")
+import halfstep.deepspeed  # noqa: E402
 
 
 def have_it_train_on_a_cpu(patch: pytest.MonkeyPatch) -> None:

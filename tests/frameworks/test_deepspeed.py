@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from halfstep.telemetry.flags import SKIPPED
-from tests.frameworks.reference import written
-
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
 from tests.frameworks.deepspeed_made import have_it_train_on_a_cpu, train
+from tests.frameworks.reference import written
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,11 +23,6 @@ from trainer.recipes.wgan_gp import WGANGP
 from trainer.schedule import AppliedSchedule
 from trainer.telemetry import Telemetry
 
-# torch lacks meta kernels of these; they change tensors in place only.
-meta_kernels = torch.library.Library("aten", "IMPL", "Meta")
-for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr"):
-    meta_kernels.impl(kernel, lambda *args, **kwargs: None)
-
 
 @pytest.mark.parametrize("precision", ["fp16", *extended(["bf16", "fp32"])])
 @pytest.mark.parametrize("recipe_class", [Regression, Pair, Digits, GPT, ERFNet, WGANGP])

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from db.access import accounts
 from db.database import Database
 from db.tables import User
-from tests.app.auth.test_authentication import PUBLIC
+from tests.app.auth.authentication_made import PUBLIC
 
 
 def routes_of(app: FastAPI) -> list[tuple[str, str, Callable[..., Any]]]:

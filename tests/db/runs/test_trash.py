@@ -24,8 +24,6 @@ from tests.db.runs.trash_made import WATCHED, move_to_trash
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.spool_made import checkpoint_of
 
-WATCHED |= {"host": "h", "versions": {}}
-
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:

@@ -6,7 +6,10 @@ from db.database import Database
 from db.runs import trash
 from db.tables import User
 
-WATCHED: dict[str, Any] = {"name": "n", "project": "", "config": {}, "tags": "", "started_at": 0.0}
+WATCHED: dict[str, Any] = {
+    **{"name": "n", "project": "", "config": {}, "tags": "", "started_at": 0.0},
+    **{"host": "h", "versions": {}},
+}
 
 
 def move_to_trash(database: Database, ada: User, run_id: int) -> None:

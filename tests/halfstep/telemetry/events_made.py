@@ -30,6 +30,18 @@ HONEST: dict[str, dict[str, Any]] = {
     },
     "resumed": {"step": 0, "exact": False, "notes": ["another device"]},
     "artifact": {"step": 400, "name": "a.txt", **FILE},
+    "saved_artifact": {
+        "name": "digits",
+        "type": "dataset",
+        "digest": "cd" * 32,
+        "is_file": False,
+        "aliases": ["best"],
+        "files": [
+            {"name": "sub/a.csv", "path": f"blobs/{'ab' * 32}", "size_bytes": 3}
+            | {"sha256": "ab" * 32}
+        ],
+    },
+    "used_artifact": {"project": "", "name": "digits", "digest": "cd" * 32},
     "obeyed": {"step": 4, "request": 7},
     "shapes": {"step": 0, "share": 0.5, "count": 1, "layers": ["head"], "batch_size": None},
     "retry": {"step": 3, "loss": float("nan"), "grad_norm": float("inf"), "applied": False},
@@ -147,3 +159,5 @@ HONEST: dict[str, dict[str, Any]] = {
     "left_out": {"step": 0, "diagnosis": "replay", "reason": "not with training.parallel fsdp"},
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
 }
+for kind, made in HONEST.items():
+    made["event"] = kind

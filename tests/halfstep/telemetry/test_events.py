@@ -28,9 +28,6 @@ from tests.db.telemetry.telemetry_made import (
 from tests.halfstep.telemetry.events_made import HONEST, STATE
 from tests.spool_made import event_of, fields_of, spool_anything, spool_raw
 
-for kind, made in HONEST.items():
-    made["event"] = kind
-
 
 def test_every_kind_of_event_has_a_table_and_passes(tmp_path: Path) -> None:
     """Each kind that trainings write today is read back unchanged."""
@@ -67,6 +64,10 @@ REFUSED = [
     ("artifact", {"path": "artifacts/../job-1.json"}, "folder artifacts"),
     ("artifact", {"path": "/etc/passwd"}, "path is '/etc/passwd'"),
     ("artifact", {"sha256": 'ab"\r\nX: y'}, "allowed: 64 hexadecimal digits"),
+    ("saved_artifact", {"name": "../digits"}, "name is '../digits'; allowed: 1 to 128"),
+    ("saved_artifact", {"aliases": ["v3"]}, "aliases.0 is 'v3'; allowed: 1 to 64 letters"),
+    ("saved_artifact", {"files": []}, "files is []; allowed: 1 to 10000 files"),
+    ("used_artifact", {"digest": "abc"}, "allowed: 64 hexadecimal digits"),
     ("artifact", {"name": "../a.txt"}, "name is '../a.txt'; allowed: a plain file name"),
     ("histogram", {"modules": [make_module("w", 10**18, [1])]}, "modules.0.lowest_exponent is 10"),
     ("histogram", {"modules": [make_module("w", 0, [-1])]}, "modules.0.counts.0 is -1"),
@@ -113,8 +114,9 @@ def test_a_spool_of_an_earlier_version_is_read() -> None:
     """
     items = SpoolReader(Path(__file__).parent / "spools" / "before-structs").poll()
     assert not [item for item in items if isinstance(item, Unrecordable)]
+    later = {"saved_artifact", "used_artifact"}
     written = [
-        *HONEST.values(),
+        *(event for kind, event in HONEST.items() if kind not in later),
         *(each | {"loss_nonfinite": False} for each in make_events([4])),
         HONEST["checkpoint"] | {"upload": True},
     ]

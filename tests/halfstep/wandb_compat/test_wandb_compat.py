@@ -159,6 +159,8 @@ def test_tables_images_and_a_summary(
     assert [row["count"] for row in table("media", "uneven")] == ["1", "3"]
     files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
     assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
+    [version] = written("media").of("saved_artifact")
+    assert (version["name"], version["type"]) == ("model", "model")
     [saved] = written("media").of("checkpoint")
     assert saved["upload"]
     assert saved["files"][0]["size_bytes"] == 7
@@ -167,7 +169,6 @@ def test_tables_images_and_a_summary(
     assert described.config == settings | {"step_metric": {"val/*": "epoch"}}
     said = capsys.readouterr().err
     assert "Video is not supported" in said
-    assert "Artifact is not supported" in said
     assert "alert: Low: accuracy is low" in said
 
 
@@ -253,6 +254,37 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
     assert [step for step, _ in numbers["val/accuracy"]] == [3, 7]
     defined = read_run(Path("halfstep-runs/axes")).config["step_metric"]
     assert defined == {"val/*": "epoch", "train/loss": "samples"}
+
+
+def test_artifacts_are_versions_that_other_runs_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_torch: None
+) -> None:
+    """Files, folders and new files; used by name with W&B's entity, downloaded to a folder."""
+    monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
+    wandb: Any = halfstep
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.csv").write_text("one")
+    with wandb.init(project="digits", name="maker", mode="offline") as run:
+        artifact = wandb.Artifact("data", type="dataset", metadata={"rows": 1})
+        artifact.add_dir("raw", name="train")
+        with artifact.new_file("notes/about.txt", mode="w") as file:
+            file.write("made here")
+        assert run.log_artifact(artifact, aliases=["good"]).wait() is artifact
+        wandb.log_artifact("raw/a.csv", name="table", type="dataset")
+        run.log_model("raw/a.csv", name="weights")
+    with wandb.init(project="digits", name="user", mode="offline") as run:
+        used = run.use_artifact("team/digits/data:good", type="dataset")
+        folder = Path(used.download())
+        assert (folder / "train" / "a.csv").read_text() == "one"
+        assert (folder / "notes" / "about.txt").read_text() == "made here"
+        copied = used.get_path("train/a.csv").download(root=tmp_path / "copy")
+        assert Path(copied).read_text() == "one"
+        assert Path(wandb.use_model("weights")).read_text() == "one"
+        with pytest.raises(wandb.Error, match="there is no"):
+            wandb.use_artifact("digits/data:v9")
+    names = [event["name"] for event in written("maker").of("saved_artifact")]
+    assert names == ["data", "table", "weights"]
+    assert [event["name"] for event in written("user").of("used_artifact")] == ["data", "weights"]
 
 
 def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
