@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
-from app.compare.comparison import MOST_RUNS, Comparison
+from app.compare.comparison import AXES, MOST_DRAWN, MOST_RUNS, SERIES, Comparison
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
@@ -25,21 +25,7 @@ from db.runs import comparisons, notes, runs
 
 router = APIRouter()
 
-#: Series of steps that can be drawn, with their labels; metrics are drawn by name.
-SERIES = {
-    "loss": "Loss",
-    "scale": "Loss scale",
-    "grad_norm": "Gradient norm",
-    "grad_norm_clipped": "Gradient norm after clipping",
-    "lr": "Learning rate",
-    "step_us": "Time per step, ms",
-    "examples_per_second": "Examples per second",
-    "data_us": "Waiting for data, ms",
-}
-MOST_DRAWN = 12
 USUAL = 4
-#: X axes, in addition to `metric:NAME` of a metric that a run's script has defined as an axis.
-AXES = ("step", "applied", "time", "examples")
 LIKELY_SHOWN = 16
 
 

@@ -23,6 +23,7 @@ from db.tables import (
     Note,
     Preset,
     Project,
+    Report,
     RetentionRule,
     Run,
     Status,
@@ -98,7 +99,7 @@ def rename(session: Session, name: str, new_name: str) -> Project:
     renamed = Project(name=new_name, **values)
     session.add(renamed)
     session.flush()  # before the rows that refer to it
-    for table in (Membership, Sweep, ApiToken, AlertRule, Preset, RetentionRule, Upload):
+    for table in (Membership, Sweep, ApiToken, AlertRule, Preset, Report, RetentionRule, Upload):
         session.execute(update(table).where(table.project == name).values(project=new_name))
     note = update(Note).where(Note.subject == notes.of_project(name))
     session.execute(note.values(subject=notes.of_project(new_name)))
@@ -112,9 +113,9 @@ def rename(session: Session, name: str, new_name: str) -> Project:
 
 
 def delete_empty(session: Session, name: str) -> None:
-    """Delete a project without runs. Raises Conflict, Invalid, NotFound.
+    """Delete a project without runs and reports. Raises Conflict, Invalid, NotFound.
 
-    Runs in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
+    Those in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
     """
     _own(session, name)
     _lock_exclusively(session, name)
@@ -122,6 +123,9 @@ def delete_empty(session: Session, name: str) -> None:
     with permissions.unlimited(session):
         if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
             text = "runs, those in the trash included: only an empty one is deleted"
+            raise Conflict(f"The project {name!r} has {text}.")
+        if session.scalar(select(Report.id).where(Report.project == name).limit(1)) is not None:
+            text = "reports, those in the trash included: delete them permanently first"
             raise Conflict(f"The project {name!r} has {text}.")
         query = select(Sweep.id).where(Sweep.project == name, *going_on).order_by(Sweep.id)
         if (sweep_id := session.scalar(query.limit(1))) is not None:

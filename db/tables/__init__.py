@@ -28,6 +28,7 @@ from db.tables.access import (
 )
 from db.tables.alerts import IS_DUE, IS_OPEN, Alert, AlertEvaluation, AlertRule, Channel, Delivery
 from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
+from db.tables.reports import Report, ReportImage
 from db.tables.runs import (
     ACTIVE,
     COMMAND,
@@ -47,7 +48,7 @@ from db.tables.runs import (
     Trial,
     WatchedAttempt,
 )
-from db.tables.saved import Note, Preset, RetentionRule, SavedView, Upload
+from db.tables.saved import ChartPreferences, Note, Preset, RetentionRule, SavedView, Upload
 from db.tables.telemetry import (
     FLAGGED,
     HOST,
@@ -98,6 +99,7 @@ __all__ = [
     "Artifact",
     "AuditEvent",
     "Channel",
+    "ChartPreferences",
     "CheckpointFile",
     "CleanText",
     "ControlRequest",
@@ -115,6 +117,8 @@ __all__ = [
     "Placement",
     "Preset",
     "Project",
+    "Report",
+    "ReportImage",
     "RetentionRule",
     "Run",
     "RunConfigValue",

@@ -30,9 +30,9 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
  * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void, view?: import('url_state').View, onAxis?: () => void}} charts
  * @param {{pinned: string[]}} [arrangement] by which metrics are pinned
  * @param {() => void} [onArrange]
+ * @param {any} [menu] shared by several sections
  */
-export const createPanelMenu = (section, name, charts, arrangement = { pinned: [] }, onArrange = () => {}) => {
-  const menu = /** @type {any} */ (section.querySelector('[data-panel-menu]'))
+export const createPanelMenu = (section, name, charts, arrangement = { pinned: [] }, onArrange = () => {}, menu = section.querySelector('[data-panel-menu]')) => {
   const item = (label, act) => {
     const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
     made.addEventListener('click', () => { menu.hidePopover(); act() })

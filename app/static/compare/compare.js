@@ -45,6 +45,13 @@ const isAsked = new URLSearchParams(location.search).has('draw')
 const write = () => {
   const isUsual = !isAsked && names.join() === usual
   writeView(view, { ...choices, draw: isUsual ? '' : names, hide: legend.hidden.join() })
+  showReportLinks()
+}
+/** A report shows what this page draws. */
+const showReportLinks = () => {
+  const query = new URLSearchParams({ runs: ids.filter((id) => !legend.hidden.includes(id)).join(), x: view.x, ...(view.smooth && { smoothing: String(view.smooth) }) })
+  for (const name of names) query.append('metrics', name)
+  for (const link of document.querySelectorAll('[data-to-report]')) link.href = `${root}/reports/new?${query}`
 }
 
 /** By series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
@@ -224,6 +231,7 @@ legend.listen((id) => {
 })
 const scatter = createScatter(article, ids, legend.labels, { low: JSON.parse(article.dataset.low), paint: () => legend.paint() })
 arrange()
+showReportLinks()
 refresh()
 
 if (article.dataset.over === 'false') {
