@@ -12,7 +12,14 @@ from app.http import openapi_docs
 from app.live import streams_api
 from app.projects import projects_api
 from app.reports import reports_api
-from app.runs import autocomplete_api, bulk_api, grouping_api, runs_api, views_api
+from app.runs import (
+    autocomplete_api,
+    bulk_api,
+    chart_preferences_api,
+    grouping_api,
+    runs_api,
+    views_api,
+)
 from app.submission import estimates_api, presets_api
 from app.sweeps import sweeps_api
 from app.telemetry import diagnosis_api, environment_api, export_api, series_api, system_api
@@ -40,6 +47,7 @@ modules = (
     sweeps_api,
     comparison_api,
     views_api,
+    chart_preferences_api,
     presets_api,
     notes_api,
     reports_api,

@@ -17,6 +17,7 @@ from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
+from app.runs.chart_preferences_api import toolbar
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import pending_reasons
@@ -149,6 +150,7 @@ def _page(
         principal=principal,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
+        toolbar=toolbar(session, principal.user),
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
         **template_values(compared, view),

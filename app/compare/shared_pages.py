@@ -30,6 +30,7 @@ from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import skipped_steps
 from app.reports import report_html
 from app.runs.key_figures import key_figures
+from app.runs.static_charts import has_only_metrics
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.metric_names import Choice, Chosen
@@ -251,16 +252,19 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     last = runs.last_change(session, run_id)
     moment = session.scalars(select(now())).one()
     metric_names = chosen.names(session, run_id)
+    measured = windows.measured(session, run_id, names=metric_names.names)
+    summary = summarise(session, run, owner, settings)
     return {
         "tabs": TABS,
         "tab": next(iter(TABS)),
-        "run": _redacted(summarise(session, run, owner, settings)),
+        "run": _redacted(summary),
         "status_seconds": moment - last.time if last else 0.0,
         "statuses": runs.statuses(session, run_id),
         "figures": key_figures(session, run),
         "skipped": skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
-        "metrics": windows.measured(session, run_id, names=metric_names.names),
+        "metrics": measured,
+        "has_only_metrics": has_only_metrics(summary, measured),
         "metric_names": metric_names,
         "chosen_metrics": chosen,
         "config": run.whole_config,
