@@ -8,11 +8,19 @@ from app.alerts import alerts_api
 from app.artifacts import artifacts_api
 from app.auth import audit_api, secrets_api, tokens_api, users_api
 from app.compare import comparison_api, notes_api, shared_links_api
-from app.files import ingest_api, json_lines_api, weight_uploads_api
+from app.files import image_uploads, ingest_api, json_lines_api, weight_uploads_api
 from app.http import openapi_docs
 from app.live import streams_api
 from app.projects import projects_api
-from app.runs import autocomplete_api, bulk_api, grouping_api, runs_api, views_api
+from app.reports import reports_api
+from app.runs import (
+    autocomplete_api,
+    bulk_api,
+    chart_preferences_api,
+    grouping_api,
+    runs_api,
+    views_api,
+)
 from app.submission import estimates_api, presets_api
 from app.sweeps import agents_api, sweeps_api
 from app.telemetry import diagnosis_api, environment_api, export_api, series_api, system_api
@@ -41,8 +49,10 @@ modules = (
     sweeps_api,
     comparison_api,
     views_api,
+    chart_preferences_api,
     presets_api,
     notes_api,
+    reports_api,
     series_api,
     system_api,
     diagnosis_api,
@@ -52,6 +62,7 @@ modules = (
     json_lines_api,
     weight_uploads_api,
     artifacts_api,
+    image_uploads,
     workers_api,
     storage_api,
     tokens_api,

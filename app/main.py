@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from app import api_routes, page_routes
 from app.auth.sso import Provider
 from app.dependencies import HASHING, INGESTING, MOST_HASHING, TURNS
-from app.files import downloads
+from app.files import downloads, image_downloads
 from app.http import assets, http_errors, monitoring_metrics
 from app.http.active_requests import ActiveRequests, ActiveRequestsMiddleware, Queue
 from app.http.compression import Compact
@@ -27,6 +27,7 @@ from db.settings import Settings
 ROUTES = APIRouter()
 for router in (
     downloads.router,
+    image_downloads.router,
     api_routes.router,
     assets.router,
     monitoring_metrics.router,

@@ -9,6 +9,7 @@ from app.compare import comparison_pages, notes_pages, shared_links_pages, share
 from app.html import chart_pages, document_pages
 from app.http import health_pages
 from app.projects import projects_pages
+from app.reports import reports_pages
 from app.runs import list_pages, run_control_pages, run_pages, views_pages
 from app.submission import new_command_pages, new_run_pages, presets_pages, recipe_pages
 from app.sweeps import sweeps_pages
@@ -30,6 +31,7 @@ for module in (
     chart_pages,
     notes_pages,
     artifacts_pages,
+    reports_pages,
     sweeps_pages,
     workers_pages,
     recipe_pages,

@@ -50,6 +50,22 @@ MOST_IN_LABEL = 3
 #: Limit of compared metrics; those that most of the runs have are preferred.
 MOST_METRICS = 100
 
+#: Series of steps that can be drawn, with their labels; metrics are drawn by name.
+SERIES = {
+    "loss": "Loss",
+    "scale": "Loss scale",
+    "grad_norm": "Gradient norm",
+    "grad_norm_clipped": "Gradient norm after clipping",
+    "lr": "Learning rate",
+    "step_us": "Time per step, ms",
+    "examples_per_second": "Examples per second",
+    "data_us": "Waiting for data, ms",
+}
+#: Panels, which all fit into an address.
+MOST_DRAWN = 12
+#: X axes, in addition to `metric:NAME` of a metric that a run's script has defined as an axis.
+AXES = ("step", "applied", "time", "examples")
+
 
 @dataclass(frozen=True)
 class Figure:

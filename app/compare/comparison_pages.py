@@ -11,12 +11,13 @@ from sqlalchemy.orm import Session
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
-from app.compare.comparison import MOST_RUNS, Comparison
+from app.compare.comparison import AXES, MOST_DRAWN, MOST_RUNS, SERIES, Comparison
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
+from app.runs.chart_preferences_api import toolbar
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import pending_reasons
@@ -25,21 +26,7 @@ from db.runs import comparisons, notes, runs
 
 router = APIRouter()
 
-#: Series of steps that can be drawn, with their labels; metrics are drawn by name.
-SERIES = {
-    "loss": "Loss",
-    "scale": "Loss scale",
-    "grad_norm": "Gradient norm",
-    "grad_norm_clipped": "Gradient norm after clipping",
-    "lr": "Learning rate",
-    "step_us": "Time per step, ms",
-    "examples_per_second": "Examples per second",
-    "data_us": "Waiting for data, ms",
-}
-MOST_DRAWN = 12
 USUAL = 4
-#: X axes, in addition to `metric:NAME` of a metric that a run's script has defined as an axis.
-AXES = ("step", "applied", "time", "examples")
 LIKELY_SHOWN = 16
 
 
@@ -163,6 +150,7 @@ def _page(
         principal=principal,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
+        toolbar=toolbar(session, principal.user),
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
         **template_values(compared, view),

@@ -8,11 +8,12 @@ from fastapi.responses import HTMLResponse, Response
 from app.auth.audit import audited
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
+from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
 from app.dependencies import Db
 from app.html.flash import back_to
 from app.html.rendering import page
-from app.http.parameters import Text, flaw
+from app.http.parameters import Text, as_run_ids, flaw
 from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import notes
@@ -88,5 +89,9 @@ def _page(
         seen=seen,
         problem=problem,
         others=others,
+        # Images are files of the first run; a project has none.
+        images=""
+        if project is not None
+        else f"/runs/{as_run_ids('runs', typed, most=MOST_RUNS)[0]}",
         most=LENGTHS["note"],
     )

@@ -1,4 +1,4 @@
-"""Routes of read-only links to runs and comparisons."""
+"""Routes of read-only links to runs, comparisons and reports."""
 
 from typing import Annotated, Any
 
@@ -14,9 +14,12 @@ from app.compare.comparison import MOST_RUNS
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, RunId, as_run_ids
+from app.reports import reports
 from db.access import shared_links
 from db.access.permissions import Permission
-from db.runs import runs
+from db.errors import Invalid
+from db.runs import runs as run_rows
+from db.tables import LARGEST_ID
 
 router = APIRouter(prefix="/links", tags=["links"])
 
@@ -25,6 +28,7 @@ class LinkRow(BaseModel):
     """A read-only link; its secret is not stored."""
 
     id: int
+    report: Annotated[int | None, Field(description="The report that it shows, instead of runs")]
     user: Annotated[str, Field(description="Its creator; it ends with the creator's permission")]
     runs: Annotated[int, Field(description="Number of its runs")]
     created_at: float
@@ -32,9 +36,13 @@ class LinkRow(BaseModel):
 
 
 class NewLink(Body):
-    """Runs and lifetime of a new link."""
+    """Runs, or a report, and lifetime of a new link."""
 
-    runs: Annotated[list[RunId], Field(min_length=1, max_length=MOST_RUNS)]
+    runs: Annotated[list[RunId], Field(default_factory=list, max_length=MOST_RUNS)]
+    report: Annotated[
+        RowId | None,
+        Field(description="A report: the link shows it with those runs that its maker may share"),
+    ] = None
     days: Annotated[int, Field(description="1, 7, 30 or 90")] = 7
 
 
@@ -55,26 +63,36 @@ class Links(ListPage):
 def list_links(
     session: Db,
     _principal: SignedIn,
-    runs: Annotated[str, Query(description="Comma-separated run ids")],
+    runs: Annotated[str, Query(description="Comma-separated run ids")] = "",
+    report: Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="Or a report")] = None,
     after: After = "",
     limit: Limit = 1000,
 ) -> Links:
-    """List the links that show all of these runs. Requires permission to share them."""
-    ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
-    page = shared_links.of_runs(session, ids, after=after, limit=limit)
+    """List the links that show all of these runs, or a report. Requires permission to share."""
+    if report is not None:
+        check_one_subject(runs, report)
+        reports.check_shareable(session, report)
+        page = shared_links.of_report(session, report, after=after, limit=limit)
+    else:
+        ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
+        page = shared_links.of_runs(session, ids, after=after, limit=limit)
     return Links(links=[_row(*row) for row in page.rows], total=page.total, next=page.next)
 
 
 @router.post("", status_code=201)
 @requires(ACCOUNT)
-@audited("runs", "days")
+@audited("runs", "report", "days")
 def make_link(
     body: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> CreatedLink:
     """Create a link. Requires a browser: a link made by a stolen token would outlive the token."""
+    check_one_subject(body.runs, body.report)
     ids = check_shareable(session, list(dict.fromkeys(body.runs)))
-    secret, link = shared_links.make(session, principal.user, ids, body.days)
-    audit.set_runs(session, ids)
+    if body.report is not None:
+        reports.check_shareable(session, body.report)
+    secret, link = shared_links.make(session, principal.user, ids, body.days, report_id=body.report)
+    if ids:
+        audit.set_runs(session, ids)
     fields = _row(link, principal.user.name, len(ids)).model_dump()
     return CreatedLink(**fields, address=address_of(secret))
 
@@ -89,9 +107,16 @@ def revoke_link(link_id: RowId, session: Db, principal: SignedIn) -> None:
 def check_shareable(session: Session, run_ids: list[int]) -> list[int]:
     """Check that the user may share runs, and return their ids. Raises NotFound, Forbidden."""
     for run_id in run_ids:
-        runs.get(session, run_id)
+        run_rows.get(session, run_id)
         check(session, Permission.SHARE_RUN, run_id)
     return run_ids
+
+
+def check_one_subject(runs: object, report: int | None) -> None:
+    """Check that a link names either runs or a report. Raises Invalid."""
+    if bool(runs) == (report is not None):
+        text = "runs and a report are given" if runs else "no run and no report is given"
+        raise Invalid({"runs": f"{text}; allowed: one of the two"})
 
 
 def address_of(secret: str) -> str:
@@ -101,4 +126,4 @@ def address_of(secret: str) -> str:
 
 def _row(link: Any, user: str, count: int) -> LinkRow:
     times = {"created_at": link.created_at, "expires_at": link.expires_at}
-    return LinkRow(id=link.id, user=user, runs=count, **times)
+    return LinkRow(id=link.id, report=link.report_id, user=user, runs=count, **times)

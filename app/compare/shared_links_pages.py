@@ -1,4 +1,4 @@
-"""Forms to create and revoke read-only links, on the pages of runs and comparisons."""
+"""Forms to create and revoke read-only links, on the pages of runs, comparisons and reports."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -12,16 +12,17 @@ from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, Principal, SignedIn, local_path
 from app.auth.permissions import ACCOUNT, requires
 from app.compare.comparison import MOST_RUNS
-from app.compare.shared_links_api import address_of, check_shareable
+from app.compare.shared_links_api import address_of, check_one_subject, check_shareable
 from app.dependencies import Db
 from app.html.rendering import page
-from app.http.parameters import RowId, Text, as_run_ids
+from app.http.parameters import RowId, Text, as_run_id, as_run_ids
 from app.http.path_prefix import public_address
+from app.reports import reports
 from app.runs.summary import RunSummary
 from db.access import shared_links
 from db.access.permissions import Permission
 from db.errors import Invalid
-from db.tables import Run
+from db.tables import Report, Run
 
 router = APIRouter(prefix="/links")
 
@@ -30,32 +31,43 @@ SHOWN = 50
 
 @router.post("")
 @requires(ACCOUNT)
-@audited("runs", "days")
+@audited("runs", "report", "days")
 def make_link(
     request: Request,
     session: Db,
     principal: SignedIn,
     _at_browser: AtBrowser,
     runs: Annotated[Text, Form()] = "",
+    report: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = "",
 ) -> HTMLResponse:
     """Create a link and show it once."""
-    ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
+    report_id = as_run_id("report", report) if report else None
+    check_one_subject(runs, report_id)
+    ids: list[int] = []
+    if report_id is None:
+        ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
+    else:
+        reports.check_shareable(session, report_id)
     secret, errors = "", dict[str, str]()
     try:
-        secret, _link = shared_links.make(session, principal.user, ids, _days(days))
-        audit.set_runs(session, ids)
+        secret, _link = shared_links.make(
+            session, principal.user, ids, _days(days), report_id=report_id
+        )
+        if ids:
+            audit.set_runs(session, ids)
     except Invalid as error:
         errors = error.errors
+    sharing = _sharing(session, ids) if ids else _report_sharing(session, report_id or 0)
     return page(
         request,
         "compare/shared_made.html",
         principal=principal,
         status_code=422 if errors else 200,
         address=f"{public_address(request)}{address_of(secret)}" if secret else "",
-        sharing=_sharing(session, ids),
+        sharing=sharing,
         errors=errors,
-        back=_page_of(ids),
+        back=sharing["back"],
     )
 
 
@@ -79,10 +91,31 @@ def sharing_panel(
     return _sharing(session, [run.id for run in some_runs])
 
 
+def report_sharing_panel(
+    session: Session, principal: Principal, report: Report
+) -> dict[str, Any] | None:
+    """Return the values of a report's sharing panel; None if the user may not share it."""
+    if not principal.grants.may(Permission.SHARE_RUN, report.project):
+        return None
+    return _report_sharing(session, report.id)
+
+
+def _report_sharing(session: Session, report_id: int) -> dict[str, Any]:
+    links = shared_links.of_report(session, report_id, limit=SHOWN)
+    return {
+        "runs": "",
+        "report": report_id,
+        "links": links.rows,
+        "days": shared_links.DAYS,
+        "back": f"/reports/{report_id}",
+    }
+
+
 def _sharing(session: Session, run_ids: list[int]) -> dict[str, Any]:
     links = shared_links.of_runs(session, run_ids, limit=SHOWN)
     return {
         "runs": ",".join(map(str, run_ids)),
+        "report": "",
         "links": links.rows,
         "days": shared_links.DAYS,
         "back": _page_of(run_ids),

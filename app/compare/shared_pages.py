@@ -1,4 +1,4 @@
-"""Pages of a read-only link: a snapshot of its runs.
+"""Pages of a read-only link: a snapshot of its runs, or a report.
 
 The secret is in the fragment of the link, which browsers do not send: the page that it opens posts
 the secret, and receives it back as a cookie for the path of the link's runs. So it does not appear
@@ -21,10 +21,16 @@ from app.compare.comparison import Comparison
 from app.compare.comparison_api import ComparedRun, SeriesOfRuns, series_of
 from app.compare.comparison_pages import TheView, template_values
 from app.dependencies import Db, TheDatabase, TheSettings
+from app.files.image_downloads import send_image
+from app.html import chart_links
+from app.html.chart_pages import chart
+from app.html.markdown import SharedReport
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import skipped_steps
+from app.reports import report_html
 from app.runs.key_figures import key_figures
+from app.runs.static_charts import has_only_metrics
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.metric_names import Choice, Chosen
@@ -33,9 +39,12 @@ from db.access import permissions, shared_links
 from db.access.permissions import Permission
 from db.access.shared_links import Shown
 from db.database import now
+from db.errors import NotFound
+from db.files import report_images
 from db.health.spikes import spikes
 from db.runs import runs
 from db.settings import Settings
+from db.tables import Report
 from db.telemetry import windows
 
 router = APIRouter(prefix="/shared")
@@ -67,7 +76,16 @@ def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId)
     return shown
 
 
+def _whole_runs(shown: Annotated[Shown, Depends(_shown)]) -> Shown:
+    """Refuse links to reports, which show of their runs only what the panels do."""
+    if shown.report is not None:
+        raise NotFound("This link shows a report, and of its runs only what its panels do.")
+    return shown
+
+
 ByLink = Annotated[Shown, Depends(_shown)]
+#: For routes that show all of a run.
+OfWholeRuns = Annotated[Shown, Depends(_whole_runs)]
 
 
 @router.get("")
@@ -115,9 +133,12 @@ def show(
     view: TheView,
     chosen: Chosen,
 ) -> HTMLResponse:
-    """Show the run, or the comparison of the runs."""
+    """Show the run, the comparison of the runs, or the report."""
     moment = session.scalars(select(now())).one()
-    if len(shown.runs) == 1:
+    template, values = "reports/shared_report.html", dict[str, Any]()
+    if shown.report is not None:
+        values = _report(session, settings, shown, shown.report)
+    elif len(shown.runs) == 1:
         template, values = "compare/shared_run.html", _run(session, settings, shown.runs[0], chosen)
     else:
         template, values = (
@@ -132,7 +153,7 @@ def show(
 def get_series(
     run_id: RunId,
     session: Db,
-    _shown: ByLink,
+    _shown: OfWholeRuns,
     chosen: Chosen,
     first: Step = 1,
     last: Step | None = None,
@@ -143,7 +164,7 @@ def get_series(
 
 @router.get("/{link_id}/comparison")
 @requires(SHARED_LINK)
-def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONResponse:
+def get_comparison(session: Db, settings: TheSettings, shown: OfWholeRuns) -> JSONResponse:
     """Return the figures and settings for scatter plots of the runs."""
     compared = _compared(session, shown.runs, settings)
     columns = [
@@ -160,7 +181,7 @@ def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONRes
 @requires(SHARED_LINK)
 def get_series_of_runs(
     session: Db,
-    _shown: ByLink,
+    shown: ByLink,
     runs: Annotated[str, Query()],
     series: Annotated[list[Text], Query()],
     first: Step = 1,
@@ -169,7 +190,61 @@ def get_series_of_runs(
 ) -> SeriesOfRuns:
     """Return the data for the charts of the runs."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
+    if shown.report is not None:
+        ids, series = _drawn(shown.report, ids, series)
     return series_of(session, ids, series, first, last, points)
+
+
+@router.get("/{link_id}/charts.svg")
+@requires(SHARED_LINK)
+def show_chart(
+    session: Db,
+    shown: ByLink,
+    runs: Annotated[Text, Query()],
+    series: Annotated[Text, Query(max_length=200)] = "loss",
+) -> Response:
+    """Draw one series or metric of the runs as an image."""
+    ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)
+    names = [series]
+    if shown.report is not None:
+        ids, names = _drawn(shown.report, ids, names)
+    return chart(session, ids if names else [], series)
+
+
+@router.get("/{link_id}/images/{image_id}")
+@requires(SHARED_LINK)
+def show_image(image_id: RowId, session: Db, settings: TheSettings, shown: ByLink) -> Response:
+    """Return an image of the report."""
+    report_id = shown.report.id if shown.report is not None else 0
+    return send_image(settings, report_images.get(session, report_id, image_id))
+
+
+def _drawn(
+    report: Report, run_ids: Sequence[int], names: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """Return the runs and series among these that some panel of a report draws together.
+
+    A panel's x axis may be a metric, and the examples per second are computed of the time per step.
+    """
+    drawn = [
+        panel
+        for panel in report.panels
+        if panel["kind"] != "runs" and set(run_ids) <= set(panel["runs"])
+    ]
+    allowed = {name for panel in drawn for name in (*panel["metrics"], *panel["axes"])}
+    if "examples_per_second" in allowed:
+        allowed.add("step_us")
+    return list(run_ids) if drawn else [], [name for name in names if name in allowed]
+
+
+def _report(session: Session, settings: Settings, shown: Shown, report: Report) -> dict[str, Any]:
+    link = SharedReport(f"/shared/{shown.link.id}", report.id)
+
+    def compare(run_ids: list[int]) -> Comparison:
+        return _compared(session, run_ids, settings)
+
+    drawn = report_html.draw(session, settings, report.text, shared=link, compare=compare)
+    return {"report": report, "drawn": drawn}
 
 
 def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> dict[str, Any]:
@@ -177,16 +252,19 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     last = runs.last_change(session, run_id)
     moment = session.scalars(select(now())).one()
     metric_names = chosen.names(session, run_id)
+    measured = windows.measured(session, run_id, names=metric_names.names)
+    summary = summarise(session, run, owner, settings)
     return {
         "tabs": TABS,
         "tab": next(iter(TABS)),
-        "run": _redacted(summarise(session, run, owner, settings)),
+        "run": _redacted(summary),
         "status_seconds": moment - last.time if last else 0.0,
         "statuses": runs.statuses(session, run_id),
         "figures": key_figures(session, run),
         "skipped": skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
-        "metrics": windows.measured(session, run_id, names=metric_names.names),
+        "metrics": measured,
+        "has_only_metrics": has_only_metrics(summary, measured),
         "metric_names": metric_names,
         "chosen_metrics": chosen,
         "config": run.whole_config,

@@ -46,6 +46,8 @@ OCTETS = "application/octet-stream"
 MEDIA_TYPES = {
     "png": "image/png",
     "jpg": "image/jpeg",
+    "gif": "image/gif",
+    "webp": "image/webp",
     "txt": "text/plain; charset=utf-8",
     "csv": "text/csv; charset=utf-8",
     "json": "application/json",

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
@@ -29,6 +30,11 @@ def show_chart(
 ) -> Response:
     """Draw one series or metric of the visible runs among these."""
     ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)
+    return chart(session, ids, series)
+
+
+def chart(session: Session, ids: list[int], series: str) -> Response:
+    """Return the image of one series or metric of runs."""
     windows = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
     names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
     lines, drawn = {}, []

@@ -20,7 +20,17 @@ from markupsafe import Markup
 #: Names in URLs, in the order of the list.
 NAMES = (
     *("first-run", "watch-a-script"),
-    *("watch", "recipes", "commands", "compare", "alerts", "teams", "operations", "clusters"),
+    *(
+        "watch",
+        "recipes",
+        "commands",
+        "compare",
+        "reports",
+        "alerts",
+        "teams",
+        "operations",
+        "clusters",
+    ),
     *("client", "diagnosis", "glossary", "amp", "security"),
 )
 _DOCUMENT = re.compile(

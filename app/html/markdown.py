@@ -1,20 +1,22 @@
 """Rendering of notes from Markdown to safe HTML.
 
 HTML in a note is shown as text; links lead only to web pages, e-mail addresses and paths here.
-Images are those of a run's artifacts; others, which would be loaded from other servers, become
-links. A chart's URL, or a link to it, on a line of its own becomes the chart's image. Items that
-begin with [ ] or [x] are a task list.
+Images are those of a run's artifacts or of a report; others, which would be loaded from other
+servers, become links. A chart's URL, or a link to it, on a line of its own becomes the chart's
+image. Items that begin with [ ] or [x] are a task list. In a report, fenced blocks of the kinds
+`panel` and `runs` become what its page draws in their place.
 """
 
 import re
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from app.html.chart_links import Chart, chart_of
 
@@ -23,14 +25,52 @@ LEVEL = 1
 #: Approximate limit of charts in a note: the last paragraph may exceed it.
 MOST_CHARTS = 20
 #: Image of an artifact, which only those who may view its run can load.
-_PICTURE = re.compile(r"/runs/\d{1,18}/artifacts/\d{1,18}/download")
+_PICTURE = re.compile(
+    r"/runs/\d{1,18}/artifacts/\d{1,18}/download|/reports/(\d{1,9})/images/(\d{1,9})"
+)
 _TASK = re.compile(r"\[([ xX])\] ")
 _PLACE = re.compile(r"(?:https?://|mailto:|/(?!/)|#)", re.IGNORECASE)
+
+
+#: Kinds of fenced blocks that a report draws.
+BLOCKS = ("panel", "runs")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a report."""
+
+    kind: str
+    content: str
+
+
+@dataclass(frozen=True)
+class SharedReport:
+    """The read-only link by which a report is shown: it opens the report's own images only."""
+
+    path: str  # of the link
+    report_id: int
 
 
 def markdown(text: str) -> Markup:
     """Return a note's HTML."""
     return Markup(_parser.render(text))  # noqa: S704 - of tokens, each escaped by the renderer
+
+
+def report(text: str, draw: Callable[[Block], str], shared: SharedReport | None = None) -> Markup:
+    """Return a report's HTML. draw: returns the HTML of a block."""
+    env = {"draw": draw, "shared": shared}
+    return Markup(_parser.render(text, env))  # noqa: S704 - likewise
+
+
+def blocks_of(text: str) -> Iterator[Block | Chart]:
+    """Yield the blocks of a report, and the charts that it embeds by their URLs, in order."""
+    for token in _parser.parse(text):
+        if token.type == "fence" and token.info.strip() in BLOCKS:
+            yield Block(token.info.strip(), token.content)
+        for child in token.children or ():
+            if child.type == "chart":
+                yield child.meta["chart"]
 
 
 class _Renderer(RendererHTML):
@@ -48,8 +88,15 @@ class _Renderer(RendererHTML):
 
     heading_close = heading_open
 
-    def fence(self, *arguments: Any) -> str:
-        return super().fence(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
+    def fence(
+        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
+    ) -> str:
+        kind = tokens[idx].info.strip()
+        if kind in BLOCKS and "draw" in env:
+            drawn: str = env["draw"](Block(kind, tokens[idx].content))
+            return drawn
+        whole = super().fence(tokens, idx, options, env)
+        return whole.replace("<pre>", '<pre tabindex="0">', 1)
 
     def code_block(self, *arguments: Any) -> str:
         return super().code_block(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
@@ -59,7 +106,12 @@ class _Renderer(RendererHTML):
     ) -> str:
         address = str(tokens[idx].attrGet("src"))
         text = self.renderInlineAsText(tokens[idx].children or [], options, env)
-        if _PICTURE.fullmatch(address):
+        match, shared = _PICTURE.fullmatch(address), env.get("shared")
+        if shared is not None and match:
+            if match[1] != str(shared.report_id):
+                return str(escape(text))
+            address = f"{shared.path}/images/{match[2]}"
+        if match:
             return Markup('<img src="{}" alt="{}" loading="lazy">').format(address, text)
         return Markup('!<a href="{}" rel="noopener noreferrer nofollow">{}</a>').format(
             address, text
@@ -76,6 +128,11 @@ class _Renderer(RendererHTML):
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
     ) -> str:
         chart: Chart = tokens[idx].meta["chart"]
+        shared: SharedReport | None = env.get("shared")
+        if shared is not None:
+            return Markup('<img src="{}" alt="{}" width="480" height="220" loading="lazy">').format(
+                f"{shared.path}{chart.address}", chart.words
+            )
         return Markup(
             '<a class="chart" href="{}"><img src="{}" alt="{}" width="480" height="220" '
             'loading="lazy"></a>'

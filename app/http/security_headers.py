@@ -22,6 +22,7 @@ JSON_DEPTH = 32
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 #: Hash of an empty style sheet, which Plotly creates for its rules.
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+_IMAGES = re.compile(r"/api/v1/(?:runs|reports)/\d{1,10}/images")
 #: HSTS for a year.
 HSTS = "max-age=31536000"
 #: Largest piece of a watched run's spool or files.
@@ -29,6 +30,9 @@ PIECE_BYTES = 32 << 20
 PIECES = ("/api/v1/ingest/", "/api/v1/artifact-versions/")
 #: Limit of the list of an artifact's files.
 MANIFEST_BYTES = 8 << 20
+
+#: Largest image of a note or a report.
+IMAGE_BYTES = 4 << 20
 
 #: Path of read-only links. The page that posts a link's secret needs a Referer, for the check of
 #: its origin; the pages below it send none.
@@ -161,7 +165,9 @@ class BodyLimit:
             return
         is_piece = scope["method"] == "PUT" and scope["path"].startswith(PIECES)
         is_manifest = (scope["method"], scope["path"]) == ("POST", "/api/v1/artifacts")
+        is_image = scope["method"] == "POST" and _IMAGES.fullmatch(scope["path"])
         most = PIECE_BYTES if is_piece else MANIFEST_BYTES if is_manifest else BODY_BYTES
+        most = IMAGE_BYTES if is_image else most
         headers = Headers(scope=scope)
         declared, kind = headers.get("content-length", ""), headers.get("content-type", "")
         is_too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)

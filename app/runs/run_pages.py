@@ -16,9 +16,10 @@ from app.html.rendering import page
 from app.http.parameters import RunId
 from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
+from app.runs.chart_preferences_api import Toolbar, preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
-from app.runs.static_charts import static_charts
+from app.runs.static_charts import has_only_metrics, static_charts
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.environment import environment_of
@@ -72,6 +73,8 @@ def show_run(
     run_settings = config_values.settings_of(session, run)
     summary = summarise(session, run, owner, settings)
     advice = advised(session, run)
+    measured = windows.measured(session, run_id, names=metric_names.names)
+    arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
     return page(
         request,
@@ -92,8 +95,10 @@ def show_run(
         spikes=spikes(session, run_id),
         figures=key_figures(session, run),
         scaler=scaler_card(session, run),
+        preferences=arranged,
+        has_only_metrics=has_only_metrics(summary, measured),
         static_charts=static_charts(session, run, metric_names.names, is_scaled=summary.is_scaled)
-        if _is_usual_view(request, run)
+        if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar())
         else {},
         findings=advice,
         has_diagnosis=has_diagnosis,
@@ -113,7 +118,7 @@ def show_run(
         forks=runs.forks(session, run_id),
         note=run.note,
         labels_mark=labels_mark(run),
-        metrics=windows.measured(session, run_id, names=metric_names.names),
+        metrics=measured,
         metric_names=metric_names,
         chosen_metrics=chosen,
         comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,

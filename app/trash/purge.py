@@ -1,13 +1,17 @@
-"""Periodic task that erases runs: those due in the trash, and on request."""
+"""Periodic task that erases runs and reports: those due in the trash, and on request."""
 
 import logging
 import time
 from threading import Event
 
+import obstore
+from obstore.store import ObjectStore
+
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database, is_outage
-from db.files import erasure
-from db.files.storage import open_store
+from db.files import erasure, report_images
+from db.files.storage import open_store, why
+from db.runs import reports
 from db.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -25,9 +29,15 @@ class Purge:
         self._retry_at: dict[int, float] = {}  # of runs that could not be erased
 
     def erase_due(self) -> None:
-        """Erase all due runs once; an error of one run does not affect the others."""
+        """Erase all due runs and reports once; an error of one does not affect the others."""
         with self._database.reading() as session:
             due = erasure.due(session, self._settings.trash_days)
+            due_reports = reports.due(session, self._settings.trash_days)
+        for report_id in due_reports:
+            try:
+                self._erase_report(report_id)
+            except obstore.exceptions.BaseError as error:
+                logger.warning("report %d cannot be erased: %s", report_id, why(error))
         for run_id in due:
             if time.monotonic() < self._retry_at.get(run_id, 0.0):
                 continue
@@ -41,6 +51,16 @@ class Purge:
                 self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
                 logger.warning("run %d cannot be erased: %s", run_id, error)
 
+    def _erase_report(self, report_id: int) -> None:
+        with self._database.writing() as session:
+            if not reports.begin_erasure(session, report_id):
+                return
+        report_images.delete_of_report(self._store(), report_id)
+        with self._database.writing() as session:
+            reports.erase_rows(session, report_id)
+
+    def _store(self) -> ObjectStore:
+        return open_store(self._settings, retry_seconds=RETRY_SECONDS)
+
     def _erase(self, run_id: int) -> None:
-        store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
-        erasure.erase(self._database, self._settings, store, run_id, self._stopping)
+        erasure.erase(self._database, self._settings, self._store(), run_id, self._stopping)

@@ -1,5 +1,7 @@
 """Page of the trash, and the forms to delete, restore and erase runs."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
@@ -9,10 +11,11 @@ from app.dependencies import Db, Posted, TheSettings
 from app.html.rendering import page
 from app.http.list_pages import After
 from app.http.parameters import RunId
+from app.reports.reports import may_delete
 from app.trash.disk import disk
 from app.trash.trash_api import deleted
 from db.access.permissions import Permission
-from db.runs import trash
+from db.runs import reports, trash
 
 router = APIRouter()
 
@@ -31,6 +34,8 @@ def show_trash(
         "trash/trash.html",
         principal=principal,
         rows=[deleted(run, owner, settings) for run, owner in runs_page.rows],
+        reports=reports.deleted(session, limit=PAGE_SIZE),
+        may_delete=partial(may_delete, grants=principal.grants),
         older=runs_page.next,
         trash_contents=trash.contents(session),
         disk=disk(settings),

@@ -22,6 +22,7 @@ from db.tables import (
     TOKENS,
     WATCH,
     ApiToken,
+    ChartPreferences,
     Membership,
     Project,
     Run,
@@ -140,7 +141,8 @@ def remove(session: Session, user: User) -> None:
     """Remove an account for good; its runs and audit events keep its name. Raises Conflict."""
     deactivate(session, user)
     user.removed_at, user.password_hash, user.is_admin = user.deactivated_at, None, False
-    session.execute(delete(Membership).where(Membership.user_id == user.id))
+    for table in (Membership, ChartPreferences):
+        session.execute(delete(table).where(table.user_id == user.id))
 
 
 def set_admin(session: Session, user: User, *, is_admin: bool) -> None:

@@ -29,6 +29,7 @@ from db.tables import (
     OfRun,
     Preset,
     Project,
+    Report,
     Run,
     Sweep,
     User,
@@ -272,7 +273,10 @@ def _visible_by_link(_projects: list[str], runs: list[int]) -> list[ExecutableOp
     return [
         _condition(Run, lambda cls: cls.id.in_(runs)),
         _condition(OfRun, lambda cls: cls.run_id.in_(runs)),
-        *(with_loader_criteria(table, false(), include_aliases=True) for table in (Sweep, Preset)),
+        *(
+            with_loader_criteria(table, false(), include_aliases=True)
+            for table in (Sweep, Preset, Report)
+        ),
     ]
 
 

@@ -26,6 +26,7 @@ from db.tables import (
     Note,
     Preset,
     Project,
+    Report,
     RetentionRule,
     Run,
     Status,
@@ -40,7 +41,7 @@ DEFAULT = ""
 NAME_CHARACTERS = 200
 #: Tables with a column of the project's name, except runs.
 OF_PROJECT = (
-    *(Membership, Sweep, ApiToken, AlertRule, Preset, RetentionRule, Upload),
+    *(Membership, Sweep, ApiToken, AlertRule, Preset, Report, RetentionRule, Upload),
     ArtifactCollection,
 )
 
@@ -120,9 +121,9 @@ def rename(session: Session, name: str, new_name: str) -> Project:
 
 
 def delete_empty(session: Session, name: str) -> None:
-    """Delete a project without runs. Raises Conflict, Invalid, NotFound.
+    """Delete a project without runs and reports. Raises Conflict, Invalid, NotFound.
 
-    Runs in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
+    Those in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
     """
     _own(session, name)
     _lock_exclusively(session, name)
@@ -135,6 +136,9 @@ def delete_empty(session: Session, name: str) -> None:
         versions = versions.where(ArtifactCollection.project == name)
         if session.scalar(versions.where(ArtifactVersion.deleted_at.is_(None)).limit(1)):
             raise Conflict(f"The project {name!r} has artifacts: delete their versions first.")
+        if session.scalar(select(Report.id).where(Report.project == name).limit(1)) is not None:
+            text = "reports, those in the trash included: delete them permanently first"
+            raise Conflict(f"The project {name!r} has {text}.")
         query = select(Sweep.id).where(Sweep.project == name, *going_on).order_by(Sweep.id)
         if (sweep_id := session.scalar(query.limit(1))) is not None:
             text = f"The project {name!r} has sweep {sweep_id}, which is to submit more runs"

@@ -1,13 +1,14 @@
-"""Read-only links: runs and comparisons, visible without a sign-in.
+"""Read-only links: runs, comparisons and reports, visible without a sign-in.
 
-A link shows what its maker may share at that moment: it ends with that permission.
+A link shows what its maker may share at that moment: it ends with that permission. A link to a
+report shows the report as it is then, and of its runs those that the maker may share.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy import ColumnElement, delete, func, literal, select
 from sqlalchemy.orm import Session
 
 from db.access import permissions
@@ -16,7 +17,7 @@ from db.access.permissions import Grants, Permission
 from db.database import now
 from db.errors import Invalid, NotFound
 from db.paging import Page, page
-from db.tables import NOT_DELETED, Run, SharedLink, SharedRun, User
+from db.tables import NOT_DELETED, Report, Run, SharedLink, SharedRun, User
 
 #: Range of a link's lifetime in days.
 DAYS = (1, 7, 30, 90)
@@ -32,12 +33,21 @@ class Shown:
     maker: str
     runs: list[int]  # in order
     grants: Grants  # of its holders, who see nothing else
+    report: Report | None = None
 
 
-def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tuple[str, SharedLink]:
+def make(
+    session: Session,
+    user: User,
+    run_ids: Sequence[int],
+    days: int,
+    *,
+    report_id: int | None = None,
+) -> tuple[str, SharedLink]:
     """Return the secret of a new link, which cannot be read again, and its row.
 
-    run_ids: runs that the user may share. Raises Invalid.
+    run_ids: runs that the user may share. report_id: a report that the user may share, instead of
+    runs. Raises Invalid.
     """
     if days not in DAYS:
         allowed = ", ".join(map(str, DAYS))
@@ -48,7 +58,12 @@ def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tup
     if (session.scalar(mine) or 0) >= MOST:
         raise Invalid({"runs": f"you have {MOST} links; allowed: no more, revoke some"})
     secret = secrets.token_urlsafe(32)
-    link = SharedLink(token_hash=hash_of(secret), user_id=user.id, expires_at=moment + days * DAY)
+    link = SharedLink(
+        token_hash=hash_of(secret),
+        user_id=user.id,
+        report_id=report_id,
+        expires_at=moment + days * DAY,
+    )
     session.add(link)
     session.flush()
     session.add_all(
@@ -72,18 +87,28 @@ def of_runs(session: Session, run_ids: Sequence[int], *, after: str = "", limit:
     return page(session, query, (SharedLink.id,), after=after, limit=limit, newest_first=True)
 
 
+def of_report(session: Session, report_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of the links to a report, like `of_runs`."""
+    query = select(SharedLink, User.name, literal(0)).join(User, User.id == SharedLink.user_id)
+    query = query.where(SharedLink.report_id == report_id, SharedLink.expires_at > now())
+    return page(session, query, (SharedLink.id,), after=after, limit=limit, newest_first=True)
+
+
 def revoke(session: Session, link_id: int, grants: Grants) -> None:
-    """Revoke a link: the user's own, or one to a run of a project that the user maintains.
+    """Revoke a link: the user's own, or one to a run or report of a project the user maintains.
 
     Raises NotFound.
     """
     link = session.get(SharedLink, link_id)
     projects = select(Run.project).join(SharedRun, SharedRun.run_id == Run.id)
-    projects = projects.where(SharedRun.link_id == link_id).distinct()
+    projects = projects.where(SharedRun.link_id == link_id)
+    if link is not None and link.report_id is not None:
+        projects = select(Report.project).where(Report.id == link.report_id)
     may_revoke = link is not None and (
         link.user_id == grants.user_id
         or any(
-            grants.may(Permission.MANAGE_MEMBERS, project) for project in session.scalars(projects)
+            grants.may(Permission.MANAGE_MEMBERS, project)
+            for project in session.scalars(projects.distinct())
         )
     )
     if not may_revoke:
@@ -99,23 +124,43 @@ def find(session: Session, secret: str) -> Shown | None:
     if row is None:
         return None
     link, maker = row
+    theirs = permissions.grants(session, maker)
+    if link.report_id is not None:
+        return _shown_report(session, link, maker, theirs)
     shown = select(Run.id, Run.project).join(SharedRun, SharedRun.run_id == Run.id)
     shown = shown.where(SharedRun.link_id == link.id, NOT_DELETED).order_by(SharedRun.place)
     projects = {row[0]: row[1] for row in session.execute(shown)}
-    theirs = permissions.grants(session, maker)
     if not projects or not all(
         theirs.may(Permission.SHARE_RUN, project) for project in projects.values()
     ):
         return None
+    return Shown(link, maker.name, list(projects), _grants(maker, projects))
+
+
+def _shown_report(session: Session, link: SharedLink, maker: User, theirs: Grants) -> Shown | None:
+    report = session.get_one(Report, link.report_id)
+    if report.deleted_at is not None or not theirs.may(Permission.SHARE_RUN, report.project):
+        return None
+    query = select(Run.id, Run.project).where(Run.id.in_(report.run_ids), NOT_DELETED)
+    projects = {
+        run_id: project
+        for run_id, project in session.execute(query)
+        if theirs.may(Permission.SHARE_RUN, project)
+    }
+    runs = [run_id for run_id in report.run_ids if run_id in projects]
+    return Shown(link, maker.name, runs, _grants(maker, projects), report)
+
+
+def _grants(maker: User, projects: Mapping[int, str]) -> Grants:
+    """Return the grants of a link's holders. projects: of its runs, by run id."""
     seen = frozenset({Permission.VIEW_RUN})
-    of_link = Grants(
+    return Grants(
         maker.id,
         is_admin=False,
         permissions=dict.fromkeys(projects.values(), seen),
         most=seen,
         runs=frozenset(projects),
     )
-    return Shown(link, maker.name, list(projects), of_link)
 
 
 def _delete(session: Session, *conditions: ColumnElement[bool]) -> None:

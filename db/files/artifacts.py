@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from db.errors import NotFound
 from db.paging import Page, page
 from db.queue.queue import lock_active_attempt
+from db.runs import runs
 from db.tables import Artifact, Diagnosis
 from halfstep.telemetry import events
 
@@ -45,6 +46,24 @@ def publish(session: Session, run_id: int, attempt: int, event: events.Artifact,
     run.stored_bytes += row.stored_bytes - before
     run.revision += 1
     run.files_revision = row.revision = run.revision
+
+
+def attach(
+    session: Session, run_id: int, name: str, *, key: str, size_bytes: int, sha256: str
+) -> Artifact:
+    """Record a stored file that a user added to a run, at step 0. Idempotent by its name."""
+    run = runs.get(session, run_id, lock=True)
+    row = session.scalar(select(Artifact).filter_by(run_id=run_id, step=0, name=name))
+    if row is not None:
+        return row
+    run.revision += 1
+    run.files_revision = run.revision
+    run.stored_bytes += size_bytes
+    row = Artifact(run_id=run_id, step=0, name=name, key=key, size_bytes=size_bytes, sha256=sha256)
+    row.revision = run.revision
+    session.add(row)
+    session.flush()
+    return row
 
 
 def newest(session: Session, run_id: int, *, most: int) -> list[Artifact]:

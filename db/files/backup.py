@@ -38,6 +38,7 @@ from db.tables import (
     CheckpointFile,
     Delivery,
     MetricBucket,
+    ReportImage,
     Run,
     SharedLink,
     SharedRun,
@@ -115,9 +116,12 @@ def _stored_files(session: Session) -> tuple[dict[str, str], int]:
         *session.scalars(select(Blob)),
     ]
     sha256_of = {row.key: row.sha256 for row in rows if row.is_stored}
+    images = session.scalars(select(ReportImage)).all()
+    sha256_of |= {image.key: image.sha256 for image in images}
     for upload in uploads.named(session):
         sha256_of[uploads.key(upload)] = upload.partition("/")[0]
-    return sha256_of, sum(row.stored_bytes for row in rows)
+    size_bytes = sum(row.stored_bytes for row in rows) + sum(image.size_bytes for image in images)
+    return sha256_of, size_bytes
 
 
 def _copy_file(store: ObjectStore, key: str, folder: Path, sha256: str) -> bool:

@@ -38,6 +38,7 @@ from db.tables.artifacts import (
     Blob,
 )
 from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
+from db.tables.reports import Report, ReportImage
 from db.tables.runs import (
     ACTIVE,
     COMMAND,
@@ -57,7 +58,7 @@ from db.tables.runs import (
     Trial,
     WatchedAttempt,
 )
-from db.tables.saved import Note, Preset, RetentionRule, SavedView, Upload
+from db.tables.saved import ChartPreferences, Note, Preset, RetentionRule, SavedView, Upload
 from db.tables.telemetry import (
     FLAGGED,
     HOST,
@@ -116,6 +117,7 @@ __all__ = [
     "AuditEvent",
     "Blob",
     "Channel",
+    "ChartPreferences",
     "CheckpointFile",
     "CleanText",
     "ControlRequest",
@@ -133,6 +135,8 @@ __all__ = [
     "Placement",
     "Preset",
     "Project",
+    "Report",
+    "ReportImage",
     "RetentionRule",
     "Run",
     "RunConfigValue",

@@ -134,7 +134,7 @@ class ApiToken(Table):
 
 
 class SharedLink(Table):
-    """A read-only link to runs; only the hash of its secret is stored."""
+    """A read-only link to runs or to a report; only the hash of its secret is stored."""
 
     __tablename__ = "shared_links"
 
@@ -142,6 +142,8 @@ class SharedLink(Table):
     token_hash: Mapped[str] = mapped_column(unique=True)
     # The creator, who must still have permission to share these runs.
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    # The report that it shows, with the runs of its panels; null: those of shared_runs.
+    report_id: Mapped[int | None] = mapped_column(ForeignKey("reports.id"))
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float]
 

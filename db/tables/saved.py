@@ -1,4 +1,4 @@
-"""Tables of notes, presets, views and retention rules."""
+"""Tables of notes, presets, views, chart preferences and retention rules."""
 
 from typing import Any
 
@@ -78,3 +78,14 @@ class SavedView(Table):
     sort: Mapped[str]
     columns: Mapped[str]
     group: Mapped[str] = mapped_column(default="", server_default="")
+
+
+class ChartPreferences(Table):
+    """How a user has arranged charts: the panels of a recipe, or the toolbar."""
+
+    __tablename__ = "chart_preferences"
+
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
+    scope: Mapped[str] = mapped_column(primary_key=True)  # see db.access.chart_preferences
+    content: Mapped[JsonObject]
+    changed_at: Mapped[float] = mapped_column(default=now(), onupdate=now())

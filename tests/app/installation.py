@@ -16,9 +16,10 @@ from app.sweeps.sweep_submission import SweepSubmission, begin
 from db.access import accounts, projects, shared_links
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
-from db.files import artifact_versions
-from db.runs import environments, notes, run_metadata
+from db.files import artifact_versions, report_images
+from db.runs import environments, notes, reports, run_metadata
 from db.runs.environments import Texts
+from db.runs.reports import Content
 from db.settings import Settings
 from db.tables import (
     Alert,
@@ -210,7 +211,10 @@ def _watch(session: Session, side: Side) -> None:
 
 def _files(settings: Settings, session: Session, side: Side) -> None:
     run_id, content = side.runs[0], f"{FILE_MARK} of {side.mark}".encode()
-    about = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    about: dict[str, Any] = {
+        "size_bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
     for kind in ("checkpoint", "weights"):
         row = CheckpointFile(
             run_id=run_id, step=5, kind=kind, attempt=1, reason="interval", **about
@@ -223,8 +227,22 @@ def _files(settings: Settings, session: Session, side: Side) -> None:
     session.add(artifact)
     _write(settings.data / artifact.key, content)
     _write(settings.data / "uploads" / side.upload, content)
+    panels = [{"kind": "panel", "runs": [run_id], "metrics": ["loss"], "axes": []}]
+    block = f"```panel\nruns: {run_id}\nmetrics: loss\n```"
+    written = Content(f"{side.mark} report", f"{side.mark} report text\n\n{block}", panels)
+    report = reports.create(session, side.owner, side.project, written)
+    # Those who see a report see its images, also where they may not download files of runs.
+    picture = f"{side.mark} image".encode()
+    own = _about(picture)
+    image = report_images.record(session, side.owner, report.id, media_type="image/png", **own)
+    _write(settings.data / image.key, picture)
     session.flush()
     side.ids |= {"checkpoint_id": row.id, "artifact_id": artifact.id}
+    side.ids |= {"report_id": report.id, "image_id": image.id}
+
+
+def _about(content: bytes) -> dict[str, Any]:
+    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -16,7 +16,8 @@ from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
 from db.files import retention
 from db.files.pruning import Rules
-from db.runs import notes, presets, runs, trash, views
+from db.runs import notes, presets, reports, runs, trash, views
+from db.runs.reports import Content
 from db.settings import Settings
 from db.tables import Run, Status, User
 from db.telemetry import telemetry
@@ -51,7 +52,7 @@ FP8 = [
 UNFOLD = "document.querySelectorAll('details:not(.presets)').forEach(each => { each.open = true })"
 PHONE = {"width": 390, "height": 844}
 
-EMPTY = ("/runs", "/sweeps", "/alerts", "/trash")
+EMPTY = ("/runs", "/sweeps", "/alerts", "/reports", "/trash")
 FULL = (
     "/runs?columns=status,step,loss,scale,health,training.batch_size,tags",
     "/runs?filter=nonsense:",
@@ -65,6 +66,9 @@ FULL = (
     "/sweeps/1",
     "/alerts",
     "/trash",
+    "/reports",
+    "/reports/1/edit",
+    "/reports/new?runs=1,2&metrics=loss",
     "/runs/new",
     "/runs/new?recipe=digits",
     "/sweeps/new?recipe=digits",
@@ -159,6 +163,10 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         secrets.put(session, settings.secrets_key, owner, "API_KEY", "open-sesame")
         text = "A chart:\n\n/compare?runs=1,2"
         notes.write(session, owner, notes.of_runs([1, 2]), text, "")
+        content = Content("Why", "# Words\n\n> quoted", [])
+        for _number in range(2):
+            report = reports.create(session, owner, "", content)
+        reports.delete(session, report.id)
         place: dict[str, Any] = {"recipe": "digits", "config": {}, "place": {}}
         presets.save(session, owner, "", "usual", **place)
         retention.set_rule(session, owner, None, Rules(checkpoint_days=30))

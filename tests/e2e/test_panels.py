@@ -1,4 +1,4 @@
-"""Panels of a run: size, order, y range and table, which the browser remembers."""
+"""Panels of a run: size, order, y range and table, which the server remembers."""
 
 import re
 
@@ -48,7 +48,10 @@ def _drag(page: Page, handle: Locator, x: float, y: float) -> None:
 
 
 def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Page) -> None:
-    """Handles move and resize a panel within its group; a reload restores the layout."""
+    """Handles move and resize a panel of a group, and the height of the first ones.
+
+    A reload keeps it, and the toolbar.
+    """
     page.goto("/runs/1")
     _opened(page)
     titles = page.locator("[data-group='a/'] h3")
@@ -80,9 +83,15 @@ def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Pa
     inner = "document.querySelector(\"[data-plot='a/z'] .main-svg\").getBoundingClientRect().width"
     until(lambda: page.evaluate(inner) > 2.8 * before["width"])
     assert list(found_on(page)) == []
+    page.get_by_role("button", name=re.compile("Resize Loss: ")).press("ArrowDown")
+    loss = page.locator("[data-row=loss] [data-resize]").get_attribute("aria-label")
+    with page.expect_response("**/preferences/panels"), page.expect_response("**/toolbar"):
+        page.get_by_role("radio", name="Time", exact=True).check(force=True)
 
-    page.reload()
+    page.goto("/runs/1")
+    page.wait_for_url("**/runs/1?x=time")
     _opened(page)
+    expect(page.locator("[data-row=loss] [data-resize]")).to_have_attribute("aria-label", loss)
     expect(titles).to_have_text(["a/z", "a/y", "a/x"])
     expect(resizer).to_have_attribute("aria-label", wide)
     page.set_viewport_size({"width": 390, "height": 800})
@@ -117,6 +126,7 @@ def test_panel_shows_its_points_as_a_table_and_keeps_a_fixed_range(
     dialog.get_by_label("To").fill("50")
     dialog.get_by_role("button", name="Fix range").click()
     page.wait_for_url(re.compile(r"/runs/1\?y\.a%2Fx=30,50$"))
+    expect(page.get_by_role("button", name="Reset zoom")).to_be_hidden()
     event = make_metric(30, 500.0, "a/x")
     record(database, running, make_steps([2.0] * 10, first=21), events=[event])
     until(lambda: 500 in page.evaluate(f"{LINES}.find((line) => line.name === 'a/x').y"))

@@ -1,7 +1,6 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
 import { placeBelow } from 'menus'
 import { askRange, showTable } from 'panel_dialogs'
-import { readSizes } from 'panel_layout'
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
 const download = (name, type, content) => {
@@ -28,11 +27,11 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
  * @param {HTMLElement} section
  * @param {string} name of the files
  * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void, view?: import('url_state').View, onAxis?: () => void}} charts
- * @param {{pinned: string[]}} [arrangement] by which metrics are pinned
+ * @param {{pinned: string[], ranges: Record<string, import('url_state').Range>, logs: string[]}} [arrangement] metrics that are pinned, y ranges that are fixed, and log axes; changed
  * @param {() => void} [onArrange]
+ * @param {any} [menu] shared by several sections
  */
-export const createPanelMenu = (section, name, charts, arrangement = { pinned: [] }, onArrange = () => {}) => {
-  const menu = /** @type {any} */ (section.querySelector('[data-panel-menu]'))
+export const createPanelMenu = (section, name, charts, arrangement = { pinned: [], ranges: {}, logs: [] }, onArrange = () => {}, menu = section.querySelector('[data-panel-menu]')) => {
   const item = (label, act) => {
     const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
     made.addEventListener('click', () => { menu.hidePopover(); act() })
@@ -45,6 +44,9 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
       if (at < 0) logs.push(row)
       else logs.splice(at, 1)
       delete rows[row] // an exponent on a log axis
+      delete arrangement.ranges[row]
+      arrangement.logs.splice(0, Infinity, ...logs)
+      onArrange()
       charts.onAxis?.()
     })
   }
@@ -54,8 +56,12 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
     const { range, type } = /** @type {any} */ (element.querySelector('.plot'))._fullLayout.yaxis2
     const isLog = type === 'log'
     askRange(element.getAttribute('aria-label') ?? row, isLog ? range.map((exponent) => 10 ** exponent) : range, { isLog, isFixed: row in rows }, (wanted) => {
-      if (wanted) rows[row] = /** @type {[number, number]} */ (isLog ? wanted.map(Math.log10) : wanted)
-      else delete rows[row]
+      if (wanted) rows[row] = arrangement.ranges[row] = /** @type {[number, number]} */ (isLog ? wanted.map(Math.log10) : wanted)
+      else {
+        delete rows[row]
+        delete arrangement.ranges[row]
+      }
+      onArrange()
       charts.onAxis?.()
     })
   })
@@ -93,24 +99,12 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
 /** Pinned metrics that an address asks for beside a page of them. */
 const MOST_NAMED = 50
 
-/** Which metrics the page shows, as the API is asked for them: those of its address, and pinned ones. @param {string} recipe @returns {Record<string, string|string[]>} */
-export const metricsShown = (recipe) => {
+/** Which metrics the page shows, as the API is asked for them: those of its address, and pinned ones. @param {string[]} pinned @returns {Record<string, string|string[]>} */
+export const metricsShown = (pinned) => {
   const own = new URLSearchParams(location.search)
   const asked = ['metric_search', 'metric_after'].flatMap((name) => (own.get(name) ? [[name, own.get(name)]] : []))
   const axes = [...document.querySelectorAll('[data-view=x][value^="metric:"]')]
     .map((each) => each.getAttribute('value')?.slice('metric:'.length) ?? '')
-  const named = new Set([...axes, ...arrangementOf(recipe).arrangement.pinned])
+  const named = new Set([...axes, ...pinned])
   return { ...Object.fromEntries(asked), metric: [...named].slice(0, MOST_NAMED) }
-}
-
-/** The arrangement that this browser keeps for a recipe. @param {string} recipe */
-export const arrangementOf = (recipe) => {
-  const key = `halfstep.metrics.${recipe}`
-  const texts = (list) => (Array.isArray(list) ? list.filter((each) => typeof each === 'string').slice(0, 200) : [])
-  /** @type {any} */
-  let kept = null
-  try { kept = JSON.parse(localStorage.getItem(key) ?? 'null') } catch { /* invalid content, or storage is disabled */ }
-  const arrangement = { pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed), order: texts(kept?.order), sizes: readSizes(kept?.sizes) }
-  const keep = () => { try { localStorage.setItem(key, JSON.stringify(arrangement)) } catch { /* it holds for this page */ } }
-  return { arrangement, keep }
 }

@@ -17,6 +17,7 @@ const duration = (seconds) => (seconds < 100 ? `${Math.floor(seconds)} s` : `${M
 /** @param {HTMLElement} section */
 export const createStarting = (section) => {
   const note = section.querySelector('[data-starting]')
+  if (!note) return { show: () => {} }
   const part = (name) => note.querySelector(`[data-${name}]`)
   const article = section.closest('[data-run]')
   let status = article.dataset.status

@@ -17,7 +17,7 @@ const MARKED = 100 // points of a metric drawn as marks: each mark is an element
 const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
-/** Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, timed: boolean, examples: number}} Known */
+/** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, timed: boolean, examples: number, onlyMetrics?: boolean}} Known */
 /** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[]) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
@@ -28,7 +28,7 @@ const isEmptyLine = ({ y }) => y.every((value) => value === null)
 const valuesOf = (traces) => traces.flatMap(({ y }) => y)
 
 /** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Known} known @returns {Row[]} */
-export const rowsOf = (points, view, { scaled, proven = true, timed, examples }) => {
+export const rowsOf = (points, view, { scaled, proven = true, timed, examples, onlyMetrics = false }) => {
   const on = (screen, { x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const line = (series, name, color, more = {}) => ({
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
@@ -63,11 +63,11 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples })
       ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
   }
   return [
-    { name: 'loss', title: 'Loss', group: '', has: true, axis: (traces) => lossAxis(view, valuesOf(traces)),
+    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss'), axis: (traces) => lossAxis(view, valuesOf(traces)),
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.map((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
       lines: (screen, colors) => (isScaled ? [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] : []) }] : []),
-    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: !scaled || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
+    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
       axis: () => ({ nticks: 4 }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),

@@ -23,17 +23,20 @@ const bounded = (height) => Math.min(Math.max(Math.round(height / STEP) * STEP, 
 export const createLayout = ({ order, sizes }, onChange) => {
   /** @param {HTMLElement} element */
   const rowOf = (element) => element.dataset.row ?? ''
+  /** One of the first panels, which are as wide as there is room and share the height of the window. @param {HTMLElement} element */
+  const isHero = (element) => Boolean(element.closest('[data-hero]'))
   /** @param {HTMLElement} element @returns {Size} */
-  const sizeOf = (element) => sizes[rowOf(element)] ?? { width: '', height: USUAL }
+  const sizeOf = (element) => sizes[rowOf(element)] ?? { width: '', height: isHero(element) ? bounded(element.querySelector('.plot').clientHeight) : USUAL }
   /** @param {Found} element */
   const gridOf = (element) => element.closest('.panel-grid')
 
   /** @param {HTMLElement} element */
   const showSize = (element) => {
     const { width, height } = sizeOf(element)
-    element.dataset.width = width
-    element.style.setProperty('--height', `${height}px`)
-    element.querySelector('[data-resize]')?.setAttribute('aria-label', `Resize ${element.getAttribute('aria-label')}: ${WORDS[width]}, ${height} px`)
+    if (!isHero(element)) element.dataset.width = width
+    if (!isHero(element) || rowOf(element) in sizes) element.style.setProperty('--height', `${height}px`)
+    else element.style.removeProperty('--height')
+    element.querySelector('[data-resize]')?.setAttribute('aria-label', `Resize ${element.getAttribute('aria-label')}: ${isHero(element) ? '' : `${WORDS[width]}, `}${height} px`)
   }
   /** Have the panels of a group in their order, and the group as wide as they need. @param {Found} grid */
   const arrange = (grid) => {
@@ -52,9 +55,14 @@ export const createLayout = ({ order, sizes }, onChange) => {
   const resize = (element, size) => {
     const { width, height } = sizeOf(element)
     if (width === size.width && height === size.height) return
-    sizes[rowOf(element)] = size
-    arrange(gridOf(element))
+    sizes[rowOf(element)] = isHero(element) ? { ...size, width: '' } : size
+    show(element)
     onChange()
+  }
+  /** @param {Found} element */
+  const show = (element) => {
+    if (isHero(element)) showSize(element)
+    else arrange(gridOf(element))
   }
   /** Put a panel at a place of its group. @param {Found} element @param {number} place */
   const move = (element, place) => {
@@ -103,7 +111,8 @@ export const createLayout = ({ order, sizes }, onChange) => {
     }
     onKeys(resizer, { ArrowRight: () => wider(1), ArrowLeft: () => wider(-1), ArrowDown: () => higher(2 * STEP), ArrowUp: () => higher(-2 * STEP) })
     onDrag(resizer, ({ clientX, clientY }) => {
-      const { height } = sizeOf(element)
+      const { width, height } = sizeOf(element)
+      if (isHero(element)) return (event) => resize(element, { width, height: bounded(height + event.clientY - clientY) })
       const [begin, groups] = [element.offsetWidth, element.closest('.panel-groups')]
       const column = groups.clientWidth / Number(getComputedStyle(groups).getPropertyValue('--columns'))
       return (event) => {
@@ -111,6 +120,12 @@ export const createLayout = ({ order, sizes }, onChange) => {
         resize(element, { width: columns > 2.3 ? 'full' : columns > 1.3 ? 'half' : '', height: bounded(height + event.clientY - clientY) })
       }
     })
+    resizer.addEventListener('dblclick', () => {
+      delete sizes[rowOf(element)]
+      show(element)
+      onChange()
+    })
+    if (isHero(element)) return showSize(element)
     const placed = () => [...gridOf(element).children].indexOf(element)
     const [before, after] = [() => move(element, placed() - 1), () => move(element, placed() + 1)]
     onKeys(mover, { ArrowLeft: before, ArrowUp: before, ArrowRight: after, ArrowDown: after })

@@ -34,6 +34,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     return drawn
   }
   const draw = painter(plot, compose, () => {
+    plot.querySelector('[data-static-chart]')?.remove()
     plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
       const { run, label } = drawn.entries[curveNumber] ?? {}
       readout.textContent = label ? `${label}: ${Number(y.toPrecision(5))}` : ''

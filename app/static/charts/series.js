@@ -1,6 +1,7 @@
 // Charts of a run: numbers, fetched when visible, and the bar above.
 import { fetched, insisted, pause } from 'http'
-import { arrangementOf, createPanelMenu, metricsShown } from 'chart_menu'
+import { createPanelMenu, metricsShown } from 'chart_menu'
+import { arrangementOf, keepToolbar, recallToolbar } from 'chart_preferences'
 import { count } from 'formats'
 import { createPanels } from 'panels'
 import { Points } from 'points'
@@ -23,13 +24,16 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   let isAsked = false
   /** News that came before the first answer. @type {any[]} */
   const early = []
-  const { arrangement, keep } = arrangementOf(recipe)
-  Object.assign(view, arrangement)
+  recallToolbar(section, view)
+  const { arrangement, keep } = arrangementOf(section, recipe)
+  const { pinned, collapsed, ranges, logs } = arrangement
+  Object.assign(view, { pinned, collapsed, rows: { ...ranges, ...view.rows }, logs: [...new Set([...view.logs, ...logs])] })
   const panels = createPanels(section, {
     known: {
       scaled: section.dataset.scaled !== undefined,
       proven: section.dataset.scaled === 'yes',
       timed: section.dataset.timed !== undefined,
+      onlyMetrics: section.dataset.onlyMetrics !== undefined,
       examples: Number(section.dataset.examples ?? 0),
     },
     view,
@@ -77,7 +81,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   /** A query for what the charts draw. @param {Record<string, string>} more */
   const queryOf = (more) => {
     const query = new URLSearchParams(more)
-    for (const [name, value] of Object.entries(metricsShown(recipe))) for (const each of [value].flat()) query.append(name, each)
+    for (const [name, value] of Object.entries(metricsShown(pinned))) for (const each of [value].flat()) query.append(name, each)
     return query
   }
 
@@ -125,7 +129,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   const showView = () => {
     onView()
     section.querySelector('[data-smooth]').textContent = String(view.smooth)
-    section.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
+    section.querySelector('[data-reset-zoom]').hidden = !view.range && Object.entries(view.rows).every(([row, range]) => range === ranges[row])
   }
   const changeView = async () => {
     showView()
@@ -142,7 +146,11 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       view[field] = input.type === 'range' ? Number(input.value) : input.value
       // The same numbers would mean another stretch.
       if (field === 'x') view.range = null
-      if (field === 'loss') delete view.rows.loss
+      if (field === 'loss') {
+        delete view.rows.loss
+        delete ranges.loss
+      }
+      keepToolbar(section, view)
       if (field === 'x') return changeView()
       showView() // the same numbers, drawn in another way
       draw()
@@ -150,7 +158,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   }
   section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
     view.range = null
-    view.rows = {}
+    view.rows = { ...ranges }
     changeView()
   })
 

@@ -1,5 +1,6 @@
 // The page of runs side by side: a panel a series, their legend and their table, fetched again while they change.
 import { createPanelMenu } from 'chart_menu'
+import { keepToolbar, recallToolbar } from 'chart_preferences'
 import { inTurn, insisted, pause } from 'http'
 import { titleOf } from 'comparison'
 import { count } from 'formats'
@@ -24,6 +25,7 @@ const table = article.querySelector('[data-fragment=comparison]')
 const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
 const view = readView(article)
+recallToolbar(article, view)
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name)))
 /** What each run has of each setting that differs. @type {Record<string, any[]>} */
 let differences = {}
@@ -45,6 +47,13 @@ const isAsked = new URLSearchParams(location.search).has('draw')
 const write = () => {
   const isUsual = !isAsked && names.join() === usual
   writeView(view, { ...choices, draw: isUsual ? '' : names, hide: legend.hidden.join() })
+  showReportLinks()
+}
+/** A report shows what this page draws. */
+const showReportLinks = () => {
+  const query = new URLSearchParams({ runs: ids.filter((id) => !legend.hidden.includes(id)).join(), x: view.x, ...(view.smooth && { smoothing: String(view.smooth) }) })
+  for (const name of names) query.append('metrics', name)
+  for (const link of document.querySelectorAll('[data-to-report]')) link.href = `${root}/reports/new?${query}`
 }
 
 /** By series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
@@ -148,6 +157,7 @@ for (const input of article.querySelectorAll('[data-view]')) {
     const wasZoomed = name === 'x' && view.range
     if (name === 'x') view.range = null
     if (name === 'loss') delete view.rows.loss
+    keepToolbar(article, view)
     changeView(Boolean(wasZoomed) || isMetricAxis())
   })
 }
@@ -224,6 +234,7 @@ legend.listen((id) => {
 })
 const scatter = createScatter(article, ids, legend.labels, { low: JSON.parse(article.dataset.low), paint: () => legend.paint() })
 arrange()
+showReportLinks()
 refresh()
 
 if (article.dataset.over === 'false') {

@@ -4,6 +4,7 @@ import { createConfiguration } from 'config_values'
 import { size } from 'formats'
 import { createEnvironment } from 'environment'
 import { metricsShown } from 'chart_menu'
+import { arrangementOf } from 'chart_preferences'
 import { createGradients } from 'gradients'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
@@ -24,7 +25,7 @@ const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
 /** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
 const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
-const shown = metricsShown(article.dataset.recipe)
+const shown = metricsShown(arrangementOf(article.querySelector('[data-charts]'), article.dataset.recipe).arrangement.pinned)
 const FIRST_TAB = 'charts' // which the address does not name
 
 const view = readView(article)

@@ -1,5 +1,6 @@
 // Charts next to the list: the series of the selected runs, or of the first that are listed.
 import { createPanelMenu } from 'chart_menu'
+import { keepToolbar, recallToolbar } from 'chart_preferences'
 import { count } from 'formats'
 import { inTurn } from 'http'
 import { placesOf, strokes } from 'run_colors'
@@ -10,6 +11,7 @@ import { readView, writeView } from 'url_state'
 /** @param {Found} section @param {Found} list */
 export const createListCharts = (section, list) => {
   const view = readView(section)
+  recallToolbar(section, view)
   const most = Number(section.dataset.most)
   const isScaled = ({ id }) => list.querySelector(`tr[data-key="${id}"][data-scaled]`)
   const panels = [...section.querySelectorAll('[data-row]')].map((element) => createRunPanel(element, {
@@ -93,6 +95,7 @@ export const createListCharts = (section, list) => {
     input.addEventListener('input', () => {
       view[name] = input.type === 'range' ? Number(input.value) : input.value
       if (name === 'x') view.range = null
+      keepToolbar(section, view)
       changeView(name === 'x')
     })
   }

@@ -144,6 +144,12 @@ export const createSelection = (list, refetch) => {
     compare.title = isPossible ? '' : `2 to ${MOST_COMPARED} runs can be compared`
     if (isPossible) compare.href = `${root}/compare?runs=${ids.join(',')}`
     else compare.removeAttribute('href')
+    const report = bar.querySelector('[data-to-report]')
+    if (!report) return
+    report.toggleAttribute('aria-disabled', ids.length > MOST_COMPARED)
+    report.title = ids.length > MOST_COMPARED ? `At most ${MOST_COMPARED} runs fit into a panel` : ''
+    if (ids.length > MOST_COMPARED) report.removeAttribute('href')
+    else report.href = `${root}/reports/new?runs=${ids.join(',')}&metrics=loss`
   }
 
   /** @param {string} action @param {number[]} ids */

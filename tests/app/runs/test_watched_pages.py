@@ -75,6 +75,21 @@ def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: T
     assert "No step was recorded." in page
 
 
+def test_a_script_that_logs_only_numbers_has_no_empty_charts(
+    watched: Uploader, browser: TestClient
+) -> None:
+    """Neither loss nor loss scale, until it takes a step."""
+    assert 'data-row="loss"' in browser.get("/runs/1").text  # either may come
+    with watched.spool() as spool:
+        spool.event(event_of(make_metric(1, 0.5, "reward")))
+    assert watched.send().status_code == 200
+    page = browser.get("/runs/1").text
+    assert "data-only-metrics" in page
+    assert 'data-row="loss"' not in page
+    assert 'data-row="scale"' not in page
+    assert "scaler-card" not in page
+
+
 def test_the_page_of_a_watched_run_has_all_its_telemetry(
     watched: Uploader, browser: TestClient
 ) -> None:

@@ -23,6 +23,14 @@ const panel = (name, points, known = { scaled: true, timed: false, examples: 0 }
 /** A panel as a picture of it is saved, with its title. */
 const pictured = ({ data, layout, title }) => ({ data, layout: { ...layout, title } })
 
+test('a run of numbers only has no panels of steps before its first one', () => {
+  const metrics = { reward: { x: [1], y: [0.5], mean_x: [], mean_y: [] } }
+  const none = Object.fromEntries(NAMES.map((name) => [name, [null, null, null]]))
+  const known = { scaled: false, timed: false, examples: 0, onlyMetrics: true }
+  assert.deepEqual(rows(pointsOf(none, metrics), known).map(({ name }) => name), ['reward'])
+  assert.deepEqual(rows(pointsOf({}, metrics), known).slice(0, 2).map(({ name }) => name), ['loss', 'norm'])
+})
+
 test('labels of a logarithmic axis stand apart', () => {
   assert.equal(between([0.08, 1]), 'D2')
   assert.equal(between([1e-3, 1]), 1)

@@ -227,7 +227,8 @@ def fill_every_table(database: Database, store: MemoryStore) -> None:
     """Write two rows into every table, with a value in every column, and the files they name."""
     content = b"weights"
     file = {"key": CHECKPOINT, "sha256": hashlib.sha256(content).hexdigest()}
-    obstore.put(store, CHECKPOINT, content)
+    for key in (CHECKPOINT, *(f"reports/{number}/{file['sha256']}" for number in (1, 2))):
+        obstore.put(store, key, content)
     with database.writing() as session:
         for table in Table.metadata.sorted_tables:
             session.execute(table.delete())

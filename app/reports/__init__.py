@@ -1,0 +1,1 @@
+"""Reports: pages of Markdown with live panels of runs."""

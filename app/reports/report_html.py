@@ -1,0 +1,127 @@
+"""Reports as HTML: Markdown, panels and tables of the runs that the reader sees."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+from sqlalchemy.orm import Session
+
+from app.compare import comparison, run_colors
+from app.compare.comparison import SERIES, Comparison
+from app.html import chart_links, markdown
+from app.html.markdown import Block, SharedReport
+from app.html.rendering import fragment
+from app.live.run_updates import list_cursor
+from app.reports import blocks
+from app.reports.blocks import Panel
+from db.health import scaling_health
+from db.queue import pending_reasons
+from db.queue.pending_reasons import Queue
+from db.runs import reports, runs
+from db.settings import Settings
+from db.tables import ENDED, Run
+
+#: Returns the comparison of some runs, as the reader may see it.
+Compare = Callable[[list[int]], Comparison]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A report as HTML. cursor: of the stream of changes of its runs; empty if all have ended."""
+
+    html: Markup
+    cursor: str
+
+
+def draw(
+    session: Session,
+    settings: Settings,
+    text: str,
+    *,
+    shared: SharedReport | None = None,
+    compare: Compare | None = None,
+) -> Drawn:
+    """Return a report as HTML. shared: the link by which it is read, if any.
+
+    compare: for a reader who may not see all of a run.
+    """
+    panels = blocks.panels_of(text)
+    ids = list(dict.fromkeys(run_id for panel in panels for run_id in panel.run_ids))
+    known, deleted = reports.drawn(session, ids)
+    numbers = count(1)
+
+    def compared(run_ids: list[int]) -> Comparison:
+        return comparison.of_runs(session, run_ids, settings)
+
+    def draw_block(block: Block) -> str:
+        panel = blocks.parse(block)
+        shown = [known[run_id] for run_id in panel.run_ids if run_id in known]
+        values: dict[str, Any] = {
+            "panel": panel,
+            "number": next(numbers),
+            "runs": shown,
+            "missing": _missing(panel, known, deleted, by_link=shared is not None),
+            "by_link": shared is not None,
+        }
+        if panel.errors or not shown:
+            return fragment("reports/_panel_error.html", **values)
+        if panel.kind == "runs":
+            table = (compare or compared)([run.id for run in shown])
+            names = {row.name for row in table.rows(every_setting=True)}
+            unknown = [name for name in panel.metrics if name not in names]
+            values["comparison"] = table
+            values["missing"] += [f"None of these runs has {name}." for name in unknown]
+            return fragment("reports/_runs.html", **values)
+        base = shared.path if shared else ""
+        return fragment(
+            "reports/_panel.html", **values, **_lines(shown), rows=_rows(panel, shown, base)
+        )
+
+    html = markdown.report(text, draw_block, shared)
+    is_over = all(run.status in ENDED for run in known.values())
+    return Drawn(html, "" if is_over else _cursor(session, list(known)))
+
+
+def _rows(panel: Panel, shown: Sequence[Run], base: str) -> list[dict[str, str]]:
+    """Return the charts of a panel, one per metric. base: path before that of their images."""
+    ids = ",".join(str(run.id) for run in shown[: chart_links.MOST_RUNS])
+    return [
+        {
+            "name": name,
+            "title": SERIES.get(name, name),
+            "image": f"{base}/charts.svg?{urlencode({'runs': ids, 'series': name})}",
+        }
+        for name in panel.metrics
+    ]
+
+
+def _lines(shown: Sequence[Run]) -> dict[str, Any]:
+    """Return label, place of the line, and whether there is a loss scale, by run id."""
+    names = Counter(run.name for run in shown)
+    return {
+        "labels": {
+            run.id: run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run in shown
+        },
+        "places": run_colors.places(run.id for run in shown),
+        "scaled": {run.id for run in shown if scaling_health.has_scaler(run)},
+    }
+
+
+def _missing(panel: Panel, known: dict[int, Run], deleted: set[int], *, by_link: bool) -> list[str]:
+    """Return a sentence for each run of a panel that is not shown."""
+    unseen = "is deleted, or not shared" if by_link else "does not exist, or you may not see it"
+    return [
+        f"Run {run_id} {'is deleted' if run_id in deleted else unseen}."
+        for run_id in panel.run_ids
+        if run_id not in known
+    ]
+
+
+def _cursor(session: Session, ids: list[int]) -> str:
+    queue = Queue.read(session)
+    marks = pending_reasons.live_marks(session, ids, queue)
+    return list_cursor(runs.newest_id(session), marks, is_worker_up=queue.has_takers)

@@ -1,0 +1,291 @@
+"""Pages of reports: list, report, editor, and the form that adds a panel."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth.audit import audited, unaudited
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN, requires
+from app.compare.comparison import AXES, SERIES
+from app.compare.shared_links_pages import report_sharing_panel
+from app.dependencies import Db, Posted, TheSettings
+from app.html.flash import back_to
+from app.html.rendering import page
+from app.http.list_pages import After
+from app.http.parameters import RowId, Text
+from app.reports import blocks, report_html
+from app.reports.blocks import Panel
+from app.reports.reports import (
+    append,
+    check_deletable,
+    content_of,
+    create,
+    may_delete,
+    writable,
+)
+from app.submission.submission import may_submit_to
+from db.access import projects
+from db.errors import Changed, Invalid
+from db.runs import reports
+from db.runs.reports import LENGTHS
+from db.tables import Report, User
+
+router = APIRouter(prefix="/reports")
+
+PAGE_SIZE = 50
+#: Reports that the form to add a panel offers.
+MOST_OFFERED = 200
+#: Keys of a panel that its form has, as `panel_KEY` each.
+PANEL_KEYS = ("runs", "metrics", "title", "x", "smoothing", "y")
+EMPTY_PANEL = {"kind": "panel", **{f"panel_{key}": "" for key in PANEL_KEYS}}
+
+
+@router.get("")
+@requires(SIGNED_IN)
+def list_reports(
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    project: Annotated[Text | None, Query()] = None,
+    after: After = "",
+) -> HTMLResponse:
+    """List the reports of one visible project, or of all."""
+    names = [each.name for each in projects.listed(session, principal.grants.projects)]
+    chosen = project if project in names else None
+    only = None if chosen is None else [chosen]
+    listed = reports.listed(session, only, after=after, limit=PAGE_SIZE)
+    return page(
+        request,
+        "reports/reports.html",
+        principal=principal,
+        rows=listed.rows,
+        total=listed.total,
+        next=listed.next,
+        projects=names,
+        project=chosen,
+        may_write=bool(may_submit_to(session, principal.grants)),
+    )
+
+
+@router.get("/new")
+@requires(ANY_SUBMITTER)
+def new_report(
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    project: Annotated[Text, Query()] = "",
+    runs: Annotated[Text, Query()] = "",
+    metrics: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
+    x: Annotated[Text, Query()] = "step",
+    smoothing: Annotated[Text, Query()] = "",
+) -> HTMLResponse:
+    """Show the form of a new report, or the form to add a panel of these runs to a report."""
+    values = {"project": project, "panel_runs": runs, "panel_metrics": ", ".join(metrics)}
+    values |= {"panel_x": x, "panel_smoothing": smoothing}
+    return _new(request, session, principal, values)
+
+
+@router.post("")
+@requires(ANY_SUBMITTER)
+@audited("report", "title", "project", "panel_runs")
+def add(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
+    """Create a report, or add a panel to one."""
+    values = {
+        name: str(posted.get(name, "")) for name in ("report", "title", "project", *EMPTY_PANEL)
+    }
+    try:
+        panel = _posted_panel(values) if values["panel_runs"].strip() else None
+        if panel and values["report"].isdecimal() and len(values["report"]) < 10:
+            report = append(session, principal.user, int(values["report"]), panel)
+            return back_to(request, f"/reports/{report.id}", "The panel is added.")
+        content = content_of(values["title"], panel.block if panel else "")
+        report = create(session, principal.user, values["project"], content)
+    except Invalid as error:
+        return _new(request, session, principal, values, error.errors)
+    return back_to(request, f"/reports/{report.id}/edit", "The report is created.")
+
+
+@router.get("/{report_id}")
+@requires(SIGNED_IN)
+def show_report(
+    report_id: RowId, request: Request, session: Db, settings: TheSettings, principal: SignedIn
+) -> HTMLResponse:
+    """Show a report, with live panels."""
+    report = reports.get(session, report_id)
+    drawn = report_html.draw(session, settings, report.text)
+    return page(
+        request,
+        "reports/report.html",
+        principal=principal,
+        report=report,
+        drawn=drawn,
+        author=session.get_one(User, report.user_id).name,
+        editor=session.get_one(User, report.editor_id).name,
+        may_write=report.project in may_submit_to(session, principal.grants),
+        may_delete=may_delete(report, principal.grants),
+        sharing=report_sharing_panel(session, principal, report),
+    )
+
+
+@router.get("/{report_id}/edit")
+@requires(SIGNED_IN)
+def edit_report(
+    report_id: RowId, request: Request, session: Db, principal: SignedIn
+) -> HTMLResponse:
+    """Show the editor of a report."""
+    report = writable(session, report_id)
+    values = {"title": report.title, "text": report.text, "version": str(report.version)}
+    return _editor(request, principal, report, values)
+
+
+@router.post("/{report_id}")
+@requires(SIGNED_IN)
+@audited("title", "version")
+def save_report(
+    report_id: RowId,
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    title: Annotated[str, Form()] = "",
+    text: Annotated[str, Form()] = "",
+    version: Annotated[Text, Form()] = "",
+) -> Response:
+    """Save a report, or show the editor with its errors."""
+    report = writable(session, report_id)
+    values = {"title": title, "text": text, "version": version}
+    try:
+        content = content_of(title, text)
+        seen = int(version) if version.isdecimal() and len(version) < 10 else 0
+        reports.edit(session, report_id, principal.user, content, version=seen)
+    except Invalid as error:
+        return _editor(request, principal, report, values, error.errors)
+    except Changed:
+        values["version"] = str(report.version)
+        problem = "Another user has changed this in the meantime: their text is shown below. Save"
+        errors = {"text": f"{problem} again to replace it with yours."}
+        return _editor(request, principal, report, values, errors, others=report.text)
+    return back_to(request, f"/reports/{report_id}", "The report is saved.")
+
+
+@router.post("/{report_id}/preview")
+@requires(SIGNED_IN)
+@unaudited
+def preview(
+    report_id: RowId,
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    posted: Posted,
+    principal: SignedIn,
+) -> Response:
+    """Show the editor with a preview, or with a panel added to its text."""
+    report = writable(session, report_id)
+    values = {
+        name: str(posted.get(name, "")) for name in ("title", "text", "version", *EMPTY_PANEL)
+    }
+    errors: dict[str, str] = {}
+    if posted.get("action") == "add":
+        try:
+            panel = _posted_panel(values)
+            values |= EMPTY_PANEL
+            values["text"] = f"{values['text'].rstrip()}\n\n{panel.block}\n".lstrip()
+        except Invalid as error:
+            errors = error.errors
+    text = values["text"][: LENGTHS["text"]]
+    drawn = report_html.draw(session, settings, text)
+    return _editor(request, principal, report, values, errors, drawn=drawn)
+
+
+@router.post("/{report_id}/deletion")
+@requires(SIGNED_IN)
+def delete_report(report_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+    """Move a report to the trash."""
+    check_deletable(session, report_id, principal.grants)
+    report = reports.delete(session, report_id)
+    text = f"The report {report.title} is in the trash, from where it can be restored."
+    return back_to(request, "/reports", text)
+
+
+@router.post("/{report_id}/restoration")
+@requires(SIGNED_IN)
+def restore_report(
+    report_id: RowId, request: Request, session: Db, principal: SignedIn
+) -> Response:
+    """Restore a report from the trash."""
+    check_deletable(session, report_id, principal.grants)
+    reports.restore(session, report_id)
+    return back_to(request, f"/reports/{report_id}", "The report is restored.")
+
+
+@router.post("/{report_id}/erasure")
+@requires(SIGNED_IN)
+def erase_report(report_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+    """Delete a report in the trash permanently."""
+    check_deletable(session, report_id, principal.grants)
+    reports.erase(session, report_id)
+    return back_to(request, "/trash", "The report is being deleted permanently.")
+
+
+def _posted_panel(values: Mapping[str, str]) -> Panel:
+    """Return the panel of a form. Raises Invalid, with the names of the form's fields."""
+    kind = "runs" if values["kind"] == "runs" else "panel"
+    fields = {key: " ".join(values[f"panel_{key}"].split()) for key in PANEL_KEYS}
+    if kind == "runs":
+        fields = {"runs": fields["runs"], "title": fields["title"], "columns": fields["metrics"]}
+    panel = blocks.read(kind, fields)
+    if panel.errors:
+        names = {"columns": "panel_metrics"}
+        raise Invalid({names.get(key, f"panel_{key}"): text for key, text in panel.errors.items()})
+    return panel
+
+
+def _new(
+    request: Request,
+    session: Session,
+    principal: Principal,
+    values: Mapping[str, str],
+    errors: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    names = may_submit_to(session, principal.grants)
+    has_panel = bool(values.get("panel_runs"))
+    offered = reports.listed(session, names, limit=MOST_OFFERED).rows if has_panel else []
+    return page(
+        request,
+        "reports/new_report.html",
+        principal=principal,
+        status_code=422 if errors else 200,
+        values={**EMPTY_PANEL, "report": "", "title": "", **values},
+        errors=errors or {},
+        projects=names,
+        reports=[row[0] for row in offered],
+        axes=AXES,
+        series=SERIES,
+        most=LENGTHS,
+    )
+
+
+def _editor(
+    request: Request,
+    principal: Principal,
+    report: Report,
+    values: Mapping[str, str],
+    errors: Mapping[str, str] | None = None,
+    **more: Any,
+) -> HTMLResponse:
+    return page(
+        request,
+        "reports/edit_report.html",
+        principal=principal,
+        status_code=422 if errors else 200,
+        report=report,
+        values={**EMPTY_PANEL, **values},
+        errors=errors or {},
+        axes=AXES,
+        series=SERIES,
+        most=LENGTHS,
+        **{"drawn": None, "others": "", **more},
+    )

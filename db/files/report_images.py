@@ -1,0 +1,50 @@
+"""Images of reports: their rows, and their files in the store."""
+
+import obstore
+from obstore.store import ObjectStore
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.errors import Invalid, NotFound
+from db.files.storage import PAGE_FILES, delete_files
+from db.tables import ReportImage, User
+
+#: Limit of images per report.
+MOST = 100
+
+
+def get(session: Session, report_id: int, image_id: int) -> ReportImage:
+    """Return an image of a report. Raises NotFound."""
+    image = session.get(ReportImage, image_id)
+    if image is None or image.report_id != report_id:
+        raise NotFound(f"Report {report_id} has no image {image_id}.")
+    return image
+
+
+def record(
+    session: Session, user: User, report_id: int, *, sha256: str, media_type: str, size_bytes: int
+) -> ReportImage:
+    """Record an image whose file is stored; the same one is recorded once. Raises Invalid."""
+    mine = ReportImage.report_id == report_id
+    same = select(ReportImage).where(mine, ReportImage.sha256 == sha256)
+    if (image := session.scalar(same)) is not None:
+        return image
+    if (session.scalar(select(func.count()).where(mine)) or 0) >= MOST:
+        raise Invalid({"image": f"the report has {MOST} images; allowed: no more"})
+    image = ReportImage(
+        report_id=report_id,
+        sha256=sha256,
+        media_type=media_type,
+        size_bytes=size_bytes,
+        user_id=user.id,
+    )
+    session.add(image)
+    session.flush()
+    return image
+
+
+def delete_of_report(store: ObjectStore, report_id: int) -> None:
+    """Delete the files of all images of a report."""
+    prefix = f"reports/{report_id}/"
+    for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
+        delete_files(store, [meta["path"] for meta in page if meta["path"].startswith(prefix)])

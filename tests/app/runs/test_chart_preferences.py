@@ -1,0 +1,88 @@
+"""How users arrange charts: each their own, by recipe, within bounds."""
+
+import json
+import re
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from db.access import accounts, chart_preferences
+from db.database import Database
+from db.tables import ChartPreferences, User
+from tests.app.auth.users_pages_made import browser_of
+from tests.app.conftest import start_run
+from tests.db.telemetry.telemetry_made import make_steps, record
+
+PANELS = {
+    "recipe": "digits",
+    "order": ["a/x"],
+    "sizes": {"loss": {"width": "", "height": 300}},
+    "ranges": {"loss": [0.5, 1.0]},
+}
+
+
+@pytest.mark.sql
+def test_an_arrangement_is_kept_per_user_and_recipe(
+    app: FastAPI, database: Database, ada: User, browser: TestClient
+) -> None:
+    """Another user and another recipe have none; the oldest go beyond the limit."""
+    path = "/api/v1/preferences"
+    assert browser.get(path).json() == {"panels": None, "toolbar": None}
+    assert browser.put(f"{path}/panels", json=PANELS).status_code == 204
+    assert browser.put(f"{path}/panels", json=PANELS | {"pinned": ["b"]}).status_code == 204
+    toolbar = {"x": "time", "loss": "log", "smooth": 0.5}
+    assert browser.put(f"{path}/toolbar", json=toolbar).status_code == 204
+    kept = browser.get(f"{path}?recipe=digits").json()
+    assert kept["toolbar"] == toolbar
+    assert (kept["panels"]["pinned"], kept["panels"]["order"]) == (["b"], ["a/x"])
+    assert browser.get(f"{path}?recipe=gpt").json()["panels"] is None
+    with database.writing() as session:
+        other = accounts.make_user(session, "other")
+        session.execute(update(ChartPreferences).values(changed_at=1.0))
+        for number in range(chart_preferences.MOST):
+            chart_preferences.write(session, ada, f"panels:{number}", {})
+        assert chart_preferences.read(session, ada, "panels:digits") is None
+        assert chart_preferences.read(session, ada, "panels:0") == {}
+    empty = {"panels": None, "toolbar": None}
+    assert browser_of(app, database, other).get(f"{path}?recipe=0").json() == empty
+    with database.writing() as session:
+        accounts.remove(session, session.merge(other))
+        assert chart_preferences.read(session, other, "panels:0") is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sizes": {"loss": {"width": "huge", "height": 300}}},
+        {"sizes": {"loss": {"width": "", "height": 10_000}}},
+        {"ranges": {"loss": [1.0, 0.5]}},
+        {"ranges": {"loss": [0.0, "Infinity"]}},
+        {"order": ["x"] * 201},
+        {"pinned": ["x" * 201]},
+        {"colour": "red"},
+    ],
+)
+def test_an_arrangement_is_bounded(browser: TestClient, wrong: dict[str, object]) -> None:
+    """Any other value is refused."""
+    assert browser.put("/api/v1/preferences/panels", json=PANELS | wrong).status_code == 422
+    assert browser.get("/api/v1/preferences?recipe=digits").json()["panels"] is None
+
+
+def test_a_page_comes_with_the_arrangement_of_who_reads_it(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Sizes are in its first response; a chart of another axis is not drawn by the server."""
+    run = start_run(database, ada)
+    record(database, run, make_steps([1.0] * 5))
+    assert 'data-arrangement="null" data-toolbar="null"' in browser.get("/runs/1").text
+    browser.put("/api/v1/preferences/panels", json=PANELS)
+    page = browser.get("/runs/1").text
+    assert 'data-row="loss" aria-label="Loss" style="--height: 300px"' in page
+    found = re.search(r'data-arrangement="([^"]*)"', page)
+    assert found is not None
+    assert json.loads(found[1].replace("&#34;", '"'))["ranges"] == {"loss": [0.5, 1.0]}
+    assert "data-static-chart" in page
+    browser.put("/api/v1/preferences/toolbar", json={"x": "time"})
+    assert "data-static-chart" not in browser.get("/runs/1").text

@@ -1,0 +1,121 @@
+"""A report in a browser: written, with panels and an image, drawn live, and shared by a link."""
+
+import base64
+import re
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from db.database import Database
+from db.queue import queue
+from db.tables import Run, Status, User
+from tests.app.conftest import start_run
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.e2e.test_access import found_on
+from tests.site import until
+
+#: One red pixel.
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+PASTE = """([type, area, content]) => {
+    const bytes = Uint8Array.from(atob(content), (each) => each.charCodeAt(0))
+    const transfer = new DataTransfer()
+    transfer.items.add(new File([bytes], `${type}.png`, { type: 'image/png' }))
+    const field = type === 'paste' ? 'clipboardData' : 'dataTransfer'
+    const event = type === 'paste' ? ClipboardEvent : DragEvent
+    area.dispatchEvent(new event(type, { [field]: transfer, bubbles: true, cancelable: true }))
+}"""
+
+
+@pytest.mark.journey
+def test_a_report_is_written_drawn_live_and_shared(
+    page: Page, chromium: Browser, database: Database, ada: User, offered: None
+) -> None:
+    """From selected runs to a panel; images by button, paste and drop; a guest sees the same."""
+    ended, live = (start_run(database, ada, name=name) for name in ("first", "second"))
+    for run in (ended, live):
+        events = [make_metric(step, step / 20, "val/accuracy") for step in (10, 20)]
+        record(database, run, make_steps([2.0] * 20), events=events)
+    with database.writing() as session:
+        queue.end(session, ended.id, 1, Status.FINISHED)
+
+    page.goto("/runs")
+    for name in ("first", "second"):
+        page.get_by_role("checkbox", name=re.compile(f"Select {name}")).check()
+    page.get_by_role("link", name="Add to report").click()
+    page.get_by_label("Title").first.fill("Two runs")
+    page.get_by_label("Metrics or columns").fill("loss, val/accuracy")
+    page.get_by_role("button", name="Add panel").click()
+    page.wait_for_url("**/reports/1/edit")
+
+    text = page.get_by_label("Text")
+    expect(text).to_have_value(re.compile("^```panel\nruns: .*\nmetrics: loss, val/accuracy\n```"))
+    text.press("Control+Home")
+    for way in ("paste", "drop"):
+        page.evaluate(PASTE, [way, text.element_handle(), PNG])
+        expect(text).to_have_value(re.compile(rf"!\[{way}\]\(/reports/1/images/1\)"))
+    wrong = {"name": "a.svg", "mimeType": "image/svg+xml", "buffer": b"<svg/>"}
+    page.locator("input[type=file]").set_input_files([wrong])  # type: ignore[list-item]
+    expect(page.get_by_role("status").get_by_text("allowed: PNG, JPEG")).to_be_visible()
+    right = {"name": "b.png", "mimeType": "image/png", "buffer": base64.b64decode(PNG)}
+    page.locator("input[type=file]").set_input_files([right])  # type: ignore[list-item]
+    expect(text).to_have_value(re.compile(r"!\[b\]\(/reports/1/images/1\)"))
+    assert "\n".join(found_on(page)) == ""
+    page.get_by_role("radio", name="Table of runs").check()
+    page.get_by_label("Run IDs").fill(f"{ended.id}, {live.id}")
+    page.get_by_label("Metrics or columns").fill("loss, step")
+    page.get_by_role("button", name="Insert panel").click()
+    expect(page.get_by_label("Preview").get_by_role("table")).to_be_visible()
+    page.get_by_label("Text").press("Control+Enter")
+    page.wait_for_url("**/reports/1")
+
+    expect(page.locator("[data-row=loss] .plot")).to_have_attribute("data-drawn", "40")
+    record(database, live, make_steps([1.0] * 10, first=21))
+    expect(page.locator("[data-row=loss] .plot")).to_have_attribute("data-drawn", "50")
+    row = page.locator("[data-report-table] tr[data-key=loss]")
+    expect(row).to_contain_text("1")
+    assert page.locator("article img").evaluate_all("all => all.every((i) => i.naturalWidth)")
+    assert "\n".join(found_on(page)) == ""
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        until(lambda width=width: page.evaluate("document.documentElement.scrollWidth") <= width)
+    assert "\n".join(found_on(page)) == ""
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+    page.reload()  # what was unfolded is folded again
+    page.get_by_text("Share…").click()
+    page.get_by_role("button", name="Create link").click()
+    guest = chromium.new_context().new_page()
+    guest.goto(page.locator("code.secret").inner_text())
+    guest.wait_for_url("**/shared/*")
+    expect(guest.locator("[data-row=loss] .plot")).to_have_attribute("data-drawn", "50")
+    assert guest.locator("article img").evaluate_all("all => all.every((i) => i.naturalWidth)")
+    assert "\n".join(found_on(guest)) == ""
+    guest.context.close()
+
+    page.goto("/reports/1")
+    page.get_by_role("button", name="More actions").click()
+    page.get_by_role("button", name="Move to trash…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Move to trash").click()
+    expect(page.get_by_text("No reports yet")).to_be_visible()
+
+
+def test_a_report_is_read_without_scripts(
+    page: Page, chromium: Browser, database: Database, running: Run, site_address: str
+) -> None:
+    """Its charts are images of the server, its legend and tables are text."""
+    record(database, running, make_steps([2.0] * 20))
+    block = f"```panel\nruns: {running.id}\nmetrics: loss\n```\n\n```runs\nruns: {running.id}\n```"
+    body = {"title": "Plain", "text": block}
+    page.goto("/runs")
+    token = page.locator("meta[name=csrf-token]").get_attribute("content")
+    made = page.request.post("/api/v1/reports", data=body, headers={"x-csrf-token": str(token)})
+    assert made.status == 201
+    plain = chromium.new_context(
+        base_url=site_address, java_script_enabled=False, storage_state=page.context.storage_state()
+    ).new_page()
+    plain.goto("/reports/1")
+    image = plain.locator("[data-static-chart]")
+    expect(image).to_be_visible()
+    expect(plain.get_by_role("link", name=running.name).first).to_be_visible()
+    expect(plain.get_by_role("row", name="Last loss")).to_be_visible()
+    plain.context.close()
