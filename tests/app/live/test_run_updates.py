@@ -40,8 +40,9 @@ def test_run_tells_what_was_recorded_since(
     assert first["run"]["applied"] == 4
     assert first["fragments"].keys() == {
         *("status", "facts", "health", "environment", "findings"),
-        *("scaler", "skips", "spikes"),
+        *("scaler", "skips", "spikes", "skip_count"),
     }
+    assert first["fragments"]["skip_count"] == "1"
     assert first["rows"].keys() == {"history"}
     assert look(cursor) is None
 
