@@ -1,7 +1,7 @@
 // The page of a run: its tabs, what each of them shows, and updates of them by the live stream.
 import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'config_values'
-import { count, size } from 'formats'
+import { size } from 'formats'
 import { createEnvironment } from 'environment'
 import { metricsShown } from 'chart_menu'
 import { arrangementOf } from 'chart_preferences'
@@ -98,9 +98,6 @@ const replaceWords = () => {
   pending = null
   article.dataset.status = run.status
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
-  const skipped = article.querySelector('#tab-skips [data-skipped]')
-  skipped.textContent = count(run.skipped)
-  skipped.hidden = !run.skipped
   for (const [name, html] of Object.entries(fragments)) {
     if (name === 'environment') environment.show(html)
     else show(article.querySelector(`[data-fragment=${name}]`), html)
