@@ -5,6 +5,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from app.alerts import alerts_api
+from app.artifacts import artifacts_api
 from app.auth import audit_api, secrets_api, tokens_api, users_api
 from app.compare import comparison_api, notes_api, shared_links_api
 from app.files import image_uploads, ingest_api, json_lines_api, weight_uploads_api
@@ -21,7 +22,7 @@ from app.runs import (
     views_api,
 )
 from app.submission import estimates_api, presets_api
-from app.sweeps import sweeps_api
+from app.sweeps import agents_api, sweeps_api
 from app.telemetry import diagnosis_api, environment_api, export_api, series_api, system_api
 from app.trash import retention_api, storage_api, trash_api
 from app.workers import workers_api
@@ -44,6 +45,7 @@ modules = (
     estimates_api,
     bulk_api,
     trash_api,
+    agents_api,
     sweeps_api,
     comparison_api,
     views_api,
@@ -59,6 +61,7 @@ modules = (
     ingest_api,
     json_lines_api,
     weight_uploads_api,
+    artifacts_api,
     image_uploads,
     workers_api,
     storage_api,

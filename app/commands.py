@@ -369,6 +369,7 @@ def _listen(settings: Settings) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
+        listening.listen()  # the link is printed before the server accepts connections
     except OSError as error:
         message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
         raise Invalid({"HALFSTEP_PORT": f"{message}; choose another port"}) from error

@@ -16,6 +16,7 @@ from app.http import assets, http_errors, monitoring_metrics
 from app.http.active_requests import ActiveRequests, ActiveRequestsMiddleware, Queue
 from app.http.compression import Compact
 from app.http.path_prefix import PathPrefix
+from app.http.rate_limit import RateLimit
 from app.http.security_headers import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from app.live.live import Live
 from db.database import Database
@@ -62,6 +63,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     # A check that timed out continues in its thread until the database answers.
     app.state.readiness_checks = CapacityLimiter(2)
     app.state.noting = set()
+    app.state.log_lines = RateLimit(settings.log_lines_per_minute, "JSON lines")
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
     app.state.active_requests = ActiveRequests(database)

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from app.alerts import alerts_pages
+from app.artifacts import artifacts_pages
 from app.auth import account_pages, audit_pages, secrets_pages, sign_in_pages, users_pages
 from app.compare import comparison_pages, notes_pages, shared_links_pages, shared_pages
 from app.html import chart_pages, document_pages
@@ -29,6 +30,7 @@ for module in (
     comparison_pages,
     chart_pages,
     notes_pages,
+    artifacts_pages,
     reports_pages,
     sweeps_pages,
     workers_pages,

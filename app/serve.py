@@ -8,6 +8,7 @@ from threading import Event
 import uvicorn
 
 from app.alerts.alert_delivery import AlertDelivery
+from app.artifacts import artifact_uploads
 from app.files import weight_uploads
 from app.http.connections import TimeoutProtocol
 from app.main import create_app
@@ -41,6 +42,7 @@ class Server(uvicorn.Server):
             "alert_evaluation": (alert, 2.0),
             "alert_delivery": (AlertDelivery(settings, database, self._stopping).deliver_due, 2.0),
             "upload_cleanup": (partial(weight_uploads.tidy, settings, database), 3600.0),
+            "blob_collection": (partial(artifact_uploads.tidy, settings, database), 3600.0),
             "retention": (
                 partial(retention_job.prune_due, settings, database, self._stopping),
                 3600.0,

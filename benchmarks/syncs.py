@@ -15,7 +15,7 @@ from benchmarks.report import report
 from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
 from halfstep.config_groups import Precision
 from halfstep.run_config import parse_config
-from tests.trainer.test_no_sync import attempt_steps
+from tests.trainer.no_sync_made import attempt_steps
 from trainer.registry import MissingRequirementError, known_recipes, load_recipe
 
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")

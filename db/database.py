@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from db.errors import DatabaseUnreachable, Invalid
+from db.errors import Conflict, DatabaseUnreachable, Invalid
 from db.settings import Settings
 from db.turns import Turns
 
@@ -129,8 +129,17 @@ class Database:
             yield session
 
     def migrate(self) -> None:
-        """Create or migrate the tables to this version. Raises DatabaseUnreachable."""
+        """Create or migrate the tables to this version. Raises DatabaseUnreachable, Conflict."""
         self.check()
+        script = ScriptDirectory.from_config(self.migrations())
+        known = [each.revision for each in script.walk_revisions()]
+        with self._reader.connect() as connection:
+            revision = MigrationContext.configure(connection).get_current_revision()
+        if revision not in (None, *known):
+            raise Conflict(
+                f"The database has revision {revision}; this version can open {known[-1]} to "
+                f"{known[0]}. Use the version of Halfstep that wrote it, or a newer one."
+            )
         command.upgrade(self.migrations(), "head")
 
     def is_current(self) -> bool:

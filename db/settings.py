@@ -212,6 +212,14 @@ class Settings(BaseSettings):
             description="Largest weights file that users may upload, in GiB; 0: uploads are off",
         ),
     ] = 16.0
+    log_lines_per_minute: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10**9,
+            description="JSON lines that one token may log per minute, on each server; 0: no limit",
+        ),
+    ] = 60_000
     secrets_key_file: Annotated[
         Path | None,
         Field(description="Key file of the secrets; empty means secrets.key in the data folder"),

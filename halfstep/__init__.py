@@ -20,6 +20,7 @@ SHARED = ("Audio", "Histogram", "watch")
 #: Names that `import halfstep as wandb` offers, see halfstep.wandb_compat.
 DROP_IN = frozenset(
     [
+        "Artifact",
         "Image",
         "Table",
         "alert",
@@ -28,9 +29,14 @@ DROP_IN = frozenset(
         "finish",
         "init",
         "log",
+        "log_artifact",
+        "log_model",
         "run",
         "save",
         "summary",
+        "sweep",
+        "use_artifact",
+        "use_model",
     ]
 )
 #: Modules that integrate frameworks.
@@ -39,6 +45,14 @@ ADAPTERS = ("deepspeed", "keras", "lightning", "transformers", "ultralytics")
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first access, which keeps `import halfstep` cheap."""
+    if name == "agent":
+        if "halfstep.wandb_compat.calls" in sys.modules:
+            from halfstep.wandb_compat import sweeps
+
+            return sweeps.agent
+        from halfstep import sweep_agent
+
+        return sweep_agent.agent
     if name in ("ApiError", "Client"):
         from halfstep import client
 

@@ -26,7 +26,9 @@ from urllib.parse import quote
 import httpx2
 
 from halfstep.api_client import credentials
+from halfstep.api_client.agent_calls import AgentCalls
 from halfstep.api_client.alert_calls import AlertCalls
+from halfstep.api_client.artifact_calls import ArtifactCalls
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import (
     check_body,
@@ -83,7 +85,7 @@ MOST_RUNS = 200  # the server's limit per page
 MOST_POINTS = 5000  # the server's limit per line of a chart
 
 
-class Client(AlertCalls, SavedCalls):
+class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
     """Connection to one server as one user; as a context manager it closes on exit."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -118,7 +120,11 @@ class Client(AlertCalls, SavedCalls):
 
     def page_url(self, run_id: int) -> str:
         """Return the address of a run's page."""
-        return f"{str(self._http.base_url).rstrip('/')}/runs/{run_id}"
+        return self.address(f"/runs/{run_id}")
+
+    def address(self, path: str) -> str:
+        """Return the whole address of a path on the server."""
+        return f"{str(self._http.base_url).rstrip('/')}{path}"
 
     def recipes(self) -> list[JsonObject]:
         """Return the recipes, each with the JSON Schema of its configuration."""
@@ -727,10 +733,12 @@ class Client(AlertCalls, SavedCalls):
                     on_progress(file.tell())
             return _name(answer)
 
-    def _pages(self, path: str, name: str) -> Iterator[JsonObject]:
+    def _pages(
+        self, path: str, name: str, query: Mapping[str, Any] | None = None
+    ) -> Iterator[JsonObject]:
         after: str | None = ""
         while after is not None:
-            page = self._get(path, {"after": after})
+            page = self._get(path, {**(query or {}), "after": after})
             yield from page[name]
             after = page["next"]
 
@@ -748,6 +756,14 @@ class Client(AlertCalls, SavedCalls):
         check_body(body)
         with spoken():
             return dict(content(self._http.post(path, json=body)))
+
+    def _post_only(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a request whose response is empty."""
+        check_body(body)
+        with spoken():
+            answer = self._http.post(path, json=body)
+        if answer.is_error:
+            raise error_of(answer)
 
     def _patch(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         check_body(body)

@@ -1,7 +1,7 @@
-"""Chromium, as tests, benchmarks and screenshots drive it.
+"""Chromium for tests, benchmarks and screenshots.
 
-Debian's headless shell draws what the desktop's program draws, with no desktop round it: the same
-tests take three fifths of the processor's time. The program itself will do where the shell is not.
+Debian's headless shell renders like the desktop program, in three fifths of the CPU time. Without
+it the desktop program is used.
 """
 
 import re
@@ -34,5 +34,5 @@ def open_menu(page: Page) -> None:
 
 
 def open_tab(page: Page, name: str) -> None:
-    """Show a tab of a run's page, by what is written on it."""
+    """Open a tab of a run's page by its label."""
     page.get_by_role("tab", name=re.compile(rf"^{re.escape(name)}( \d+)?$")).click()

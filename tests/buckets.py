@@ -24,7 +24,7 @@ OWN_HEADERS = {"connection", "transfer-encoding", "date", "server", "keep-alive"
 
 
 class Proxy:
-    """Hands requests on, counts them, and is told to answer 500, or to wait with parts of files."""
+    """Forwards and counts requests; can respond with 500, or delay parts of files."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.requests: Counter[str] = Counter()

@@ -68,7 +68,7 @@ def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Never look for garbage in what is loaded now and stays: half of the loading would be that."""
+    """Turn garbage collection off while modules load, which would take half of the time."""
     gc.disable()
     try:
         return (yield)
@@ -112,9 +112,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _spread(items: list[pytest.Item]) -> None:
-    """Spread what starts processes and waits for them among all the others, which fill the waits.
+    """Spread tests that wait for processes among the others, which fill the waits.
 
-    Not to the end, where they would wait alone.
+    Not up to the end, where nothing would fill them.
     """
     waiting = [item for item in items if "site" in getattr(item, "fixturenames", ())]
     busy = [item for item in items if "site" not in getattr(item, "fixturenames", ())]
@@ -127,10 +127,9 @@ def _placed(items: list[pytest.Item], end: float) -> list[tuple[float, pytest.It
 
 
 def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
-    """What takes longest is done on one database: every fault, and half each of the tests in the
-    browser and of those that start workers.
+    """Return the databases for long tests: one for each fault, browser test and test with workers.
 
-    To a browser all databases are one, and what a worker's processes ask of them is asked on both
+    To a browser all databases are equal, and the queries of a worker's processes are tested on both
     by tests/db and tests/app.
     """
     parts = metafunc.definition.path.parts

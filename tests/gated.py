@@ -1,4 +1,4 @@
-"""Recipes that take their time until a file is there: what a test does to a run, it does in it."""
+"""Recipes that pause until a file exists, so that a test acts on a run at a known step."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ class Gated(Digits):
     title: ClassVar = "Gated digits"
 
     def batch(self, indices: Any, generator: Any) -> Any:
-        """Return a batch, when it is time; say when that was, if somebody wants to know."""
+        """Return a batch once the gate is open; record the time if a test needs it."""
         if trace := os.environ.get("HALFSTEP_TEST_TRACE"):
             with Path(trace).open("a") as file:
                 file.write(f"{_told()} {time.monotonic()}\n")
@@ -32,7 +32,7 @@ class Gated(Digits):
 
 
 class GatedMLP(MLP):
-    """Wide layers, of which each process makes one step until the file is there."""
+    """Wide layers; each process makes one step until the file exists."""
 
     name: ClassVar = "gated_mlp"
     title: ClassVar = "Gated wide layers"

@@ -36,7 +36,7 @@ def run(
     cwd: Path | None = None,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script, as a file or after -c, to its end; return its exit code and what it printed."""
+    """Run a script, as a file or with -c; return its exit code and output."""
     if os.environ.get("HALFSTEP_COLD") == "yes":
         return subprocess.run(
             args, env=env, cwd=cwd, timeout=timeout, capture_output=True, text=True

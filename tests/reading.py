@@ -1,4 +1,4 @@
-"""A recipe whose dataset workers read, and that what they read is augmented in every way."""
+"""A recipe with a dataset that workers read, and a check of its augmentation."""
 
 import random
 

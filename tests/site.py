@@ -94,7 +94,7 @@ class Site:
         return worker
 
     def lost_attempt(self, worker: Worker, run_id: int) -> tuple[int, int]:
-        """Claim a run whose supervisor died at once, undetected by the worker so far."""
+        """Claim a run with a supervisor that died at once; the worker has not noticed yet."""
         with self.database.writing() as session:
             run = claim(session, worker)
             assert run is not None

@@ -70,7 +70,7 @@ class Slurm:
         self._launch("slurmd", "-D", "-N", name, key=name)
 
     def kill_node(self, name: str) -> None:
-        """End a node's daemon, as it would be by a crash; what it started goes on by itself."""
+        """Kill a node's daemon, as in a crash; its jobs continue."""
         self.processes[name].kill()
         self.processes[name].wait()
 

@@ -17,7 +17,7 @@ def event_of(fields: dict[str, Any]) -> Event:
 
 
 def fields_of(item: Any) -> Any:
-    """Return an event as a JSON object whose floats are floats; steps and the like unchanged."""
+    """Return an event as a JSON object with Python floats; steps and similar arrays unchanged."""
     return msgspec.to_builtins(item) if isinstance(item, Event) else item
 
 

@@ -51,7 +51,7 @@ def execute(server: str, statement: str) -> None:
 
 
 class Swept:
-    """A database that is emptied after each use; made anew if its schema was changed."""
+    """A database that is emptied after each use, and recreated if its schema was changed."""
 
     def __init__(self, server: str, template: str) -> None:
         self._server, self._template = server, template
@@ -59,7 +59,7 @@ class Swept:
 
     @contextmanager
     def using(self) -> Iterator[str]:
-        """Yield the name of the database, whose tables are empty."""
+        """Yield the name of an empty database."""
         if self._made is None:
             self._made = fresh(self._server, self._template)
             self._name = self._made.__enter__()

@@ -1,4 +1,4 @@
-"""What several benchmarks begin with; and what one of them, whose figures matter most, measures."""
+"""Shared parts of benchmarks, and the measurements of the most important one."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "hist
 
 
 def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
-    """As long as claims and records are what they expect; several may go on at once."""
+    """As long as claims and records match its expectations; several may run at once."""
     run_id, _ = synthetic.start_run(database), synthetic.start_run(database)
     for flush in synthetic.flushes(1000, 500):
         synthetic.record(database, run_id, flush)
@@ -41,7 +41,7 @@ def test_many_names_are_sent_and_every_address_answers(
 def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each copy tells of what it is to look at, in every turn, and ends with the same weights."""
+    """Each copy runs its measurement in every turn, and all end with the same weights."""
     turns = 2
     monkeypatch.setattr(telemetry_cost, "WARM_UP_TURNS", 1)
     _, measured, costs = telemetry_cost.measure(

@@ -1,4 +1,4 @@
-"""That processes of the tests are forked, which nothing else would tell but the clock."""
+"""Processes of the tests are forked, which otherwise only the clock would show."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.skipif(os.environ.get("HALFSTEP_COLD") == "yes", reason="nothing is forked")
 @pytest.mark.only_on("postgresql")
-def test_what_a_worker_starts_is_forked_though_a_thread_of_it_waits_for_word(site: Site) -> None:
+def test_a_worker_forks_although_its_listener_thread_waits(site: Site) -> None:
     """A supervisor imports no torch of itself."""
     run_id = site.submit(recipe="gated")
     with site.gated_worker():

@@ -197,7 +197,7 @@ def _load() -> None:
 
 
 def _let_go(job: Job, streams: list[int]) -> int:
-    """Fork a process whose parent is our parent, and return its pid."""
+    """Fork a process as a child of our parent, and return its pid."""
     reading, writing = os.pipe()
     between = os.fork()
     if not between:
@@ -275,7 +275,7 @@ def _take_streams(streams: list[int], *, unbuffered: bool) -> None:
 
 
 def handle_signals(ignored: Collection[int]) -> None:
-    """Handle signals like a fresh interpreter, whose starter ignored these."""
+    """Handle signals like a fresh interpreter started with these ignored."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         how = signal.SIG_IGN if number in ignored else signal.SIG_DFL

@@ -17,7 +17,7 @@ import torch
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.events import Event, Metric, Obeyed
+from halfstep.telemetry.events import Event, Metric, RequestDone
 from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.resume import go_back_to
@@ -211,7 +211,7 @@ def _boundary(
     stop, request = None if is_last else agreed.stop, agreed.request
     if request and request.kind == "scale":  # first, so that a checkpoint contains it
         context.scale_rule.set(context.scaler, request.value)  # queued on the device
-        on_event(Obeyed(step=step, request=request.id))
+        on_event(RequestDone(step=step, request=request.id))
     requested = request.id if request and request.kind == "checkpoint" else None
     is_due = _is_due(run.config.checkpoints.every_steps, step)
     if is_last or stop or requested is not None or is_due:

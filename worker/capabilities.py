@@ -58,7 +58,7 @@ class Capabilities:
         """Whether recipes are being reloaded."""
         return self._child is not None
 
-    def news(self) -> MachineOffer | None:
+    def changed_offer(self) -> MachineOffer | None:
         """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
             if self._file_states() != self._seen:

@@ -255,7 +255,7 @@ class Worker:
 
     def _update_recipes(self) -> None:
         """Update the offered recipes; devices and versions stay the same."""
-        offer = self.capabilities.news()
+        offer = self.capabilities.changed_offer()
         if offer is None:
             return
         with self.database.writing() as session:

@@ -18,7 +18,7 @@ from db.tables import AlertRule, Channel, Delivery
 router = APIRouter(tags=["alerts"])
 
 #: Alerts shown at once in a browser's notification.
-MOST_NEWS = 5
+MOST_UNREAD = 5
 
 
 class NewRule(Body):
@@ -89,7 +89,7 @@ class AlertList(ListPage):
     alerts: list[AlertRow]
 
 
-class News(BaseModel):
+class UnreadAlerts(BaseModel):
     """Unread alerts, as a page's bell shows them."""
 
     unread: Annotated[int, Field(description="At most 100")]
@@ -210,15 +210,15 @@ def list_alerts(
     return AlertList(alerts=rows, total=page.total, next=page.next)
 
 
-@router.get("/alerts/inbox/news")
+@router.get("/alerts/inbox/unread")
 @requires(ACCOUNT)
-def news(
-    session: Db, principal: SignedIn, than: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
-) -> News:
-    """Count the unread alerts. than: id of an alert; newer ones are returned too."""
-    newest = alerts.newer(session, principal.user, than, most=MOST_NEWS)
+def list_unread_alerts(
+    session: Db, principal: SignedIn, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
+) -> UnreadAlerts:
+    """Count the unread alerts. after: id of an alert; newer ones are returned too."""
+    newest = alerts.newer(session, principal.user, after, most=MOST_UNREAD)
     rows = [AlertRow.model_validate(row) for row in newest]
-    return News(unread=alerts.unread(session, principal.user), newest=rows)
+    return UnreadAlerts(unread=alerts.unread(session, principal.user), newest=rows)
 
 
 @router.post("/alerts/inbox/reading", status_code=204)

@@ -27,7 +27,7 @@ from db.access.permissions import Grants, Permission
 from db.database import Database
 from db.errors import HalfstepError
 from db.settings import Settings
-from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, Run, SignInSession, User
+from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, WRITE, Run, SignInSession, User
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def _signed_in(
 ) -> Principal:
     token = _token(request)
     if token is not None:
-        known = _full_token(session, token)
+        known = _full_token(request, session, token)
         if not known.is_noted and request.method not in SAFE_METHODS:
             accounts.note_use(session, token)
         elif not known.is_noted:
@@ -120,11 +120,12 @@ def _signed_in(
     return _audited(request, session, principal, detail)
 
 
-def _full_token(session: Session, token: str) -> accounts.KnownToken:
+def _full_token(request: Request, session: Session, token: str) -> accounts.KnownToken:
     known = accounts.find_api_token(session, token)
     if known is None:
         raise UnknownToken
-    if known.kind in SENDING:
+    is_for_uploads = known.kind == WRITE and access_of(request.scope["endpoint"]).for_uploads
+    if known.kind in SENDING and not is_for_uploads:
         raise WriteOnly
     return known
 
@@ -239,10 +240,13 @@ def _authorized(
 ) -> tuple[User, bool]:
     with database.reading() as session:
         if token is None:
-            return _by_cookie(request, session, posted_token).user, True
-        known = _full_token(session, token)
+            principal = _by_cookie(request, session, posted_token)
+            request.state.grants = principal.grants
+            return principal.user, True
+        known = _full_token(request, session, token)
         request.state.token, request.state.token_project = known.name, known.project
         principal = _admitted(request, session, token, known)
+        request.state.grants = principal.grants
         return principal.user, known.is_noted
 
 

@@ -65,15 +65,21 @@ class Access:
     token_permission: Permission | None = None
     #: STREAM, EXPORT or DOWNLOAD: a request that can last long, counted against that limit.
     lasts: str = ""
+    #: A token that uploads watched runs may use it, too.
+    for_uploads: bool = False
 
 
 def requires(
-    need: str, *, token_permission: Permission | None = None, lasts: str = ""
+    need: str,
+    *,
+    token_permission: Permission | None = None,
+    lasts: str = "",
+    for_uploads: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare what a route requires; used below the decorator that registers the route."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.__dict__["access"] = Access(need, token_permission, lasts)
+        endpoint.__dict__["access"] = Access(need, token_permission, lasts, for_uploads)
         return endpoint
 
     return declare

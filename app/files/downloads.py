@@ -73,7 +73,7 @@ def download(
     """
     run, row = runs.get(session, run_id), checkpoints.get(session, run_id, checkpoint_id)
     redirects = settings.presigned_downloads and request.method == "GET"
-    return _send(request, settings, row, file_name(run, row), {}, redirects=redirects)
+    return send(request, settings, row, file_name(run, row), {}, redirects=redirects)
 
 
 ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
@@ -98,7 +98,7 @@ def download_artifact(
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "X-Content-Type-Options": "nosniff",
     }
-    return _send(request, settings, row, artifact_name(run, row), headers)
+    return send(request, settings, row, artifact_name(run, row), headers)
 
 
 LOG_PATH = "/runs/{run_id}/log/download"
@@ -147,7 +147,7 @@ def _whole(store: ObjectStore, key: str) -> Iterator[bytes]:
         yield bytes(chunk)
 
 
-def _send(
+def send(
     request: Request,
     settings: Settings,
     row: Stored,
@@ -156,6 +156,7 @@ def _send(
     *,
     redirects: bool = False,
 ) -> Response:
+    """Send a stored file, or the requested range of it."""
     store = open_store(settings, retry_seconds=RETRY_SECONDS)
     size, etag = row.size_bytes, f'"{row.sha256}"'
     headers = {

@@ -13,19 +13,19 @@ def file_name(run: Run | RunSummary, row: CheckpointFile) -> str:
     """
     if run.source != RECIPE:
         own = (row.path or "").rpartition("/")[2]
-        return f"{_stem(run, row)}-{_without_specials(own)[-100:]}"
+        return f"{_stem(run, row)}-{without_specials(own)[-100:]}"
     if row.kind == "checkpoint":
         return f"{_stem(run, row)}.pt"
     if row.kind.startswith("shard."):
-        return f"{_stem(run, row)}-{_without_specials(row.kind)}.distcp"
+        return f"{_stem(run, row)}-{without_specials(row.kind)}.distcp"
     parts = [part for part in row.kind.split(".", 1) if part != "weights"]
-    ending = "".join(f"-{_without_specials(part)}" for part in parts)
+    ending = "".join(f"-{without_specials(part)}" for part in parts)
     return f"{_stem(run, row)}{ending}.safetensors"
 
 
 def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
     """Return a name with run, step and artifact: …-step400-samples.txt."""
-    return f"{_stem(run, row)}-{_without_specials(row.name)}"
+    return f"{_stem(run, row)}-{without_specials(row.name)}"
 
 
 def log_name(run: Run | RunSummary) -> str:
@@ -39,10 +39,11 @@ def _stem(run: Run | RunSummary, row: CheckpointFile | Artifact) -> str:
 
 def _stem_of_run(run: Run | RunSummary) -> str:
     if run.source != RECIPE:
-        return f"{_without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}"
-    recipe = _without_specials(run.recipe).strip("-.") or "run"
+        return f"{without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}"
+    recipe = without_specials(run.recipe).strip("-.") or "run"
     return f"{recipe}-{run.precision}-run{run.id}"
 
 
-def _without_specials(name: str) -> str:
+def without_specials(name: str) -> str:
+    """Return a name with '-' for characters that a header would have to quote."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

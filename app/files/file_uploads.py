@@ -1,25 +1,52 @@
-"""Uploads of watched runs' files in pieces, stored once they are complete.
+"""Uploads of files in pieces, of watched runs and of artifacts, stored once they are complete.
 
-A piece is appended to `data/runs/<id>/incoming/<SHA-256>`, whose size is the next offset.
+A piece is appended to `incoming/<SHA-256>` in the folder of the run or of the artifacts, whose size
+is the next offset.
 """
 
 import hashlib
 import logging
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import obstore
+from sqlalchemy.orm import Session
 
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database
 from db.errors import Invalid, OffsetMismatch, StorageUnreachable
-from db.files.storage import is_full, open_store, put_file, storage_full
+from db.files import artifact_versions
+from db.files.storage import BLOBS, delete_file, is_full, open_store, put_file, storage_full
 from db.settings import Settings
-from db.tables import User
+from db.tables import Artifact, CheckpointFile, User
 from db.telemetry import ingest
 from halfstep.telemetry import folder_lock
 
 logger = logging.getLogger(__name__)
+
+
+class Upload(Protocol):
+    """A file that is uploaded."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole file."""
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole file."""
+
+    def part(self, settings: Settings) -> Path:
+        """Return where its pieces are collected."""
+
+    def is_stored(self, session: Session) -> bool:
+        """Return whether it is stored. Checks permission and that a row names the file."""
+
+    def new_key(self) -> str:
+        """Return the key to store it under, which only the server chooses."""
+
+    def record(self, session: Session, key: str) -> str:
+        """Record that it is stored under a key; return the key that its rows have."""
 
 
 class FileUpload(NamedTuple):
@@ -32,9 +59,49 @@ class FileUpload(NamedTuple):
     size_bytes: int
     sha256: str
 
+    def part(self, settings: Settings) -> Path:
+        """Return where its pieces are collected."""
+        return settings.run_folder(self.run_id) / "incoming" / self.sha256
+
+    def is_stored(self, session: Session) -> bool:
+        """Return whether it is stored. Checks permission and that a row names the file."""
+        ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
+        if self._is_blob:
+            of_run = {"run_id": self.run_id}
+            return artifact_versions.is_stored(session, self.sha256, self.size_bytes, **of_run)
+        return all(row.is_stored for row in self._awaited(session))
+
+    def new_key(self) -> str:
+        """Return the key to store it under."""
+        if self._is_blob:
+            return artifact_versions.new_key(self.sha256)
+        folder = self.path.partition("/")[0]
+        return f"runs/{self.run_id}/{folder}/{self.sha256}"
+
+    def record(self, session: Session, key: str) -> str:
+        """Record that it is stored under a key; return the key that its rows have."""
+        run, _attempt = ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
+        if self._is_blob:
+            of_run = {"run_id": self.run_id}
+            return artifact_versions.store_blob(
+                session, self.sha256, self.size_bytes, key, **of_run
+            )
+        ingest.stored(run, self._awaited(session), key)
+        return key
+
+    @property
+    def _is_blob(self) -> bool:
+        """Whether it is content of named artifacts."""
+        return self.path == f"{BLOBS}/{self.sha256}"
+
+    def _awaited(self, session: Session) -> list[CheckpointFile | Artifact]:
+        return ingest.awaited(
+            session, self.run_id, self.path, size_bytes=self.size_bytes, sha256=self.sha256
+        )
+
 
 def take_file(
-    settings: Settings, database: Database, file: FileUpload, offset: int, piece: bytes
+    settings: Settings, database: Database, file: Upload, offset: int, piece: bytes
 ) -> int:
     """Append a piece; return the size so far. A complete file is verified and stored.
 
@@ -44,15 +111,14 @@ def take_file(
     """
     if _is_stored(database, file):
         return file.size_bytes
-    part = settings.run_folder(file.run_id) / "incoming" / file.sha256
+    part = file.part(settings)
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         # Concurrent uploads of the same file are serialized.
         with folder_lock.held(part), part.open("ab") as content:
             size = _append(content, file, offset, piece)
             if size == file.size_bytes and not _is_stored(database, file):
-                key = _store(settings, file, part)
-                _record_stored(database, file, key)
+                _store(settings, database, file, part)
             return size
     except (OSError, obstore.exceptions.BaseError) as error:
         # Path and error are only logged, not sent to clients.
@@ -62,7 +128,7 @@ def take_file(
         raise StorageUnreachable from error
 
 
-def _append(content: BinaryIO, file: FileUpload, offset: int, piece: bytes) -> int:
+def _append(content: BinaryIO, file: Upload, offset: int, piece: bytes) -> int:
     size = content.seek(0, 2)
     if offset != size:
         raise OffsetMismatch(offset=size)
@@ -76,39 +142,27 @@ def _append(content: BinaryIO, file: FileUpload, offset: int, piece: bytes) -> i
     return size + len(piece)
 
 
-def _store(settings: Settings, file: FileUpload, part: Path) -> str:
-    """Store a complete file and return its key, which only the server chooses."""
+def _store(settings: Settings, database: Database, file: Upload, part: Path) -> None:
+    """Store a complete file."""
     with part.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     if sha256 != file.sha256:
         part.unlink()
         text = f"the upload has {sha256}, not {file.sha256}; start again at offset 0"
         raise Invalid({"sha256": text})
-    folder = file.path.partition("/")[0]
-    key = f"runs/{file.run_id}/{folder}/{file.sha256}"
+    key, store = file.new_key(), open_store(settings, retry_seconds=RETRY_SECONDS)
     whole = settings.data / key
     whole.parent.mkdir(parents=True, exist_ok=True)
     part.replace(whole)
-    put_file(open_store(settings, retry_seconds=RETRY_SECONDS), key, whole)
+    put_file(store, key, whole)
     if settings.storage_url:
         whole.unlink()
-    return key
-
-
-def _is_stored(database: Database, file: FileUpload) -> bool:
-    """Return whether the file is stored. Checks permission and that a row names the file."""
     with database.writing() as session:
-        ingest.lock_attempt(session, file.user, file.run_id, file.attempt)
-        rows = ingest.awaited(
-            session, file.run_id, file.path, size_bytes=file.size_bytes, sha256=file.sha256
-        )
-        return all(row.is_stored for row in rows)
+        is_used = file.record(session, key) == key
+    if not is_used:
+        delete_file(store, key)
 
 
-def _record_stored(database: Database, file: FileUpload, key: str) -> None:
+def _is_stored(database: Database, file: Upload) -> bool:
     with database.writing() as session:
-        run, _attempt = ingest.lock_attempt(session, file.user, file.run_id, file.attempt)
-        rows = ingest.awaited(
-            session, file.run_id, file.path, size_bytes=file.size_bytes, sha256=file.sha256
-        )
-        ingest.stored(run, rows, key)
+        return file.is_stored(session)

@@ -8,6 +8,7 @@ from app.files import json_lines
 from app.files.ingest_api import Piece
 from app.files.json_lines import Logged
 from app.http.parameters import RunId
+from app.http.rate_limit import RateLimit
 
 router = APIRouter(prefix="/ingest/{run_id}", tags=["watched runs"])
 
@@ -33,8 +34,11 @@ async def log_lines(
 
     `step` is required, `time` (seconds since 1970) is optional; each other field is a number. A
     line that is not recorded is named in `problems` and costs itself only. Sending lines again
-    changes nothing, so a request without a response can be repeated.
+    changes nothing, so a request without a response can be repeated. Above the limit of lines per
+    minute and token (HALFSTEP_LOG_LINES_PER_MINUTE): error 429, with Retry-After in seconds.
     """
+    limit: RateLimit = request.app.state.log_lines
+    limit.take(request.headers["authorization"], body.count(b"\n") + 1)
 
     def work() -> Logged:
         return json_lines.take(database, sender, run_id, body)

@@ -33,6 +33,7 @@ from app.auth.permissions import Forbidden
 from app.auth.sso import SsoFailed
 from app.html.rendering import page
 from app.http.active_requests import AccessRevoked, TooManyAtOnce
+from app.http.rate_limit import RateLimited
 from app.runs.filters import BadFilter
 from db import errors
 from db.access import secrets
@@ -68,6 +69,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     BadFilter: 422,
     TooManyAttempts: 429,
     TooManyAtOnce: 429,
+    RateLimited: 429,
     secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
@@ -148,7 +150,7 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         details = {"sequence": error.sequence, "offset": error.offset}
     links = {"/trash": "Open trash"} if isinstance(error, errors.InTrash) else {}
     response = _answer(request, status, str(error), _code(type(error)), fields, details, links)
-    if isinstance(error, TooManyAttempts | TooManyAtOnce):
+    if isinstance(error, TooManyAttempts | TooManyAtOnce | RateLimited):
         response.headers["Retry-After"] = str(error.seconds)
     return response
 

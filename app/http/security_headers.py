@@ -27,6 +27,9 @@ _IMAGES = re.compile(r"/api/v1/(?:runs|reports)/\d{1,10}/images")
 HSTS = "max-age=31536000"
 #: Largest piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
+PIECES = ("/api/v1/ingest/", "/api/v1/artifact-versions/")
+#: Limit of the list of an artifact's files.
+MANIFEST_BYTES = 8 << 20
 
 #: Largest image of a note or a report.
 IMAGE_BYTES = 4 << 20
@@ -160,9 +163,11 @@ class BodyLimit:
         if scope["method"] == "PUT" and scope["path"].startswith("/api/v1/uploads/"):
             await self.app(scope, receive, send)  # streamed to disk, see app.files.weight_uploads
             return
-        is_piece = scope["method"] == "PUT" and scope["path"].startswith("/api/v1/ingest/")
+        is_piece = scope["method"] == "PUT" and scope["path"].startswith(PIECES)
+        is_manifest = (scope["method"], scope["path"]) == ("POST", "/api/v1/artifacts")
         is_image = scope["method"] == "POST" and _IMAGES.fullmatch(scope["path"])
-        most = PIECE_BYTES if is_piece else IMAGE_BYTES if is_image else BODY_BYTES
+        most = PIECE_BYTES if is_piece else MANIFEST_BYTES if is_manifest else BODY_BYTES
+        most = IMAGE_BYTES if is_image else most
         headers = Headers(scope=scope)
         declared, kind = headers.get("content-length", ""), headers.get("content-type", "")
         is_too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)

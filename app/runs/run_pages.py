@@ -28,7 +28,7 @@ from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db.access.permissions import Permission
 from db.database import now
-from db.files import artifacts, checkpoints
+from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
@@ -111,6 +111,7 @@ def show_run(
         weights=histograms.newest(session, run_id, "weights"),
         artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
         artifacts_shown=ARTIFACTS_SHOWN,
+        named_artifacts=artifact_versions.of_run(session, run_id),
         artifacts_total=artifacts.count(session, run_id),
         files=checkpoints.of_run(session, run_id),
         saves=checkpoints.saves(session, run_id),

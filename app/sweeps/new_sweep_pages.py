@@ -112,7 +112,7 @@ def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
 
     For a command all fixed settings.
     """
-    if sweep.command is not None:
+    if sweep.command is not None or sweep.is_for_agents:
         return [(path, value) for path, value in sweep.config.items() if path not in sweep.space]
     try:
         schema = workers.recipe(session, sweep.recipe)["schema"]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.http.parameters import LARGEST_INTEGER, flaw
+from app.http.parameters import LARGEST_INTEGER, flaw, flaws, outsized
 from app.submission import command_lines, config_schema
 from app.submission.command_lines import Command, Parameter
 from app.submission.config_schema import Schema
@@ -57,6 +57,13 @@ class SweepSubmission(BaseModel):
 
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
     command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
+    agents: Annotated[
+        bool,
+        Field(
+            description="Instead of a recipe: agents take the points, by `halfstep agent SWEEP`; "
+            "at_once, priority, nodes and devices do not apply"
+        ),
+    ] = False
     config: Annotated[JsonObject, Field(description="Common to all runs")] = {}
     space: Annotated[
         SpaceGiven,
@@ -123,8 +130,11 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
         if submission.kind == GRID
         else search_space.drawn(space, submission.seed, 1)
     )
-    first = check_run(session, _submission(submission, schema, point))
     runs, wrong = _count(submission, space)
+    if submission.agents:
+        goal, unknown = _goal(submission, submission.config)
+        return Checked({}, submission.config, space, goal, runs, errors | wrong | unknown)
+    first = check_run(session, _submission(submission, schema, point))
     goal, unknown = _goal(submission, first.config)
     errors = first.errors | wrong | unknown
     return Checked(first.command, first.config, space, goal, runs, errors)
@@ -157,6 +167,8 @@ def _schema(
     session: Session, user: User, submission: SweepSubmission
 ) -> tuple[Schema, dict[str, str]]:
     """Return the schema of the runs, empty if unknown, and errors."""
+    if submission.agents:
+        return _schema_of_agents(submission)
     if submission.command is None:
         return _schema_of_recipe(session, submission)
     if submission.recipe:
@@ -169,6 +181,26 @@ def _schema(
     wrong = {path: text for path, text in wrong.items() if path not in searched}
     is_known = bool(stored["parameters"]) and all(path.startswith("config.") for path in wrong)
     return command_lines.schema(stored["parameters"]) if is_known or not wrong else {}, wrong
+
+
+def _schema_of_agents(submission: SweepSubmission) -> tuple[Schema, dict[str, str]]:
+    """Return the schema of settings that only the agents' script knows: of the searched ones."""
+    if submission.recipe or submission.command:
+        return {}, {"agents": "with a recipe or a command; allowed: one of the three"}
+    config = {"config": submission.config}
+    wrong = outsized(submission.config) or flaws(config)
+    wrong |= {
+        path[:100]: "allowed: a name of at most 200 characters"
+        for path in submission.space
+        if not path.strip() or len(path) > METRIC_CHARACTERS or flaw(path)
+    }
+    return _guessed_schema(submission.space), wrong
+
+
+def _guessed_schema(space: SpaceGiven) -> Schema:
+    """Return the schema of searched settings, with types inferred from their values."""
+    properties = {path: search_space.guessed(search) for path, search in space.items()}
+    return {"type": "object", "properties": properties}
 
 
 def _schema_of_recipe(
@@ -207,9 +239,9 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
         errors["kind"] = f"{submission.kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
     elif submission.kind in BY_OPTUNA and not tpe.is_installed():
         errors["kind"] = tpe.NEEDED
-    elif submission.kind == HYPERBAND and submission.command is not None:
+    elif submission.kind == HYPERBAND and (submission.command is not None or submission.agents):
         allowed = ", ".join(kind for kind in KINDS if kind != HYPERBAND)
-        text = f"{HYPERBAND} needs the number of steps, which is unknown for a command"
+        text = f"{HYPERBAND} needs the number of steps, which is unknown for a command or an agent"
         errors["kind"] = f"{text}; allowed: {allowed}"
     bounds = {
         "runs": (1, _most_runs(submission.kind)),
@@ -300,11 +332,9 @@ def begin(
         raise Invalid(errors)
     project = usual_project(session, user) if submission.project is None else submission.project
     projects.lock_shared(session, project)
-    subject = (
-        command_lines.default_name(submission.command.line)
-        if submission.command
-        else submission.recipe
-    )
+    subject = submission.recipe or "agents"
+    if submission.command:
+        subject = command_lines.default_name(submission.command.line)
     sweep = Sweep(
         name=cleaned(submission.name)
         or f"{subject} by {search_space.name_of(checked.space)}"[:100],
@@ -343,7 +373,7 @@ def extend(
     space: SpaceGiven | None = None,
 ) -> Sweep:
     """Add runs to a sweep; to a grid, values to its settings. Raises Invalid, Conflict."""
-    sweep = _locked(session, sweep_id)
+    sweep = locked(session, sweep_id)
     _check_may_submit(session, user, sweep)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one can be extended."
@@ -373,7 +403,9 @@ def _lengthen(sweep: Sweep, runs: int) -> None:
 
 def _widen(session: Session, sweep: Sweep, searches: SpaceGiven) -> None:
     """Add values to settings of a grid, and a run for each new point."""
-    if sweep.command is None:
+    if sweep.is_for_agents:
+        schema = _guessed_schema(searches)
+    elif sweep.command is None:
         schema = workers.recipe(session, sweep.recipe)["schema"]
     else:
         schema = command_lines.schema(sweep.command["parameters"])
@@ -408,7 +440,7 @@ def _check_may_submit(session: Session, user: User, sweep: Sweep) -> None:
 
 def resume(session: Session, sweep_id: int, user: User) -> None:
     """Resume a paused or failed sweep. Raises Conflict, Invalid."""
-    sweep = _locked(session, sweep_id)
+    sweep = locked(session, sweep_id)
     _check_may_submit(session, user, sweep)
     sweeps.resume(sweep)
     session.flush()
@@ -420,10 +452,10 @@ def continue_sweep(session: Session, sweep_id: int) -> None:
 
     Raises Invalid, or another error of the submission.
     """
-    _continue(session, _locked(session, sweep_id))
+    _continue(session, locked(session, sweep_id))
 
 
-def _locked(session: Session, sweep_id: int) -> Sweep:
+def locked(session: Session, sweep_id: int) -> Sweep:
     """Return a sweep and its project, locked until the commit."""
     projects.lock_within(session, Sweep, sweep_id)
     return sweeps.get(session, sweep_id, lock=True)
@@ -435,19 +467,20 @@ def _continue(session: Session, sweep: Sweep) -> None:
             raise Invalid({"kind": tpe.NEEDED})
         hyperband.prune_weak(session, sweep)
     under_way = sweeps.settle(session, sweep)
-    if sweep.status != RUNNING:
+    if sweep.status != RUNNING or sweep.is_for_agents:
         return
     missing = min(sweep.at_once - under_way, sweep.runs_total - sweep.submitted, PER_TRANSACTION)
     owner = session.get_one(User, sweep.owner_id)
     for _ in range(missing):
         if not quotas.has_room(session, owner, sweep.project):
             return  # the next poll tries again
-        point = _next(session, sweep)
+        point = next_point(session, sweep)
         run = submit(session, owner, _submission(sweep, None, point))
         sweeps.add(session, sweep, run, point)
 
 
-def _next(session: Session, sweep: Sweep) -> dict[str, Any]:
+def next_point(session: Session, sweep: Sweep) -> dict[str, Any]:
+    """Return the point of a sweep's next trial."""
     number = sweep.submitted + 1
     if sweep.kind == GRID:
         tried = sweeps.params(session, sweep.id)

@@ -44,7 +44,7 @@ class Line(BaseModel):
 
 
 class Ticks(BaseModel):
-    """Steps with an event; if there are more than 5,000, buckets with counts."""
+    """Steps with an event; buckets with counts if there are more than points."""
 
     steps: Annotated[list[int], Field(description="Steps, or first steps of buckets")] = []
     counts: list[int] = []

@@ -19,8 +19,9 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 class DeviceSamples(BaseModel):
     """Columns by time since the run's start, about 500 points. Device -1 is the host itself.
 
-    utilization (0 to 1) and power_watts are means, memory_bytes and temperature_celsius are
-    maxima.
+    utilization (0 to 1), power_watts and bytes per second are means, memory and temperature are
+    maxima. Process memory is that of a watched script with its child processes; it, disk and
+    network traffic are of device -1.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -31,6 +32,9 @@ class DeviceSamples(BaseModel):
     memory_bytes: list[int | None]
     power_watts: list[float | None]
     temperature_celsius: list[float | None]
+    process_memory_bytes: list[int | None]
+    disk_bytes_per_second: list[float | None]
+    network_bytes_per_second: list[float | None]
 
 
 class SystemSamples(ListPage):

@@ -144,7 +144,8 @@ PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
         READ: _READING,
         SUBMIT: _READING | {Permission.SUBMIT_RUN},
         CONTROL: frozenset(Permission) - {Permission.MANAGE_MEMBERS, Permission.SHARE_RUN},
-        WRITE: frozenset({Permission.SUBMIT_RUN}),
+        # Only to use artifacts: other routes refuse it.
+        WRITE: _READING | {Permission.SUBMIT_RUN},
         ONE_RUN: frozenset({Permission.SUBMIT_RUN}),
     }
 )

@@ -19,6 +19,9 @@ from db.tables import (
     WATCH,
     AlertRule,
     ApiToken,
+    ArtifactCollection,
+    ArtifactLink,
+    ArtifactVersion,
     Membership,
     Note,
     Preset,
@@ -36,6 +39,11 @@ from db.tables import (
 #: Name of the Default project: of runs without another one.
 DEFAULT = ""
 NAME_CHARACTERS = 200
+#: Tables with a column of the project's name, except runs.
+OF_PROJECT = (
+    *(Membership, Sweep, ApiToken, AlertRule, Preset, Report, RetentionRule, Upload),
+    ArtifactCollection,
+)
 
 
 def get(session: Session, name: str) -> Project:
@@ -99,7 +107,7 @@ def rename(session: Session, name: str, new_name: str) -> Project:
     renamed = Project(name=new_name, **values)
     session.add(renamed)
     session.flush()  # before the rows that refer to it
-    for table in (Membership, Sweep, ApiToken, AlertRule, Preset, Report, RetentionRule, Upload):
+    for table in OF_PROJECT:
         session.execute(update(table).where(table.project == name).values(project=new_name))
     note = update(Note).where(Note.subject == notes.of_project(name))
     session.execute(note.values(subject=notes.of_project(new_name)))
@@ -124,6 +132,10 @@ def delete_empty(session: Session, name: str) -> None:
         if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
             text = "runs, those in the trash included: only an empty one is deleted"
             raise Conflict(f"The project {name!r} has {text}.")
+        versions = select(ArtifactVersion.id).join(ArtifactCollection)
+        versions = versions.where(ArtifactCollection.project == name)
+        if session.scalar(versions.where(ArtifactVersion.deleted_at.is_(None)).limit(1)):
+            raise Conflict(f"The project {name!r} has artifacts: delete their versions first.")
         if session.scalar(select(Report.id).where(Report.project == name).limit(1)) is not None:
             text = "reports, those in the trash included: delete them permanently first"
             raise Conflict(f"The project {name!r} has {text}.")
@@ -135,7 +147,12 @@ def delete_empty(session: Session, name: str) -> None:
     session.execute(delete(Trial).where(Trial.sweep_id.in_(its_sweeps)))
     session.execute(delete(Sweep).where(Sweep.project == name))
     session.execute(update(AlertRule).where(AlertRule.project == name).values(is_on=False))
-    for its in (Membership, ApiToken, Preset, RetentionRule, Upload):
+    collections = select(ArtifactCollection.id).where(ArtifactCollection.project == name)
+    of_collections = ArtifactVersion.collection_id.in_(collections)
+    its_versions = select(ArtifactVersion.id).where(of_collections)
+    session.execute(delete(ArtifactLink).where(ArtifactLink.version_id.in_(its_versions)))
+    session.execute(delete(ArtifactVersion).where(of_collections))
+    for its in (ArtifactCollection, Membership, ApiToken, Preset, RetentionRule, Upload):
         session.execute(delete(its).where(its.project == name))
     session.execute(delete(Note).where(Note.subject == notes.of_project(name)))
     session.execute(delete(Project).where(Project.name == name))

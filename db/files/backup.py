@@ -21,17 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from obstore.store import ObjectStore
-from sqlalchemy import Integer, Table, delete, func, insert, or_, select, update
+from sqlalchemy import Integer, Table, delete, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
 from db.errors import Conflict, Invalid
 from db.files import uploads
-from db.files.storage import get_file, is_plain, put_file
+from db.files.storage import Stored, get_file, is_plain, put_file
 from db.tables import (
     ApiToken,
     Artifact,
+    ArtifactEntry,
+    ArtifactVersion,
     AuditEvent,
+    Blob,
     CheckpointFile,
     Delivery,
     MetricBucket,
@@ -49,7 +52,7 @@ from db.telemetry import metric_pyramids, pyramid
 
 FORMAT = 1
 ROWS = 1000
-WITH_FILES = (CheckpointFile.__table__, Artifact.__table__)
+WITH_FILES = (CheckpointFile.__table__, Artifact.__table__, Blob.__table__)
 #: Derived from the steps; `restore` computes them.
 DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
@@ -107,9 +110,10 @@ def _stored_files(session: Session) -> tuple[dict[str, str], int]:
 
     The sizes of uploads are not recorded, so they are not included.
     """
-    rows: list[CheckpointFile | Artifact] = [
+    rows: list[Stored] = [
         *session.scalars(select(CheckpointFile)),
         *session.scalars(select(Artifact)),
+        *session.scalars(select(Blob)),
     ]
     sha256_of = {row.key: row.sha256 for row in rows if row.is_stored}
     images = session.scalars(select(ReportImage)).all()
@@ -182,10 +186,16 @@ def restore(
             stored = _read_table(table, folder)
             while batch := list(islice(stored, ROWS)):
                 valid = [row for row in batch if table not in WITH_FILES or row["key"] in available]
+                if table is ArtifactEntry.__table__:
+                    valid = _without_lost_blobs(session, valid)
                 if valid:
                     session.execute(insert(table), valid)
                 rows += len(valid)
             _reset_sequence(session, table)
+        is_lacking = exists().where(
+            ArtifactEntry.version_id == ArtifactVersion.id, ArtifactEntry.blob_id.is_(None)
+        )
+        session.execute(update(ArtifactVersion).where(is_lacking).values(completed_at=None))
         for run_id in session.scalars(select(Run.id)).all():
             pyramid.rebuild(session, run_id)
             metric_pyramids.rebuild(session, run_id)
@@ -195,6 +205,13 @@ def restore(
         unsent = _end_deliveries(session)
         secrets = {"tokens": valid_tokens(session), "shared_links": valid_links(session)}
     return {"rows": rows, "files": len(keys), "unsent": unsent, **secrets}
+
+
+def _without_lost_blobs(session: Session, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return files of artifacts without content that the backup left out."""
+    ids = {row["blob_id"] for row in rows}
+    known = set(session.scalars(select(Blob.id).where(Blob.id.in_(ids))))
+    return [row if row["blob_id"] in known else row | {"blob_id": None} for row in rows]
 
 
 def _end_deliveries(session: Session) -> int:

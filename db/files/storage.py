@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,21 +15,34 @@ from typing import TYPE_CHECKING
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.errors import Invalid, StorageFull
 from db.settings import Settings
-from db.tables import ACTIVE, Artifact, CheckpointFile, Run
+from db.tables import (
+    ACTIVE,
+    Artifact,
+    ArtifactEntry,
+    ArtifactVersion,
+    Blob,
+    CheckpointFile,
+    Run,
+)
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ClientConfig, RetryConfig
 
 #: Folders of a run's files that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
+#: Folder of the content of named artifacts, and below it of their incomplete uploads.
+BLOBS, INCOMING = "blobs", "incoming"
 #: Rows that name a stored file.
-Stored = CheckpointFile | Artifact
+Stored = CheckpointFile | Artifact | Blob
+#: Age from which content without a row is an orphan: before, its row may not be committed.
+ORPHAN_SECONDS = 3600.0
 #: Size of an upload's parts, and concurrent ones: 64 MiB of memory for a file of any size.
 PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
 #: Limit of S3; the parts of a file above 156 GiB are larger.
@@ -182,16 +196,18 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     skipped = tuple(f"runs/{run_id}/" for run_id in in_training)
     result, orphans = [], []
-    seen: dict[type[Stored], set[int]] = {CheckpointFile: set(), Artifact: set()}
+    seen: dict[type[Stored], set[int]] = {CheckpointFile: set(), Artifact: set(), Blob: set()}
     for files in _pages(store):
         rows = _rows(session, files)
         for row in rows:
             seen[type(row)].add(row.id)
-            if problem := _problem(store, row, files[row.key], deep=deep):
+            if problem := _problem(store, row, files[row.key]["size"], deep=deep):
                 result.append(Mismatch(row.key, problem, row))
         unnamed = files.keys() - {row.key for row in rows}
-        orphans += [key for key in unnamed if not key.startswith(skipped)]
-    for table in (CheckpointFile, Artifact):
+        orphans += [
+            key for key in unnamed if not key.startswith(skipped) and not _is_new(files[key])
+        ]
+    for table in seen:
         for row in _unseen(session, table, seen[table]):
             result.append(Mismatch(row.key, "the file is missing", row))
     return result + [Mismatch(key, "no row names the file", None) for key in sorted(orphans)]
@@ -213,7 +229,9 @@ def mend(database: Database, store: ObjectStore, mismatched: list[Mismatch]) -> 
 
 
 def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
-    rows = [mismatch.row for mismatch in mismatched if mismatch.row is not None]
+    every = [mismatch.row for mismatch in mismatched if mismatch.row is not None]
+    _delete_blobs(session, [row for row in every if isinstance(row, Blob)])
+    rows = [row for row in every if not isinstance(row, Blob)]
     # In order of ids, like all locks of runs, to avoid deadlocks.
     for run_id in sorted({row.run_id for row in rows}):
         run = session.get_one(Run, run_id, with_for_update=True)
@@ -222,6 +240,16 @@ def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
         run.stored_bytes -= sum(row.stored_bytes for row in rows if row.run_id == run_id)
     for row in rows:
         session.execute(delete(type(row)).where(type(row).id == row.id))
+
+
+def _delete_blobs(session: Session, rows: Collection[Blob]) -> None:
+    """Delete the rows of lost content: its versions are incomplete until it is saved again."""
+    ids = [row.id for row in rows]
+    lost = ArtifactEntry.blob_id.in_(ids)
+    incomplete = ArtifactVersion.id.in_(select(ArtifactEntry.version_id).where(lost))
+    session.execute(update(ArtifactVersion).where(incomplete).values(completed_at=None))
+    session.execute(update(ArtifactEntry).where(lost).values(blob_id=None))
+    session.execute(delete(Blob).where(Blob.id.in_(ids)))
 
 
 def _open_bucket(url: str, retry_seconds: float) -> ObjectStore:
@@ -251,11 +279,23 @@ def _no_bucket_as_outage() -> Iterator[None]:
         raise obstore.exceptions.GenericError(why(error)) from error
 
 
-def _pages(store: ObjectStore) -> Iterator[dict[str, int]]:
-    """Yield the sizes of all files that rows may name, by page of the store's listing."""
-    for page in obstore.list(store, prefix="runs", chunk_size=PAGE_FILES):
-        sizes = {meta["path"]: meta["size"] for meta in page}
-        yield {key: size for key, size in sizes.items() if any(part in key for part in FOLDERS)}
+def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
+    """Yield all files that rows may name, by page of the store's listing."""
+    for prefix in ("runs", BLOBS):
+        for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
+            yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
+
+
+def _is_new(file: "ObjectMeta") -> bool:
+    """Return whether the row of content may not be committed yet."""
+    is_recent = file["last_modified"].timestamp() > time.time() - ORPHAN_SECONDS
+    return is_recent and file["path"].startswith(f"{BLOBS}/")
+
+
+def _may_have_row(key: str) -> bool:
+    if key.startswith(f"{BLOBS}/"):
+        return not key.startswith(f"{BLOBS}/{INCOMING}/")
+    return any(part in key for part in FOLDERS)
 
 
 def _rows(session: Session, keys: Collection[str]) -> list[Stored]:
@@ -266,12 +306,11 @@ def _rows(session: Session, keys: Collection[str]) -> list[Stored]:
     for table in (CheckpointFile, Artifact):
         query = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
         rows += session.scalars(query)
+    rows += session.scalars(select(Blob).where(Blob.key.in_(keys)))
     return rows
 
 
-def _unseen(
-    session: Session, table: type[CheckpointFile] | type[Artifact], seen: set[int]
-) -> list[Stored]:
+def _unseen(session: Session, table: type[Stored], seen: set[int]) -> list[Stored]:
     """Return the rows of stored files, except those with the given ids."""
     stored = select(table.id).where(table.key != "").order_by(table.id)
     ids = session.scalars(stored.execution_options(yield_per=PAGE_FILES))

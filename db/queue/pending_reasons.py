@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session, aliased
 
 from db.access import permissions
@@ -18,7 +18,7 @@ from db.database import now
 from db.queue import workers
 from db.queue.quotas import GIB, Usage
 from db.runs import runs
-from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, COMMAND, ENDED, WATCH, Placement, Run, RunNode, Status, Worker
 
 #: Built once: an alias copies all columns.
 _EARLIER = aliased(Run)
@@ -162,6 +162,7 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     )
     query = select(*columns, *awaited, placed, RunNode.worker_id)
     query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
+    query = query.where(or_(Run.source != WATCH, Run.status != Status.QUEUED))  # of an agent
     is_awaited = (_EARLIER.id == Run.after_id) & _EARLIER.status.not_in(ENDED)
     query = query.outerjoin(_EARLIER, is_awaited)
     is_next = (Placement.run_id == Run.id) & (Placement.attempt == Run.attempt + 1)
@@ -183,6 +184,8 @@ def reason(
 def _reason(
     run: Run, queue: Queue, runs_per_user: int, devices_per_user: int
 ) -> PendingReason | str:
+    if run.source == WATCH:
+        return "its agent is starting its script"
     if not queue.workers:
         return "no worker reports at the moment"
     able, obstacle = _able(run, queue.workers)

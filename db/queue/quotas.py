@@ -29,7 +29,18 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions
 from db.errors import Invalid, OverQuota
-from db.tables import LARGEST_ID, Project, Run, RunNode, Status, User
+from db.tables import (
+    LARGEST_ID,
+    ArtifactCollection,
+    ArtifactEntry,
+    ArtifactVersion,
+    Blob,
+    Project,
+    Run,
+    RunNode,
+    Status,
+    User,
+)
 
 GIB = 2.0**30  # bytes
 #: Range of each limit.
@@ -261,11 +272,23 @@ def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
     stored = func.sum(Run.stored_bytes)
     with permissions.unlimited(session):
         stored_bytes = int(session.scalar(select(stored).where(Run.project == name)) or 0)
-    stored_bytes += more_bytes
+    stored_bytes += more_bytes + artifact_bytes(session, [name]).get(name, 0)
     if stored_bytes <= project.stored_gib * GIB:
         return ""
     text = f"{called(name)} stores {stored_bytes / GIB:.2f} GiB"
     return f"{text}, more than its limit of {project.stored_gib:g} GiB"
+
+
+def artifact_bytes(session: Session, names: Sequence[str]) -> dict[str, int]:
+    """Return the size of the named artifacts of projects; each project counts content once."""
+    columns = (ArtifactCollection.project, Blob.id, Blob.size_bytes)
+    query = select(*columns).join(ArtifactEntry, ArtifactEntry.blob_id == Blob.id)
+    query = query.join(ArtifactVersion, ArtifactVersion.id == ArtifactEntry.version_id)
+    query = query.join(ArtifactCollection, ArtifactCollection.id == ArtifactVersion.collection_id)
+    once = query.where(ArtifactCollection.project.in_(names)).distinct().subquery()
+    total = select(once.c.project, func.sum(once.c.size_bytes)).group_by(once.c.project)
+    with permissions.unlimited(session):
+        return {row[0]: int(row[1]) for row in session.execute(total)}
 
 
 def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -282,11 +305,12 @@ def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
             }
             for query in (queued, stored)
         )
+    of_artifacts = artifact_bytes(session, names)
     return {
         name: {
             "devices_used": devices[name],
             "queued_used": waiting.get(name, 0),
-            "stored_bytes": bytes_of.get(name, 0),
+            "stored_bytes": bytes_of.get(name, 0) + of_artifacts.get(name, 0),
         }
         for name in names
     }

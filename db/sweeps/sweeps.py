@@ -179,11 +179,18 @@ def due(session: Session) -> list[int]:
     open_trials = open_trials.where(Trial.sweep_id == Sweep.id, Trial.state == OPEN)
     needs_run = and_(
         Sweep.status == RUNNING,
+        or_(Sweep.recipe != "", Sweep.command.is_not(None)),  # agents take their points themselves
         Sweep.submitted < Sweep.runs_total,
         open_trials.correlate(Sweep).scalar_subquery() < Sweep.at_once,
     )
     has_ended = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Run.status.in_(ENDED))
-    has_ended_run = exists().where(*has_ended, Run.id == Trial.run_id)
+    # As in `settle`.
+    is_final = or_(
+        Trial.lease_expires_at.is_(None),
+        Run.status == Status.FINISHED,
+        Sweep.status == CANCELLED,
+    )
+    has_ended_run = exists().where(*has_ended, Run.id == Trial.run_id, is_final)
     unpruned = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Trial.pruned_step.is_(None))
     is_at_rung = Run.step * RUNGS_WHOLE >= Run.steps_total * Trial.next_rung
     at_rung = exists().where(*unpruned, Run.id == Trial.run_id, Run.steps_total > 0, is_at_rung)
@@ -218,10 +225,20 @@ def settle(session: Session, sweep: Sweep) -> int:
     """Record the results of ended trials; return the number of open ones.
 
     The caller must hold the sweep's lock. A run that the sweep cancelled is a pruned trial; one
-    that did not finish, applied no step, diverged, or did not log the metric is a failed one.
+    that did not finish, applied no step, diverged, or did not log the metric is a failed one. A
+    run that an agent has, and that has not finished, is not: its point may be given back.
     """
     rows = under_way(session, sweep)
-    ended = [(trial, run) for trial, run in rows if run.status in ENDED]
+    ended = [
+        (trial, run)
+        for trial, run in rows
+        if run.status in ENDED
+        and (
+            trial.lease_expires_at is None
+            or run.status == Status.FINISHED
+            or sweep.status == CANCELLED
+        )
+    ]
     finished = [run for _trial, run in ended if run.status == Status.FINISHED]
     applied = runs.applied_of(session, finished)
     sound = [run for run in finished if run_outcome(run, applied[run.id]) is None]

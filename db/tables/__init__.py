@@ -27,6 +27,16 @@ from db.tables.access import (
     User,
 )
 from db.tables.alerts import IS_DUE, IS_OPEN, Alert, AlertEvaluation, AlertRule, Channel, Delivery
+from db.tables.artifacts import (
+    MADE,
+    USED,
+    ArtifactAlias,
+    ArtifactCollection,
+    ArtifactEntry,
+    ArtifactLink,
+    ArtifactVersion,
+    Blob,
+)
 from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
 from db.tables.reports import Report, ReportImage
 from db.tables.runs import (
@@ -83,6 +93,7 @@ __all__ = [
     "LARGEST_COUNT",
     "LARGEST_ID",
     "LISTED",
+    "MADE",
     "NOT_DELETED",
     "ONE_RUN",
     "READ",
@@ -90,6 +101,7 @@ __all__ = [
     "SENDING",
     "SUBMIT",
     "TOKENS",
+    "USED",
     "WATCH",
     "WRITE",
     "Alert",
@@ -97,7 +109,13 @@ __all__ = [
     "AlertRule",
     "ApiToken",
     "Artifact",
+    "ArtifactAlias",
+    "ArtifactCollection",
+    "ArtifactEntry",
+    "ArtifactLink",
+    "ArtifactVersion",
     "AuditEvent",
+    "Blob",
     "Channel",
     "ChartPreferences",
     "CheckpointFile",

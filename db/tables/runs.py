@@ -305,6 +305,11 @@ class Sweep(OfProject, Table):
     request_hash: Mapped[str | None]  # of the request that came with the key
     created_at: Mapped[float] = mapped_column(default=now())
 
+    @property
+    def is_for_agents(self) -> bool:
+        """Whether agents take its points, instead of the queue."""
+        return not self.recipe and self.command is None
+
 
 class Trial(OfRun, Table):
     """One point of a sweep and its run; the primary key prevents a second submission.
@@ -323,6 +328,9 @@ class Trial(OfRun, Table):
     number: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     params: Mapped[JsonObject]  # values by path of the setting
+    # Of a sweep for agents: the agent that runs it, and until when it may without a heartbeat.
+    agent_id: Mapped[str | None]
+    lease_expires_at: Mapped[float | None]
     # open until the run has ended, then complete, pruned, or failed if no value is finite.
     state: Mapped[str]
     value: Mapped[float | None]  # the metric's last value

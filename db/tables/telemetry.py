@@ -176,6 +176,10 @@ class SystemSample(OfRun, Table):
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     power_watts: Mapped[float | None]
     temperature_celsius: Mapped[float | None]
+    # Of HOST: memory of a watched script with its child processes, and the machine's traffic.
+    process_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    disk_bytes_per_second: Mapped[float | None]
+    network_bytes_per_second: Mapped[float | None]
 
 
 class LogLine(OfRun, Table):

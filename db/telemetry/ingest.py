@@ -18,6 +18,7 @@ from db.database import now
 from db.errors import Ended, Invalid, NotFound, NotOwner, OffsetMismatch, StaleAttempt
 from db.queue import queue
 from db.runs import config_values, environments, runs
+from db.sweeps import agent_claims
 from db.tables import (
     ENDED,
     WATCH,
@@ -100,6 +101,9 @@ def begin(
         session.flush()
         config_values.note(session, run)
     _check_not_deleted(run)
+    if run.attempt == 0 and run.status in ENDED:  # of an agent that has lost its point
+        raise Ended(_ended(run))
+    run.started_at = run.started_at or min(started_at, moment)
     run.last_report_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
@@ -138,6 +142,7 @@ def _check_project(session: Session, owner: User, project: str) -> None:
 
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
     _close_node(session, run)
+    agent_claims.arrived(session, run.id)
     run.attempt, run.resumed_step, run.desired_state = attempt, None, "run"
     run.error = run.stop_reason = run.ended_at = None
     session.add(RunNode(run_id=run.id, attempt=attempt, node=0, devices=[], step_before=run.step))

@@ -6,15 +6,17 @@ An item is a structured array of steps or an event of halfstep.telemetry.events.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from sqlalchemy.orm import Session
 
-from db.files import artifacts, checkpoints
+from db.errors import Invalid, NotFound
+from db.files import artifact_versions, artifacts, checkpoints
 from db.queue import queue
-from db.runs import config_values
+from db.runs import config_values, runs
 from db.tables import COMMAND, RECIPE, Run
 from db.telemetry import telemetry
 from halfstep.telemetry import events
@@ -22,6 +24,8 @@ from halfstep.telemetry.events import StepEvent
 
 #: Steps as a structured array of the spool's records, or an event.
 Item: TypeAlias = np.ndarray[Any, Any] | events.Event
+#: SHA-256 and size of a file's content.
+BlobId: TypeAlias = tuple[str, int]
 
 #: The constant scale of a training without a loss scaler.
 UNSCALED = 1.0
@@ -66,10 +70,12 @@ class Recording:
         self.checkpoints: list[events.Checkpoint] = []  # to publish with the pending items
         self.artifacts: list[events.Artifact] = []  # likewise
         self._rolled_back: list[events.RolledBack] = []  # rollbacks of the training
+        self.named: list[events.SavedArtifact | events.UsedArtifact] = []
         self._configured: events.Configured | None = None  # the script's latest configuration
 
     def __bool__(self) -> bool:
-        return bool(self.pending or self._rolled_back or self._configured or self.files)
+        changes = (self._rolled_back, self._configured, self.files, self.named)
+        return bool(self.pending) or any(map(bool, changes))
 
     @property
     def files(self) -> list[events.Checkpoint | events.Artifact]:
@@ -84,7 +90,7 @@ class Recording:
     @property
     def is_taken(self) -> bool:
         """Whether any pending steps, rollbacks, configuration or files came from a spool."""
-        pending = (self.pending.steps, self._rolled_back, self._configured, self.files)
+        pending = (self.pending.steps, self._rolled_back, self._configured, self.files, self.named)
         return any(map(bool, pending))
 
     def log(self, line: events.Line) -> None:
@@ -113,6 +119,8 @@ class Recording:
                     self._configured = item
                 case events.Artifact():
                     self.artifacts.append(item)
+                case events.SavedArtifact() | events.UsedArtifact():
+                    self.named.append(item)
                 case events.Line():
                     self.log(item)
                 case events.Sample():
@@ -140,10 +148,12 @@ class Recording:
         session: Session,
         checkpoint_keys: Sequence[Sequence[str]],
         artifact_keys: Sequence[str],
+        blob_keys: Mapping[BlobId, str] = MappingProxyType({}),
     ) -> None:
         """Write the pending items. They stay pending, so a failed write can be repeated.
 
-        checkpoint_keys, artifact_keys: storage keys of their files. Raises StaleAttempt.
+        checkpoint_keys, artifact_keys: storage keys of their files.  blob_keys: of files of named
+        artifacts that are in the store. Raises StaleAttempt.
         """
         run_id, attempt = self._run_id, self._attempt
         if self._begins:
@@ -161,6 +171,19 @@ class Recording:
             checkpoints.publish(session, run_id, attempt, checkpoint, keys)
         for artifact, key in zip(self.artifacts, artifact_keys, strict=True):
             artifacts.publish(session, run_id, attempt, artifact, key)
+        self._write_named(session, run, blob_keys)
+
+    def _write_named(self, session: Session, run: Run, keys: Mapping[BlobId, str]) -> None:
+        for event in self.named:
+            try:
+                if isinstance(event, events.UsedArtifact):
+                    artifact_versions.use_by_run(session, run, event)
+                else:
+                    artifact_versions.save_of_run(session, run, event)
+            except (Invalid, NotFound) as error:
+                runs.remark(session, run, f"an artifact was not recorded: {error}")
+        for (sha256, size_bytes), key in keys.items():
+            artifact_versions.store_blob(session, sha256, size_bytes, key, run_id=run.id)
 
     def _note_precision(self, run: Run) -> None:
         """Set a script's precision from its events, or from its scaler if no dtype is known."""
@@ -178,7 +201,7 @@ class Recording:
         """Clear the pending items after their commit."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
-        self._rolled_back, self._configured = [], None
+        self._rolled_back, self._configured, self.named = [], None, []
 
     @property
     def _begins(self) -> bool:

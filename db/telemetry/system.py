@@ -1,6 +1,6 @@
 """Downsampled device utilization, memory, power and temperature of a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import func, select
@@ -19,12 +19,16 @@ class DeviceSamples:
     memory_bytes: list[int | None] = field(default_factory=list)
     power_watts: list[float | None] = field(default_factory=list)
     temperature_celsius: list[float | None] = field(default_factory=list)
+    process_memory_bytes: list[int | None] = field(default_factory=list)
+    disk_bytes_per_second: list[float | None] = field(default_factory=list)
+    network_bytes_per_second: list[float | None] = field(default_factory=list)
 
 
 def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamples]:
     """Return about `most` points per device.
 
-    A point has the mean of utilization and power, and the maximum of memory and temperature.
+    A point has the mean of utilization, power and traffic, and the maximum of memory and
+    temperature.
     """
     column: Any = SystemSample
     mine = column.run_id == run_id
@@ -38,17 +42,18 @@ def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamp
             func.max(column.memory_bytes),
             func.avg(column.power_watts),
             func.max(column.temperature_celsius),
+            func.max(column.process_memory_bytes),
+            func.avg(column.disk_bytes_per_second),
+            func.avg(column.network_bytes_per_second),
         )
         .where(mine)
         .group_by(column.device, stretch)
         .order_by(column.device, func.min(column.elapsed_ms))
     )
     devices: dict[int, DeviceSamples] = {}
-    for device, elapsed_ms, utilization, memory_bytes, watts, celsius in session.execute(query):
+    columns = [each.name for each in fields(DeviceSamples)][1:]
+    for device, *values in session.execute(query):
         samples = devices.setdefault(device, DeviceSamples(device))
-        samples.elapsed_ms.append(elapsed_ms)
-        samples.utilization.append(utilization)
-        samples.memory_bytes.append(memory_bytes)
-        samples.power_watts.append(watts)
-        samples.temperature_celsius.append(celsius)
+        for name, value in zip(columns, values, strict=True):
+            getattr(samples, name).append(value)
     return list(devices.values())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import asdict
 from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -117,6 +118,11 @@ def _gap(first: int, last: int) -> str:
     return f"[lines {first:,} to {last:,} are in the file of the log only]"
 
 
+def _sample_row(run_id: int, sample: Sample) -> dict[str, Any]:
+    values = {name: None if value is UNSET else value for name, value in asdict(sample).items()}
+    return {"run_id": run_id, **values}
+
+
 def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     """Write a flush, idempotent on (run, step).
 
@@ -134,7 +140,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         run.not_stepped = _count_not_stepped(connection, run_id)
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
-    _upsert(connection, SystemSample, [{"run_id": run_id, **asdict(row)} for row in flush.samples])
+    _upsert(connection, SystemSample, [_sample_row(run_id, sample) for sample in flush.samples])
     run.revision += 1
 
 
@@ -315,7 +321,7 @@ def _record_events(connection: Connection, run: Run, rows: Iterable[events.StepE
             run.steps_total = event.steps
         elif isinstance(event, events.Workload):
             run.workload = {name: value for name, value in asdict(event).items() if name != "step"}
-        elif isinstance(event, events.Obeyed):
+        elif isinstance(event, events.RequestDone):
             acknowledged.append(event.request)
         else:
             content = fields_of(event)

@@ -397,7 +397,7 @@ class Line(TypedDict):
 
 
 class Ticks(TypedDict):
-    """Steps with an event; if there are more than 5,000, buckets with counts."""
+    """Steps with an event; buckets with counts if there are more than points."""
 
     steps: list[int]  # Steps, or first steps of buckets
     counts: list[int]
@@ -634,6 +634,101 @@ class Uploaded(TypedDict):
     upload: str  # Value for `weights.upload` of a configuration
     size_bytes: int
     sha256: str  # Hexadecimal
+
+
+class RunLink(TypedDict):
+    """A run that made or used a version."""
+
+    id: int
+    name: str
+
+
+class VersionSummary(TypedDict):
+    """A version of an artifact."""
+
+    id: int
+    version: str  # v0, v1, …
+    digest: str  # SHA-256 of its list of files
+    size_bytes: int
+    files: int
+    is_file: bool  # One file, saved by its path; else a folder
+    aliases: list[str]
+    created_at: float  # Seconds since 1970
+    is_complete: bool  # Whether all of its files are uploaded
+    made_by: list[RunLink]
+    used_by: list[RunLink]
+
+
+class ArtifactSummary(TypedDict):
+    """A named artifact."""
+
+    id: int
+    project: str
+    name: str
+    type: str
+    versions: int
+    created_at: float  # Seconds since 1970
+
+
+class ArtifactDetail(ArtifactSummary):
+    """A named artifact with its versions, newest first."""
+
+    items: list[VersionSummary]
+
+
+class VersionFile(TypedDict):
+    """A file of a version."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class VersionDetail(VersionSummary):
+    """A version with its artifact and its files."""
+
+    artifact: ArtifactSummary
+    entries: list[VersionFile]
+
+
+class ChangedFile(TypedDict):
+    """A file that differs between two versions."""
+
+    path: str
+    kind: str  # added, removed or changed
+    size_before: int | None
+    size_after: int | None
+
+
+class VersionDiff(TypedDict):
+    """The files that differ between two versions."""
+
+    before: str
+    after: str
+    changes: list[ChangedFile]
+
+
+class SavedVersion(TypedDict):
+    """A saved version: complete once its missing files are uploaded."""
+
+    id: int
+    version: str
+    is_complete: bool
+    missing: list[str]  # SHA-256 of the files to upload
+
+
+class Claim(TypedDict):
+    """A point that an agent has, or none."""
+
+    state: Literal["run", "wait", "over"]  # wait: a point may be given back; over: no more
+    number: int | None  # Number of the trial
+    run: int | None
+    watch_id: str | None  # Identifier of the watched run
+    name: str
+    project: str
+    params: JsonObject  # By name of a setting
+    config: JsonObject  # Of the run, with the point's settings
+    lease_seconds: float
 
 
 class WorkerState(TypedDict):

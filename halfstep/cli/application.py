@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from halfstep.api_client.credentials import Unreadable
 from halfstep.api_client.errors import ApiError
+from halfstep.artifacts.names import ArtifactError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +23,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Command(TyperCommand):
     """A command whose expected errors end in one sentence on stderr and exit code 1."""
 
-    expected_errors: ClassVar[tuple[type[Exception], ...]] = (ApiError, Unreadable)
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (
+        ApiError,
+        ArtifactError,
+        Unreadable,
+    )
 
     #: Whether errors of files end in a sentence too; else in a traceback.
     has_file_errors: ClassVar[bool] = True

@@ -21,7 +21,9 @@ from halfstep.cli.application import Group, PassThrough, first_line, message_of
 GROUP = "halfstep.commands"
 #: Where each command of the client is: its module, and for a shortcut the command of its group.
 CLIENT: Mapping[str, tuple[str, str]] = {
+    "agent": ("halfstep.cli.commands.agent", ""),
     "alert": ("halfstep.cli.commands.alert", ""),
+    "artifact": ("halfstep.cli.commands.artifact", ""),
     "cancel": ("halfstep.cli.commands.run", "cancel"),
     "download": ("halfstep.cli.commands.run", "download"),
     "export": ("halfstep.exporting.commands", ""),

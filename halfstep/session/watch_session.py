@@ -33,9 +33,11 @@ from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
 from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.logged_values import as_scalar, files_of, is_number
+from halfstep.session.nesting import merged
 from halfstep.session.notebook import Cells
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
+from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -59,6 +61,7 @@ from halfstep.telemetry.run_folder import (
     RunIsWritten,
     came_to,
     configure,
+    described_in,
     is_called,
     open_run,
     slug,
@@ -74,6 +77,8 @@ if TYPE_CHECKING:
 
     from halfstep.monitor.hooks import Hooks
     from halfstep.monitor.loop import Loop
+    from halfstep.session.artifacts import SavedVersion
+    from halfstep.telemetry.events import UsedArtifact
 
 PATIENCE_SECONDS = 5.0  # timeout for the device at the end: a lost one never answers
 FLUSH_SECONDS = 0.2  # between flushes of logged values while no step ends
@@ -146,6 +151,9 @@ def watch(
                 _active.configure(config)
             say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
+        point = SweepPoint.taken()
+        if point:
+            name, project, run = point.name, point.project or None, None
         captures = arguments.switch("console", console) and not is_interactive()
         samples = arguments.switch("system", system)
         server = None if chosen == "offline" else _server(url, token)
@@ -155,11 +163,12 @@ def watch(
             name=arguments.label("name", name),
             run=arguments.run(run),
             project=arguments.label("project", project),
-            config=arguments.first_config(config),
+            config=_with_point(arguments.first_config(config), point),
             tags=arguments.tags(tags),
             secret=server.token if server else token,
             say=say,
             claim=lock.claim,
+            identity=point.watch_id if point else None,
         )
         _active = Watch(
             files,
@@ -168,6 +177,7 @@ def watch(
             server=server,
             lock=lock,
             every=every,
+            is_offline=chosen == "offline",
         )
     except RunIsWritten as error:
         say(f"not watching: {error}")
@@ -175,6 +185,7 @@ def watch(
     except Exception as error:
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
+    _active.sweep_settings = point.config if point else {}
     _active.add(*modules)
     if captures or samples:
         _active._guard(_active._start_sidecar, captures=captures, samples=samples)
@@ -218,27 +229,30 @@ class Watch:
         queued: QueuedRun | None = None,
         lock: WriterLock | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
+        is_offline: bool = False,
     ) -> None:
         """Open the spool and install the hooks, unless files is None.
 
         files: the files to write; None: nothing is watched, and every method does nothing.
-        server: the upload's destination, if any.  queued: set for a run of a queue, see QueuedRun.
+        server: the upload's destination, if any.  is_offline: no server is
+        asked for artifacts either.  queued: set for a run of a queue, see QueuedRun.
         every: steps between histograms, layer norms and headroom measurements, 0 for none.
         """
         self.files = files
+        self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
-        self._server = server
+        self._server, self._is_offline = server, is_offline
         self._queued = queued
         self._sidecar: Sidecar | None = None
         self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
-        self.is_foreign = False
+        self.has_no_torch = False
         self._relay: RelayWriter | None = None  # in a child process
         if files is None:
             return
         # The steps of a script that has not imported torch are those that it logs.
-        self.is_foreign = not find_spec("torch") or "torch" not in sys.modules
+        self.has_no_torch = not find_spec("torch") or "torch" not in sys.modules
         relay.announce(files)
         self._children = RelayReader(files)
         # Returns the step for numbers that a child process logs without one.
@@ -255,7 +269,7 @@ class Watch:
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         # Each with the CUDA event of its copy to the host, or None.
         self._logged: deque[_Logged] = deque()
-        #: Whether a logged loss is the row of its step; see `is_foreign`.
+        #: Whether a logged loss is the row of its step; see `has_no_torch`.
         self.makes_rows = False
         self._row_before: tuple[int, int] | None = None  # step and elapsed_ms of the last one
         self._logged_step = first_step
@@ -303,6 +317,13 @@ class Watch:
     def folder(self) -> Path | None:
         """The run's folder; None if nothing is watched."""
         return self.files.folder if self.files else None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's configuration, with the settings of a sweep's point; empty if unwatched."""
+        if self.files is None or self._queued:
+            return {}
+        return dict(described_in(self.files.folder).config or {})
 
     @property
     def secret(self) -> str | None:
@@ -377,6 +398,44 @@ class Watch:
         and upload it, for download from the run's page.  Returns once the file is read.
         """
         self._asked("checkpoint", lambda: self._checkpoint(Path(path), kind, upload))
+
+    def save_artifact(
+        self,
+        path: "str | Path | Mapping[str, str | Path]",
+        *,
+        name: str,
+        type: str = "artifact",  # noqa: A002 - as in W&B
+        aliases: Sequence[str] = (),
+    ) -> "SavedVersion | None":
+        """Save a file or folder as a version of a named artifact, which this run made.
+
+        path: a file, a folder, or several files by their paths within the version.
+
+        Content that the artifact has already makes no new version. The newest one has the alias
+        "latest"; aliases: further ones, such as "best".  Returns once the content is copied into
+        the run's folder; None if it is not recorded.
+        """
+        saved: list[SavedVersion] = []
+        self._asked(
+            "save_artifact",
+            lambda: saved.append(self._save_artifact(path, name, type, aliases)),
+        )
+        return saved[0] if saved else None
+
+    def use(self, reference: str) -> Path:
+        """Return the local files of an artifact's version, which this run uses: "data:v3".
+
+        They are downloaded from the server unless they are in the cache, and verified: a folder,
+        or the file that was saved as one, both read-only.  Also: "data" for the latest version,
+        "data:best" by alias, "project/data:v3".  Raises ArtifactError or ApiError without them.
+        """
+        from halfstep.session import artifacts
+
+        server = self._server or (None if self._is_offline else _server(None, None))
+        path, event = artifacts.use(reference, project=self._project, server=server, say=say)
+        if not self._relay:
+            self._guard(self._record_use, event)
+        return path
 
     def finish(self) -> None:
         """End the run: fetch what is still on the device, and restore torch and the output."""
@@ -561,6 +620,32 @@ class Watch:
             )
         except BadEvent as error:
             self._complain(f"{path} is not registered: {error}")
+
+    def _save_artifact(
+        self,
+        path: "str | Path | Mapping[str, str | Path]",
+        name: str,
+        type_: str,
+        aliases: Sequence[str],
+    ) -> "SavedVersion":
+        from halfstep.session import artifacts
+
+        folder = self._written.folder
+        event = artifacts.saved_event(folder, path, name, type_, aliases)
+        self._spool.event(event)
+        if not self._queued:
+            artifacts.remember_saved(folder, event, self._project, self._server)
+        return artifacts.version_of(event)
+
+    def _record_use(self, event: "UsedArtifact") -> None:
+        self._spool.event(event)
+
+    @property
+    def _project(self) -> str:
+        """The run's project; empty: the Default project."""
+        if self.files is None or self._queued:
+            return ""
+        return described_in(self.files.folder).project or ""
 
     def _inside(self, folder: Path) -> Path:
         """Create a folder within the run's folder, and return its path."""
@@ -750,6 +835,11 @@ class Watch:
         if text not in self._complaints and len(self._complaints) < 20:
             self._complaints.add(text)
             say(text)
+
+
+def _with_point(config: Any, point: SweepPoint | None) -> Any:
+    """Return a run's configuration with the settings of a sweep's point, which win."""
+    return merged(config or {}, point.config) if point else config
 
 
 def _is_column(name: object, value: object) -> bool:

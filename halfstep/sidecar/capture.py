@@ -98,6 +98,7 @@ class Sidecar:
                     for each in self._channels
                 ],
                 "samples": samples,
+                "pid": os.getpid(),
                 "elapsed_seconds": elapsed_seconds,
             }
             self._start(theirs, description, hidden)

@@ -58,7 +58,9 @@ def main() -> None:
     try:
         log = LogFile(files.folder, files.attempt)
         spool = PatientSpool(files.sidecar, files.attempt, lambda _: None)
-        monitor = SystemMonitor(visible_gpus()) if description["samples"] else None
+        monitor = None
+        if description["samples"]:
+            monitor = SystemMonitor(visible_gpus(), description["pid"])
         recorder = Recorder(spool, log, Output(hidden, log.write), monitor)
         recorder.run(control, description["channels"], clock() - description["elapsed_seconds"])
         recorder.close(files.folder)

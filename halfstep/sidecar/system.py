@@ -10,7 +10,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
+from msgspec import UNSET
 
+from halfstep.clock import clock
 from halfstep.telemetry.events import Sample
 
 try:
@@ -26,8 +28,13 @@ SAMPLE_SECONDS = 2.0
 class SystemMonitor:
     """Sampler of the host and, if NVIDIA's library is present, of the run's GPUs."""
 
-    def __init__(self, devices: Sequence[int]) -> None:
-        """devices: numbers of CUDA devices; without the library, or if unknown, not sampled."""
+    def __init__(self, devices: Sequence[int], pid: int | None = None) -> None:
+        """Sample nothing yet.
+
+        devices: numbers of CUDA devices; without the library, or if unknown, not sampled.  pid: of
+        a script, whose process tree's memory and whose machine's traffic are sampled, too.
+        """
+        self._pid, self._traffic = pid, Traffic() if pid is not None else None
         self._gpus: dict[int, Any] = {}
         if pynvml:
             for device in devices:
@@ -45,9 +52,69 @@ class SystemMonitor:
             memory_bytes=psutil.virtual_memory().used,
             power_watts=None,
             temperature_celsius=None,
+            process_memory_bytes=UNSET if self._pid is None else tree_memory(self._pid),
+            disk_bytes_per_second=self._traffic.disk() if self._traffic else UNSET,
+            network_bytes_per_second=self._traffic.network() if self._traffic else UNSET,
         )
         gpus = self._gpus.items()
         return [host, *(_gpu_sample(elapsed_ms, device, gpu) for device, gpu in gpus)]
+
+
+def tree_memory(pid: int) -> int | None:
+    """Return the resident memory of a process and its descendants; None if it has ended."""
+    total, is_alive = 0, False
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.Error):  # a child that has ended meanwhile
+                total += process.memory_info().rss
+                is_alive = True
+    return total if is_alive else None
+
+
+class Traffic:
+    """Bytes per second of all disks and of all network interfaces but the loopback."""
+
+    def __init__(self) -> None:
+        self._disk, self._network = Rate(_disk_bytes), Rate(_network_bytes)
+
+    def disk(self) -> float | None:
+        """Return the bytes read and written per second since the last call."""
+        return self._disk()
+
+    def network(self) -> float | None:
+        """Return the bytes sent and received per second since the last call."""
+        return self._network()
+
+
+class Rate:
+    """Growth per second of a counter between two calls; None if it cannot be read."""
+
+    def __init__(self, read: Callable[[], int | None]) -> None:
+        self._read, self._last, self._at = read, read(), clock()
+
+    def __call__(self) -> float | None:
+        """Return the growth per second since the last call."""
+        last, at = self._last, self._at
+        self._last, self._at = self._read(), clock()
+        if last is None or self._last is None or self._at <= at:
+            return None
+        return max(self._last - last, 0) / (self._at - at)
+
+
+def _disk_bytes() -> int | None:
+    with suppress(OSError, RuntimeError, NotImplementedError):
+        if counters := psutil.disk_io_counters():
+            return int(counters.read_bytes + counters.write_bytes)
+    return None
+
+
+def _network_bytes() -> int | None:
+    with suppress(OSError):
+        counters = psutil.net_io_counters(pernic=True)
+        others = [each for name, each in counters.items() if not name.startswith("lo")]
+        return int(sum(each.bytes_sent + each.bytes_recv for each in others))
+    return None
 
 
 def visible_gpus() -> list[int]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from halfstep.artifacts import names
 from halfstep.telemetry.plain_json import CLEAN, LARGEST_WHOLE, JsonObject
 
 LARGEST_ID = 2**31 - 1  # of a database row
@@ -77,6 +78,10 @@ FileKind: TypeAlias = Annotated[
 ]
 Sha256: TypeAlias = Annotated[
     str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexadecimal digits")
+]
+ArtifactName: TypeAlias = Annotated[str, Meta(pattern=names.NAME, description=names.NAME_ALLOWED)]
+ArtifactAlias: TypeAlias = Annotated[
+    str, Meta(pattern=names.ALIAS, description=names.ALIAS_ALLOWED)
 ]
 #: What printed a line; halfstep: the service or the library itself.
 Stream: TypeAlias = Literal["stdout", "stderr", "halfstep"]
@@ -185,7 +190,7 @@ class Retry(StepEvent, frozen=True, kw_only=True, tag="retry"):
     applied: bool
 
 
-class Obeyed(StepEvent, frozen=True, kw_only=True, tag="obeyed"):
+class RequestDone(StepEvent, frozen=True, kw_only=True, tag="obeyed"):
     """A requested scale was set, or a requested replay was made."""
 
     request: RequestId
@@ -266,6 +271,50 @@ class Artifact(StepEvent, frozen=True, kw_only=True, tag="artifact"):
     sha256: Sha256
 
 
+class ArtifactFile(Part, frozen=True, kw_only=True):
+    """A file of an artifact's version."""
+
+    #: Path within the version.
+    name: Annotated[
+        str,
+        Meta(
+            pattern=names.ENTRY,
+            max_length=names.ENTRY_CHARACTERS,
+            description=names.ENTRY_ALLOWED,
+        ),
+    ]
+    path: Annotated[str, _in_folder("blobs"), _text(TEXT_CHARACTERS)]
+    size_bytes: Count
+    sha256: Sha256
+
+
+class SavedArtifact(Event, frozen=True, kw_only=True, tag="saved_artifact"):
+    """A version of a named artifact, which the script saved."""
+
+    name: ArtifactName
+    type: ArtifactName
+    digest: Sha256  # halfstep.artifacts.manifest.digest_of
+    is_file: bool  # one file, saved by its path; else a folder
+    aliases: Annotated[
+        list[ArtifactAlias],
+        Meta(max_length=names.MOST_ALIASES, description=f"at most {names.MOST_ALIASES} aliases"),
+    ] = []
+    files: Annotated[
+        list[ArtifactFile],
+        Meta(
+            min_length=1, max_length=names.MOST_FILES, description=f"1 to {names.MOST_FILES} files"
+        ),
+    ]
+
+
+class UsedArtifact(Event, frozen=True, kw_only=True, tag="used_artifact"):
+    """A version of a named artifact, which the script used."""
+
+    project: Text
+    name: ArtifactName
+    digest: Sha256
+
+
 class LogPart(Event, frozen=True, kw_only=True, tag="log_part"):
     """A complete, compressed part of the log."""
 
@@ -310,6 +359,11 @@ class Sample(Event, frozen=True, kw_only=True, tag="sample"):
     memory_bytes: Count | None
     power_watts: Number | None
     temperature_celsius: Number | None
+    # Of the machine itself only. Memory of the script with its child processes.
+    process_memory_bytes: Count | UnsetType | None = UNSET
+    # Read and written, sent and received, per second since the last sample.
+    disk_bytes_per_second: Number | UnsetType | None = UNSET
+    network_bytes_per_second: Number | UnsetType | None = UNSET
 
 
 # ---- Measurements ----------------------------------------------------------------------------
@@ -630,17 +684,17 @@ class NonfiniteGradients(StepEvent, frozen=True, kw_only=True, tag="nonfinite"):
 
 
 #: Events that name files, which are sent or stored before the event is recorded.
-FileEvent: TypeAlias = Artifact | Checkpoint | LogPart
+FileEvent: TypeAlias = Artifact | Checkpoint | LogPart | SavedArtifact
 #: What names one file: its path in the run's folder, size and SHA-256.
-File: TypeAlias = Artifact | CheckpointFile | LogPart
+File: TypeAlias = Artifact | CheckpointFile | LogPart | ArtifactFile
 #: Every class of an event, by its tag.
 KINDS: dict[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
         *(Scaler, Metric, ScalerReplaced),
-        *(Resumed, Configured, Length, Workload, Retry, Obeyed, Spike, RolledBack),
+        *(Resumed, Configured, Length, Workload, Retry, RequestDone, Spike, RolledBack),
         *(LeftOut, FailedDiagnosis),
-        *(Checkpoint, Artifact, LogPart, Weights, Line, Sample),
+        *(Checkpoint, Artifact, SavedArtifact, UsedArtifact, LogPart, Weights, Line, Sample),
         *(Shapes, Histogram, Headroom, Fp8, LayerNorms, Uncalled, Updates, Precision),
         *(Replay, Poison, Schedule, Origin, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, ScaledClip, BoundedNorms, Uncleared, AccumulatedGradients),

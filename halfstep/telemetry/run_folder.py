@@ -72,12 +72,14 @@ def open_run(
     secret: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     claim: Callable[[Path], bool] = lambda _: True,
+    identity: str | None = None,
 ) -> AttemptFiles:
     """Create a run's folder, or find that of `run`, and add a new attempt to it.
 
     config: replaces the values that it names in an existing run.  secret: text that is hidden
     wherever it occurs.  say: called with a message if `run` does not exist.  claim: returns False
-    if another process writes the run in this folder. Raises RunIsWritten.
+    if another process writes the run in this folder.  identity: of a new run on the server; by
+    default a random one. Raises RunIsWritten.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
@@ -95,7 +97,7 @@ def open_run(
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
     described = written or RunFile(
         format=FORMAT,
-        id=uuid.uuid4().hex,
+        id=identity or uuid.uuid4().hex,
         name=name or run or place.name,
         run=UNSET if run is None or run == place.name else run,
         project=project,

@@ -27,6 +27,7 @@ from halfstep.telemetry.events import (
     File,
     FileEvent,
     LogPart,
+    SavedArtifact,
 )
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import (
@@ -257,6 +258,8 @@ class AttemptSending:
     def _files_of(self, event: FileEvent) -> Sequence[File]:
         if isinstance(event, Artifact | LogPart):
             return [event]
+        if isinstance(event, SavedArtifact):
+            return list({file.path: file for file in event.files}.values())
         return event.files if event.upload is True or self._with_checkpoints else []
 
     def _send_file(self, recorded: Recorded, file: File) -> None:

@@ -30,7 +30,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfstep.telemetry.event_codec import BadEvent, decode, encode, problem_of_steps
-from halfstep.telemetry.events import EVENT_BYTES, Artifact, Checkpoint, Event, FileEvent, LogPart
+from halfstep.telemetry.events import (
+    EVENT_BYTES,
+    Artifact,
+    Checkpoint,
+    Event,
+    FileEvent,
+    LogPart,
+    SavedArtifact,
+)
 
 MAGIC, VERSION = b"HSSPOOL\x00", 1
 FILE_HEADER = struct.Struct("<8sH6x")
@@ -58,7 +66,8 @@ STEP_DTYPE = np.dtype(
 UNKNOWN_US = -1  # watched loops do not report their wait for data
 #: Records without data_us: the same bytes up to there.
 UNTIMED_DTYPE = np.dtype([(name, STEP_DTYPE[name]) for name in (STEP_DTYPE.names or ())[:-1]])
-_NAMES = [b'"artifact"', b'"checkpoint"', b'"log_part"']  # kinds of events that name files
+# Kinds of events that name files.
+_NAMES = [b'"artifact"', b'"checkpoint"', b'"log_part"', b'"saved_artifact"']
 
 Steps: TypeAlias = NDArray[np.void]
 Item: TypeAlias = "Steps | Event | Unrecordable"
@@ -308,7 +317,7 @@ def file_events(path: Path, offset: int) -> Iterator[tuple[FileEvent, int]]:
             kind, payload = next_item
             if kind == EVENT and any(name in payload for name in _NAMES):
                 event = _decode(kind, payload)
-                if isinstance(event, Artifact | Checkpoint | LogPart):
+                if isinstance(event, Artifact | Checkpoint | LogPart | SavedArtifact):
                     yield event, file.tell()
 
 

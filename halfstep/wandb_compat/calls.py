@@ -8,14 +8,23 @@ from typing import Any
 from halfstep.session import logged_values, watch_session
 from halfstep.session.nesting import flat
 from halfstep.telemetry.run_folder import described_in, runs_folder
+from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.media import Histogram, Image, Table
 from halfstep.wandb_compat.run import Run
 from halfstep.wandb_compat.settings import Entries, entries_of
+from halfstep.wandb_compat.sweeps import sweep
 from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
-MEDIA = {"Audio": Unserved("Audio"), "Histogram": Histogram, "Image": Image, "Table": Table}
+MEDIA = {
+    "Artifact": Artifact,
+    "Audio": Unserved("Audio"),
+    "Histogram": Histogram,
+    "Image": Image,
+    "Table": Table,
+    "sweep": sweep,
+}
 #: Functions and classes of Halfstep under the same names.
 OURS = {
     "Audio": logged_values.Audio,
@@ -90,7 +99,8 @@ def init(
         )
         described = described_in(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels)
-        vars(_begun.config)["_entries"].update(((described and described.config) or {}) | settings)
+        entries = ((described and described.config) or {}) | settings
+        vars(_begun.config)["_entries"].update(entries | watch.sweep_settings)
     except Exception as error:
         say_once(f"init() failed, and nothing is recorded: {type(error).__name__}: {error}")
         _begun = Run(watch_session.Watch(None), None, labels)
@@ -128,6 +138,26 @@ def alert(title: str, *arguments: Any, **named: Any) -> None:
 def save(glob_str: Any = None, *arguments: Any, **named: Any) -> Any:
     """Upload files with the active run."""
     return _of_active("save", glob_str, *arguments, **named)
+
+
+def log_artifact(artifact_or_path: Any, *arguments: Any, **named: Any) -> Any:
+    """Log an artifact, or a file or folder as one, with the active run."""
+    return _of_active("log_artifact", artifact_or_path, *arguments, **named)
+
+
+def use_artifact(artifact_or_name: Any, *arguments: Any, **named: Any) -> Any:
+    """Return a version that the active run uses."""
+    return _of_active("use_artifact", artifact_or_name, *arguments, **named)
+
+
+def log_model(path: Any, *arguments: Any, **named: Any) -> Any:
+    """Log a file or folder as a model with the active run."""
+    return _of_active("log_model", path, *arguments, **named)
+
+
+def use_model(name: str) -> Any:
+    """Return the local path of a model that the active run uses."""
+    return _of_active("use_model", name)
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:

@@ -5,7 +5,7 @@ observed optimizer steps they are logged at W&B's own counter of calls.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import glob
@@ -20,6 +20,8 @@ from halfstep.session.stderr import say
 from halfstep.telemetry.attempt_messages import RunFile
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged, slug
+from halfstep.wandb_compat import artifacts
+from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.log_values import show, worded
 from halfstep.wandb_compat.settings import Entries
 from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once, unraised
@@ -59,7 +61,7 @@ class Run:
         self.step = 0
         #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
         self._shift = 0
-        if self.resumed and (watch.is_foreign or not watch.step):
+        if self.resumed and (watch.has_no_torch or not watch.step):
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
@@ -180,6 +182,40 @@ class Run:
         return [str(path) for path in files]
 
     @unraised
+    def log_artifact(
+        self,
+        artifact_or_path: Any,
+        name: str | None = None,
+        type: str | None = None,  # noqa: A002 - W&B's name for it
+        aliases: Sequence[str] | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> Artifact:
+        """Log an artifact, or a file or folder as one."""
+        return artifacts.log_artifact(self._watch, self.id, artifact_or_path, name, type, aliases)
+
+    def use_artifact(
+        self,
+        artifact_or_name: Any,
+        type: str | None = None,  # noqa: A002
+        aliases: Any = None,
+        use_as: str | None = None,
+    ) -> Artifact:
+        """Return a version that this run uses; raises wandb.Error without it."""
+        return artifacts.use_artifact(self._watch, artifact_or_name, type)
+
+    def log_model(
+        self, path: str | Path, name: str | None = None, aliases: Sequence[str] | None = None
+    ) -> None:
+        """Log a file or folder as an artifact of the type "model"."""
+        self.log_artifact(path, name, "model", aliases)
+
+    def use_model(self, name: str) -> str:
+        """Return the local path of a model: a file if it is one, else a folder."""
+        used = self.use_artifact(name)
+        names = list(used._paths())
+        return used.file() if len(names) == 1 else used.download()
+
+    @unraised
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """End the run. exit_code: other than 0 if it failed."""
         self._close()
@@ -241,7 +277,7 @@ class Run:
 
     def _has_row(self, values: Mapping[str, Any]) -> bool:
         """Return whether a loss of these values, without an x axis of its own, is a step's row."""
-        if not self._watch.is_foreign:
+        if not self._watch.has_no_torch:
             return False
         has_axis = any(fnmatchcase(name, each) for each in self._step_metrics for name in values)
         return not has_axis and "loss" in columns_of(values).values()
@@ -259,12 +295,12 @@ class Run:
         """Return the step to log at; None: the last observed step."""
         if step is not None:
             return step
-        is_observed = self._watch.step and not self._watch.is_foreign
+        is_observed = self._watch.step and not self._watch.has_no_torch
         return None if is_observed or self._watch.is_relayed else self.step + self._shift
 
     def _step_of_children(self) -> int:
         """Return the step for a call in a child process, which counts like one in this process."""
-        if self._watch.step and not self._watch.is_foreign:
+        if self._watch.step and not self._watch.has_no_torch:
             return self._watch.step
         self.step += 1
         return self.step - 1 + self._shift

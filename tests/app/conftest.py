@@ -127,7 +127,7 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
 
 @pytest.fixture
 def app(settings: Settings, database: Database) -> FastAPI:
-    """The server, without what it does beside serving."""
+    """The server without its background tasks."""
     return create_app(settings, database)
 
 

@@ -16,7 +16,7 @@ from app.sweeps.sweep_submission import SweepSubmission, begin
 from db.access import accounts, projects, shared_links
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
-from db.files import report_images
+from db.files import artifact_versions, report_images
 from db.runs import environments, notes, reports, run_metadata
 from db.runs.environments import Texts
 from db.runs.reports import Content
@@ -35,6 +35,8 @@ from db.tables import (
 )
 from db.tables import Table as Base
 from db.telemetry import ingest
+from halfstep.artifacts.manifest import Entry
+from halfstep.telemetry.events import UsedArtifact
 from tests.app.conftest import CONFIG, CPU, start_run
 from tests.db.telemetry.telemetry_made import (
     make_events,
@@ -143,6 +145,7 @@ def _side(settings: Settings, database: Database, operator: User, project: str, 
         notes.write(session, owner, notes.of_project(project), f"{mark} project note", "")
         notes.write(session, owner, notes.of_runs(side.runs), f"{mark} comparison note", "")
         _files(settings, session, side)
+        _artifact(settings, session, side)
         _kept(session, side)
         _alert(session, owner, side)
         _secret, link = shared_links.make(session, owner, [run.id], 7)
@@ -245,6 +248,23 @@ def _about(content: bytes) -> dict[str, Any]:
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
+
+
+def _artifact(settings: Settings, session: Session, side: Side) -> None:
+    """Save a version of an artifact, which the side's run uses."""
+    content = f"{FILE_MARK} of {side.mark}".encode()
+    entry = Entry(f"{side.mark}.txt", len(content), hashlib.sha256(content).hexdigest())
+    project, name = side.project, f"{side.mark}-data"
+    version = artifact_versions.save(
+        session, side.owner, project, name, type=f"{side.mark}-type", entries=[entry]
+    )
+    key = f"blobs/{side.mark}"
+    _write(settings.data / key, content)
+    identity = (entry.sha256, entry.size_bytes)
+    artifact_versions.store_blob(session, *identity, key, version_id=version.id)
+    event = UsedArtifact(project=project, name=name, digest=version.digest)
+    artifact_versions.use_by_run(session, session.get_one(Run, side.runs[0]), event)
+    side.ids |= {"collection_id": version.collection_id, "version_id": version.id}
 
 
 def _kept(session: Session, side: Side) -> None:

@@ -1,4 +1,4 @@
-"""Those who are told: an HTTP server and an SMTP server that note what they get."""
+"""Receivers of alerts: an HTTP server and an SMTP server that record requests."""
 
 import socketserver
 import ssl
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """What came in, and with what it is answered: status, headers, body."""
+    """Recorded requests, and the status, headers and body of the response."""
 
     port: int = 0
     got: list[Any] = field(default_factory=list)
@@ -85,11 +85,11 @@ def smtp_receiver() -> Iterator[Receiver]:
         yield from _serving(server, result)
 
 
-def _serving(server: socketserver.BaseServer, told: Receiver) -> Iterator[Receiver]:
+def _serving(server: socketserver.BaseServer, receiver: Receiver) -> Iterator[Receiver]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield told
+        yield receiver
     finally:
         server.shutdown()
         thread.join()

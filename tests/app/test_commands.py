@@ -49,6 +49,7 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
         assert not any(map(is_running, family))
 
 
+@pytest.mark.extended
 def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
     """Whatever its port; unless one is named, or the server has gone, killed or not."""
     environment, file = {"HALFSTEP_DATA": str(tmp_path)}, tmp_path / "server.json"
@@ -82,7 +83,7 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
 
 
 @pytest.mark.extended
-def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
+def test_up_continues_after_a_kill(site: Site) -> None:
     """Its worker ends with it, so that the next one has the name, and finds the trainings."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
     run_id = site.submit(recipe="gated")
@@ -100,7 +101,7 @@ def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
 
 
 @pytest.mark.extended
-def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_up_with_a_closed_terminal_leaves_no_worker_behind(tmp_path: Path) -> None:
     """The reader of its output is gone, as after `halfstep up | head`."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
@@ -111,7 +112,7 @@ def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -
     assert not any(map(is_running, family))
 
 
-def test_what_is_written_is_its_users_alone(site: Site) -> None:
+def test_written_files_are_private(site: Site) -> None:
     """Neither the database nor a run's files, nor the folder that they lie in, are others'."""
     data = site.data / "data"
     environment = {"HALFSTEP_DATA": str(data), "HALFSTEP_WORKER_NAME": "w1"}
@@ -174,7 +175,7 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
 
 @pytest.mark.xdist_group("bucket")
 @pytest.mark.parametrize("word", ["server", *extended(["worker"])])
-def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
+def test_a_missing_bucket_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
     """Before anything is served, claimed or lost."""
     url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}
     ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), **url)
@@ -200,7 +201,7 @@ def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, al
     assert "Traceback" not in ended.stderr
 
 
-def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
+def test_the_link_creates_only_the_first_user(tmp_path: Path) -> None:
     """A name that is mistyped later makes no account; the terminal's deeds are written down."""
     environment = {"HALFSTEP_DATA": str(tmp_path)}
     halfstep("migrate", **environment)
@@ -250,7 +251,7 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
-    """The commands report what they did, and reject with a message."""
+    """The commands print their results and errors."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     folder = str(tmp_path / "backup")
     result = halfstep("backup", folder, **environment).stdout
@@ -267,7 +268,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     assert "0 files restored" in halfstep("restore", folder, **other).stdout
 
 
-def test_rebuild_sums_a_run_up_anew(site: Site) -> None:
+def test_rebuild_recomputes_the_summary(site: Site) -> None:
     """What charts are drawn from comes back as it was; an unknown run is named in a sentence."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
@@ -299,35 +300,35 @@ def test_what_operators_read_is_json_too(
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
 
-    def told(*words: str) -> list[dict[str, Any]]:
+    def reported(*words: str) -> list[dict[str, Any]]:
         assert type_command(*words, "--json") == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    run, summed = told("storage", "runs")
+    run, summed = reported("storage", "runs")
     assert (run["run"], run["owner"], run["stored_bytes"]) == (running.id, "ada", 0)
     assert (summed["runs"], summed["trash"]) == (1, {"runs": 0, "stored_bytes": 0})
     assert summed["disk"]["total_bytes"] >= summed["disk"]["free_bytes"]
-    assert told("storage", "check") == [{"mismatches": 0}]
-    pruned = told("storage", "prune", "--logs", "1", "--dry-run")
+    assert reported("storage", "check") == [{"mismatches": 0}]
+    pruned = reported("storage", "prune", "--logs", "1", "--dry-run")
     assert pruned == [{"runs": 0, "stored_bytes": 0}]
-    [rebuilt] = told("rebuild", str(running.id))
+    [rebuilt] = reported("rebuild", str(running.id))
     assert (rebuilt["run"], rebuilt["skipped"]) == (running.id, 0)
-    [link] = told("link", "ada")
+    [link] = reported("link", "ada")
     assert link["name"] == "ada"
     assert "/?token=" in link["link"]
-    [made] = told("user", "add", "carol")
+    [made] = reported("user", "add", "carol")
     assert made["name"] == "carol"
-    assert told("user", "role", "carol", "viewer")[0]["role"] == "viewer"
-    assert told("user", "change", "carol", "commands")[0]["change"] == "commands"
-    _ada, carol = told("user", "list")
+    assert reported("user", "role", "carol", "viewer")[0]["role"] == "viewer"
+    assert reported("user", "change", "carol", "commands")[0]["change"] == "commands"
+    _ada, carol = reported("user", "list")
     assert carol == {
         **{"name": "carol", "roles": {"": "viewer"}, "admin": False},
         **{"runs_commands": True, "deactivated": False},
     }
-    [saved] = told("backup", str(tmp_path / "backup"))
+    [saved] = reported("backup", str(tmp_path / "backup"))
     assert (saved["files"], saved["left_out"]) == (0, [])
     assert saved["rows"] > 0
-    [gone] = told("storage", "prune", "--logs", "0", "--yes")[-1:]
+    [gone] = reported("storage", "prune", "--logs", "0", "--yes")[-1:]
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent.action).order_by(AuditEvent.id)).all()
     assert {"halfstep backup", "halfstep rebuild"} <= {*audit_events}

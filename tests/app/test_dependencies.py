@@ -54,7 +54,7 @@ def test_any_number_of_requests_at_once_are_answered(
     assert asyncio.run(_answers(app, token)) == [{200}, {204}]
 
 
-def test_a_refused_request_leaves_nothing_behind(
+def test_a_rejected_request_leaves_nothing_behind(
     app: FastAPI, database: Database, ada: User
 ) -> None:
     """Its session goes with it; were it held until garbage is looked for, so were all it read."""
@@ -76,8 +76,8 @@ def test_a_refused_request_leaves_nothing_behind(
         event.remove(Session, "after_begin", note)
 
 
-def test_turns_leave_threads_and_connections_to_others(database: Database) -> None:
-    """Whoever holds a connection between threads finds a thread, and a look a connection."""
+def test_requests_cannot_exhaust_threads_and_connections(database: Database) -> None:
+    """A request with a connection always gets a thread, and a read-only request a connection."""
     pool = database.engine.pool
     assert TURNS < 40  # of anyio's threads
     assert database.engine.dialect.name == "sqlite" or pool.size() + pool._max_overflow > TURNS  # type: ignore[attr-defined]

@@ -1,11 +1,9 @@
-"""What a look at a run or at the list costs, however long runs are and however many."""
+"""Cost of requests for a run or the list, for long runs and many runs."""
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from app.live import run_updates
@@ -16,6 +14,7 @@ from db.settings import Settings
 from db.tables import Diagnosis, Membership, Metric, Project, Run, ScalerEvent, Status, User
 from db.telemetry import series, telemetry
 from tests.app.conftest import CONFIG, submit
+from tests.app.looks_made import counted, noted
 from tests.db.telemetry.telemetry_made import (
     make_metric,
     make_replay,
@@ -23,41 +22,9 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
+from tests.marks import extended
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
-
-INSTRUCTIONS = 100
-
-
-@contextmanager
-def counted(database: Database) -> Iterator[list[int]]:
-    """Count what SQLite's machine does, in hundreds of instructions: no clock is as exact."""
-    hundreds = [0]
-
-    def tick() -> int:
-        hundreds[0] += 1
-        return 0
-
-    def listen(connection: object, *_: object) -> None:
-        connection.set_progress_handler(tick, INSTRUCTIONS)  # type: ignore[attr-defined]
-
-    event.listen(database.engine, "checkout", listen)
-    yield hundreds
-    event.remove(database.engine, "checkout", listen)
-
-
-@contextmanager
-def noted(database: Database) -> Iterator[list[str]]:
-    """Note the queries that are made; BEGIN, which only SQLite is told, is none."""
-    statements: list[str] = []
-
-    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        if not statement.startswith("BEGIN"):
-            statements.append(statement)
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    yield statements
-    event.remove(database.engine, "before_cursor_execute", note)
 
 
 def fill(database: Database, run: Run, rows: int) -> None:
@@ -76,8 +43,10 @@ def fill(database: Database, run: Run, rows: int) -> None:
 
 
 @pytest.mark.only_on("sqlite")
-def test_a_look_costs_what_is_new(database: Database, running: Run, settings: Settings) -> None:
-    """With 3,000 points, events and replays behind a run a look reads no more than with none."""
+def test_an_update_costs_as_much_as_is_new(
+    database: Database, running: Run, settings: Settings
+) -> None:
+    """A run with 3,000 points, events and replays needs no more reads than a new one."""
     look = run_updates.of_run(database, settings, running.id)
     costs = []
     for steps in itertools.count(1):
@@ -116,7 +85,7 @@ def test_forks_and_groups_are_found_by_an_index(
 def test_a_list_of_many_takes_few_queries(
     database: Database, running: Run, ada: User, settings: Settings
 ) -> None:
-    """Sixty runs, of which some wait for others, are summed up in as many queries as two."""
+    """Sixty runs, some of them queued behind others, take as many queries as two."""
     for n in range(60):
         submit(database, ada, after_id=running.id if n % 2 else None)
     flush = telemetry.Flush(steps=[make_steps([1.0] * 9, skipped=[2])])
@@ -165,7 +134,7 @@ def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
     assert len(of_run) <= 10, of_run
 
 
-@pytest.mark.parametrize("whose", ["an operator's", "a member's"])
+@pytest.mark.parametrize("whose", ["a member's", *extended(["an admin's"])])
 def test_a_page_of_200_runs_takes_ten_queries(
     database: Database,
     ada: User,
@@ -190,7 +159,7 @@ def test_a_page_of_200_runs_takes_ten_queries(
         for project in ("", "vision"):
             session.merge(Project(name=project))
             session.merge(Membership(user_id=ada.id, project=project, role="maintainer"))
-        session.get_one(User, ada.id).is_admin = whose == "an operator's"
+        session.get_one(User, ada.id).is_admin = whose == "an admin's"
     script.get("/api/v1/tokens")  # so that the token's use is noted by now
     for client, address in ((browser, "/runs"), (script, "/api/v1/runs?limit=200")):
         with noted(database) as statements:

@@ -1,4 +1,4 @@
-"""What the server does beside serving."""
+"""Background tasks of the server."""
 
 import logging
 from threading import Event
@@ -8,10 +8,10 @@ import pytest
 from app.periodic_tasks import repeating
 
 
-def test_work_that_raises_is_done_again_and_keeps_no_other(
+def test_a_failing_task_is_repeated_and_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is logged by name; leaving ends all, and tells what takes long."""
+    """It is logged by name; shutdown ends all tasks and names slow ones."""
     tried, stopping, outlived, done = [], Event(), Event(), Event()
 
     def breaks() -> None:

@@ -20,7 +20,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import SECONDS, until
 
 
-def test_stream_goes_on_where_it_was_lost(
+def test_stream_continues_where_it_was_lost(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:
     """A browser that comes back with its last event's id gets only the steps after it."""
@@ -69,7 +69,7 @@ def test_an_answer_waits_for_no_acknowledgement(settings: Settings, database: Da
 def test_open_streams_hold_no_connection(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:
-    """However many pages are open, the pool is everybody else's."""
+    """For any number of open pages, the connection pool stays free."""
     headers = {"authorization": script.headers["authorization"]}
     record(database, running, make_steps([1.0] * 3))
     with ExitStack() as stack:
@@ -142,8 +142,8 @@ def _arrived(protocol: object) -> bool:
     return protocol._arrived >= connections.BODY_BYTES
 
 
-def test_headers_have_an_end(address: str) -> None:
-    """Whoever sends them without one is cut off, long before a hundred megabytes."""
+def test_headers_are_bounded(address: str) -> None:
+    """A connection with endless headers is closed long before 100 MB."""
     with socket.create_connection(_host_and_port(address), timeout=60) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         header = b"X: %s\r\n" % (b"x" * 1000)

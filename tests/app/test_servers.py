@@ -25,7 +25,7 @@ PUBLIC = "http://halfstep.example"
 
 @contextmanager
 def server(site: Site) -> Iterator[httpx2.Client]:
-    """Start one, and give a browser that comes to it as if by the proxy before all of them."""
+    """Start a server, and return a browser that reaches it as through a load balancer."""
     port = free_port()
     environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(port)}
     environment |= {"HALFSTEP_PUBLIC_URL": PUBLIC, "HALFSTEP_HOST_NAMES": "halfstep.example"}
@@ -43,8 +43,8 @@ def server(site: Site) -> Iterator[httpx2.Client]:
 
 @pytest.mark.only_on("postgresql")
 def test_two_servers_are_as_one(site: Site) -> None:
-    """Who signs in at one is known at the other, which shows live what was asked for at the first;
-    wrong passwords are counted by both together.
+    """A session of one is valid at the other, which shows the first one's changes live; failed
+    sign-ins are counted together.
     """
     offer_digits(site.database)
     with site.database.writing() as session:

@@ -39,10 +39,11 @@ def shown(folder: Path) -> Iterator[httpx2.Client]:
     """Run `halfstep show` and yield a browser that is signed in by its link."""
     command = [sys.executable, "-m", "halfstep.cli.main", "show", "--no-open"]
     elsewhere = {**os.environ, "http_proxy": "http://127.0.0.1:9"}  # leads to no address here
-    with heeded(signal.SIGINT):
-        process = warm.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=elsewhere)
+    with heeded(signal.SIGINT), printed(folder).open("w") as output:
+        process = warm.Popen(command, cwd=folder, stdout=output, env=elsewhere)
     try:
-        link = next(found for line in process.stdout if (found := re.search(r"http://\S+", line)))
+        until(lambda: "Ctrl-C" in printed(folder).read_text())
+        link = re.search(r"http://\S+", printed(folder).read_text())
         parts = urlsplit(link.group())
         base = f"{parts.scheme}://{parts.netloc}"
         with httpx2.Client(base_url=base, follow_redirects=True, timeout=60) as browser:
@@ -51,7 +52,12 @@ def shown(folder: Path) -> Iterator[httpx2.Client]:
             yield browser
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=SECONDS)
+        process.wait(timeout=SECONDS)
+
+
+def printed(folder: Path) -> Path:
+    """Return the file with the output of `halfstep show` for a folder."""
+    return folder / "printed"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -66,7 +72,7 @@ def names(browser: httpx2.Client) -> set[str]:
 
 
 def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> None:
-    """Runs of all projects; a name is no part of what a viewer may change; no file is written."""
+    """Runs of all projects; a viewer cannot rename them; no file is written."""
     (tmp_path / "script.py").write_text(SCRIPT)
     assert warm.run([sys.executable, "script.py"], cwd=tmp_path).returncode == 0
     before = contents(tmp_path / "halfstep-runs")
@@ -85,13 +91,14 @@ def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> Non
 
 
 def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
-    """And a run that cannot be read costs itself only."""
+    """A damaged run costs itself only; a folder that is away is read when it is back."""
     (tmp_path / "script.py").write_text(GROWING)
     (tmp_path / "halfstep-runs" / "damaged").mkdir(parents=True)
     (tmp_path / "halfstep-runs" / "damaged" / "run.json").write_text(json.dumps([]))
     script = warm.Popen(
         [sys.executable, "script.py"], cwd=tmp_path, stdin=subprocess.PIPE, text=True
     )
+    runs, away = tmp_path / "halfstep-runs", tmp_path / "away"
     with shown(tmp_path) as browser:
         for count in (1, 2):
             script.stdin.write(f"{count}\n")
@@ -99,6 +106,9 @@ def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
             until(lambda: "growing" in names(browser))
             url = "/api/v1/runs/1/metrics"
             until(lambda url=url, n=count: len(browser.get(url).json()["metrics"]) == n)
+            runs.rename(away)
+            until(lambda: "No such file" in printed(tmp_path).read_text())
+            away.rename(runs)
         script.communicate()
         until(lambda: browser.get("/api/v1/runs/1").json()["status"] == "finished")
 

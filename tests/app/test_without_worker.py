@@ -19,7 +19,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def run_without_worker(code: str) -> str:
-    """Run code where nothing that the extra alone brings can be imported; return its output."""
+    """Run code without the packages of the worker extra; return its output."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     only = names(project["optional-dependencies"]["worker"]) - names(project["dependencies"])
     modules = [
@@ -47,8 +47,9 @@ for package in (app, db):
     assert {"app.main", "app.serve", "db.database"} <= set(run_without_worker(code).split())
 
 
-def test_help_says_what_the_worker_needs() -> None:
-    """The server's commands are explained; the worker's names what is not there."""
+@pytest.mark.extended
+def test_help_names_missing_packages_of_the_worker() -> None:
+    """Help of the server's commands works; that of the worker's names the missing packages."""
     text = run_without_worker("from halfstep.cli.main import main; main(['--help'])")
     text = re.sub(r"\s+", " ", text)
     assert "server Start only the server" in text

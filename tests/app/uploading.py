@@ -1,4 +1,4 @@
-"""An uploader as simple as can be: a spool on disk, and what a test wishes to send of it."""
+"""A minimal uploader: a spool on disk, from which a test sends parts."""
 
 import gzip
 from pathlib import Path
@@ -16,7 +16,7 @@ ID = "0123456789abcdef" * 2
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """What run.json says of a run, as it is sent."""
+    """Return the run's description from run.json, as it is sent."""
     content: dict[str, Any] = {
         "id": ID,
         "attempt": 1,
@@ -76,7 +76,7 @@ class Uploader:
         return answer
 
     def send(self, **options: Any) -> httpx2.Response:
-        """Send what the server lacks of the present file."""
+        """Send the missing part of the current file."""
         return self.put(self.content(self.sequence)[self.offset :], **options)
 
     def put_file(

@@ -22,7 +22,7 @@ WORKER = f"exec {sys.executable} -m worker.worker"
 
 
 def can_make_machines() -> bool:
-    """Tell whether we may: root, with iproute2."""
+    """Return whether machines can be made here: root, with iproute2."""
     tried = subprocess.run(["ip", "netns", "list"], capture_output=True, check=False)
     return os.geteuid() == 0 and tried.returncode == 0
 
@@ -66,7 +66,7 @@ class Machine:
         ip("-n", self.namespace, *words)
 
     def start(self, command: str = WORKER, **environment: str) -> None:
-        """Switch it on: its worker starts, or what else it is told to be for."""
+        """Start the machine with its worker, or with another command."""
         url = make_url(self.site.url).set(host=f"{NET}.1", port=PORT, query={})
         own = {
             **self.site.environment,

@@ -41,7 +41,7 @@ class Cluster:
 
     @property
     def is_there(self) -> bool:
-        """Tell whether anything of Ray's own still runs on its nodes."""
+        """Return whether a process of Ray still runs on its nodes."""
         return bool(self._processes("raylet", self.nodes))
 
     def _processes(self, name: str, machines: list[Machine]) -> list[psutil.Process]:
@@ -55,8 +55,9 @@ class Cluster:
 
 
 def _command(machine: Machine, words: str, beside: str = "sleep infinity") -> str:
-    """Return what a machine is for: a part of Ray, which finds a /tmp/ray of its own; and what
-    stays when Ray's daemons have gone.
+    """Return the command of a machine: a part of Ray with a /tmp/ray of its own.
+
+    The machine outlives Ray's daemons.
     """
     own = machine.data / "ray"
     own.mkdir()
@@ -78,7 +79,10 @@ def _has_started(machine: Machine) -> bool:
 def ray_cluster(
     site: Site, folder: Path, beside: str = "sleep infinity", **environment: str
 ) -> Iterator[Cluster]:
-    """A head and two nodes. beside: what else runs where the head is, in this environment."""
+    """Start a head and two nodes.
+
+    beside: another command for the head's machine, and its environment.
+    """
     with machines(site, folder, 3) as made:
         cluster = Cluster(made)
         cluster.start(beside, **environment)

@@ -22,10 +22,10 @@ from db.settings import Settings
 from db.tables import Status
 from tests.buckets import Bucket, moto
 from tests.clusters.machines import LEASE_SECONDS, NET, Machine, can_make_machines, machines
-from tests.clusters.test_machines import assert_never_two_at_once, worker_of
+from tests.clusters.machines_made import assert_never_two_at_once, worker_of
 from tests.conftest import postgresql_control
+from tests.faults.clocks_made import HOUR, faked, jump
 from tests.faults.conftest import COUNTS, often
-from tests.faults.test_clocks import HOUR, faked, jump
 from tests.site import Site, until
 from tests.trainer.conftest import assert_same_bits
 

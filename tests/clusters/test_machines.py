@@ -1,17 +1,15 @@
-"""Three machines, and what may befall them: never two attempts that train at once."""
+"""Three machines and their failures: two attempts never train at once."""
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from db.queue import workers
-from db.runs import runs
 from db.tables import Status
 from tests.clusters.machines import LEASE_SECONDS, Machine, can_make_machines, machines
+from tests.clusters.machines_made import assert_never_two_at_once, worker_of
 from tests.faults.conftest import COUNTS
 from tests.site import Site, until
 from tests.trainer.conftest import assert_same_bits
@@ -70,32 +68,15 @@ def test_a_lost_machine_costs_an_attempt_and_no_step(
     COUNTS.append(f"{failure_kind.__name__} of node {number}: resumed, bit-identical")
 
 
-def worker_of(site: Site, run_id: int, number: int) -> str:
-    with site.database.reading() as session:
-        return workers.of_nodes(session, runs.get(session, run_id))[number]
-
-
 def end(site: Site, run_id: int) -> dict[str, object]:
     path = site.data / "bucket" / "runs" / str(run_id) / "checkpoints" / f"step-{STEPS:08d}.pt"
     state: dict[str, object] = torch.load(path, weights_only=True)
     return state
 
 
-def assert_never_two_at_once(site: Site, run_id: int) -> None:
-    """By the moments of this machine's one clock at which ranks asked for a batch."""
-    times: dict[int, list[float]] = {}
-    for line in (site.data / "trace").read_text().splitlines():
-        run, attempt, moment = line.split()
-        if int(run) == run_id:
-            times.setdefault(int(attempt), []).append(float(moment))
-    spans = [(min(each), max(each)) for _attempt, each in sorted(times.items())]
-    assert len(spans) > 1
-    assert all(before[1] < after[0] for before, after in pairwise(spans))
-
-
-def test_what_is_away_for_a_moment_costs_nothing(site: Site, three: list[Machine]) -> None:
-    """A link cut for an eighth of the lease, and the way to the database as long: attempt 1 ends
-    it, with all rows. (TCP tries again after as long as it has waited in vain.)
+def test_a_short_network_failure_costs_nothing(site: Site, three: list[Machine]) -> None:
+    """With a link and the database unreachable for an eighth of the lease each, attempt 1 completes
+    with all rows. (TCP retries after as long as it has waited.)
     """
     for machine in three[:2]:
         machine.start()

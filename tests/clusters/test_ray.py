@@ -58,8 +58,9 @@ class Sleepers(Pilots):
 
 
 def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
-    """For any number of calls; a request without room waits as a whole, with the reason; an
-    actor whose worker cannot be started reports it; a node lists all that it lacks."""
+    """For any number of calls; a request that does not fit waits as a whole, with the reason; an
+    actor that cannot start its worker reports it; a node lists all missing packages.
+    """
     first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
     assert engine.poll(first).state == "gone"
     engine.place(first)

@@ -69,7 +69,7 @@ def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) ->
     assert "cancelled" in engine.poll(first).reason
 
 
-def test_what_slurm_refuses_is_told_in_its_words(
+def test_a_rejection_of_slurm_has_its_message(
     engine: placement.Placement, cluster: Slurm, tmp_path: Path
 ) -> None:
     """A partition that there is not, and more nodes than it has."""
@@ -82,7 +82,7 @@ def test_what_slurm_refuses_is_told_in_its_words(
     engine.cancel(large)
 
 
-def test_a_slurm_that_cannot_be_asked_is_away_and_refuses_no_run(
+def test_an_unreachable_slurm_rejects_no_run(
     engine: placement.Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a configuration that cannot be read: the placer waits for it, whatever it asks."""
@@ -133,7 +133,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
 def test_a_node_is_checked_before_the_first_run(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reports what is missing there; a missing partition is reported by Slurm."""
+    """Missing requirements of the node are reported; a missing partition is reported by Slurm."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))

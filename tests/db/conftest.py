@@ -17,7 +17,7 @@ DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"ty
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Run what is collected here on both databases in `make test`."""
+    """Run these tests on both databases in `make test`."""
     collector.add_marker("sql")
 
 
@@ -31,7 +31,7 @@ def submit(session: Session, owner: User, **changes: Any) -> Run:
 
 
 def submit_command(session: Session, owner: User, line: str = "true", **changes: Any) -> Run:
-    """Queue a command; changes: of the row, or of what the command says."""
+    """Queue a command; changes: values of the row or of the command."""
     command = {"line": line, "folder": "", "git": "", "commit": "", "venv": ""}
     command |= {"variables": {}, "secrets": [], "parameters": {}}
     command |= {name: changes.pop(name) for name in command.keys() & changes.keys()}
@@ -90,7 +90,7 @@ def running(database: Database, ada: User, worker: Worker) -> Run:
 
 
 def blocked(database: Database) -> bool:
-    """Tell whether a connection waits for another one's lock."""
+    """Return whether a connection waits for a lock of another one."""
     waits = select(func.count()).select_from(text("pg_stat_activity"))
     waits = waits.where(text("wait_event_type = 'Lock' AND datname = current_database()"))
     with database.reading() as session:

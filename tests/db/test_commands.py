@@ -1,4 +1,4 @@
-"""Commands in the queue, beside runs with a recipe."""
+"""Commands in the queue."""
 
 import pytest
 
@@ -30,10 +30,10 @@ def test_only_a_worker_that_offers_commands_claims_them(
         assert (found.id, found.attempt, found.status) == (command.id, 1, Status.STARTING)
 
 
-def test_a_command_needs_as_many_devices_as_it_asks_for(
+def test_a_command_needs_its_number_of_devices(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Precision and memory, which nobody knows of a command, keep no worker from it."""
+    """Precision and memory, which are unknown for commands, exclude no worker."""
     with database.writing() as session:
         submit_command(session, ada, devices_per_node=2, config={"training": 1})
         assert claim(session, worker, commands=True, free_devices=[0]) is None
@@ -42,7 +42,9 @@ def test_a_command_needs_as_many_devices_as_it_asks_for(
         assert queue.node(session, found.id, 1).devices == [0, 3]
 
 
-def test_what_a_command_waits_for_is_said(database: Database, ada: User, worker: Worker) -> None:
+def test_a_queued_command_has_a_pending_reason(
+    database: Database, ada: User, worker: Worker
+) -> None:
     """Where no worker offers commands, the setting is named; then it is like any other run."""
     with database.writing() as session:
         command = submit_command(session, ada, devices_per_node=2)
@@ -55,10 +57,10 @@ def test_what_a_command_waits_for_is_said(database: Database, ada: User, worker:
     assert reason(database, command) == "it is next: a worker is about to take it"
 
 
-def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
+def test_a_command_is_held_in_the_queue_and_not_paused(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Nobody but its script could go on from where it was; a kill and a cancel are obeyed."""
+    """Only its script could resume it; kill and cancel work."""
     with database.writing() as session:
         waits, works = submit_command(session, ada), submit_command(session, ada)
         assert run_control.pause(session, waits.id, ada).status == Status.PAUSED
@@ -72,7 +74,7 @@ def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
         assert run_control.kill(session, works.id, ada).desired_state == "kill"
 
 
-def test_a_command_that_waits_for_no_run_is_refused(database: Database, ada: User) -> None:
+def test_a_command_that_waits_for_no_run_is_rejected(database: Database, ada: User) -> None:
     """As with any other run."""
     with database.writing() as session, pytest.raises(Invalid, match="there is no run 7"):
         submit_command(session, ada, after_id=7)

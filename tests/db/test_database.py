@@ -33,7 +33,7 @@ def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_migrations_give_the_key_of_the_code(database: Database) -> None:
-    """What a key includes, which is not compared above."""
+    """Columns of indexes and keys, which the test above does not compare."""
     with database.reading() as session:
         query = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
         key = session.scalar(query, {"name": "pk_run_config_values"})
@@ -75,8 +75,8 @@ def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
 
 
 @pytest.mark.parametrize("kind", ["read_only", "single_write", "reading", "writing"])
-def test_a_session_that_has_ended_is_of_no_more_use(database: Database, kind: str) -> None:
-    """Whoever holds on to it begins nothing that nobody would end."""
+def test_a_closed_session_cannot_be_used(database: Database, kind: str) -> None:
+    """It cannot begin a transaction that nothing would end."""
     with getattr(database, kind)() as session:
         session.scalar(select(now()))
     with pytest.raises(InvalidRequestError):
@@ -84,7 +84,7 @@ def test_a_session_that_has_ended_is_of_no_more_use(database: Database, kind: st
 
 
 @pytest.mark.only_on("postgresql")
-def test_whoever_falls_silent_in_a_transaction_holds_nothing_for_ever(
+def test_a_silent_transaction_releases_its_locks(
     database_url: str, database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that it locked is free for others again, and its own transaction an outage."""
@@ -121,7 +121,7 @@ def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
 
 
 @pytest.mark.only_on("postgresql")
-def test_what_is_too_long_for_an_index_is_no_outage(database: Database, running: Run) -> None:
+def test_values_too_long_for_an_index_are_no_outage(database: Database, running: Run) -> None:
     """It would be waited for without end, though it is refused every time."""
     name = secrets.token_hex(20_000)  # that nothing can compress
     metric = Metric(run_id=running.id, name=name, step=1, value=0.5, elapsed_ms=5)

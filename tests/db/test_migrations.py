@@ -3,17 +3,11 @@
 import io
 import json
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
-    JSON,
-    Boolean,
-    Float,
-    Integer,
-    LargeBinary,
     MetaData,
     Table,
     delete,
@@ -26,95 +20,27 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError
 
-from db.access import accounts, audit
+from db.access import accounts
 from db.database import Database
-from db.files import checkpoints
-from db.queue import queue
+from db.errors import Conflict
 from db.runs import views
 from db.tables import (
     AlertRule,
     ApiToken,
-    Artifact,
     AuditEvent,
-    LatestMetric,
     MetricBucket,
     Run,
     RunConfigValue,
-    Status,
-    StepBucket,
-    Sweep,
     User,
-    Worker,
 )
-from db.telemetry import ingest
-from db.telemetry.pyramid import SIZES, STEP_SERIES
-from db.telemetry.summaries import layout
-from db.telemetry.windows import measured, window
-from halfstep.telemetry.spool import UNKNOWN_US
-from tests.db.conftest import submit, submit_command
-from tests.db.files.test_checkpoints import saved
+from db.telemetry.pyramid import SIZES
+from db.telemetry.windows import measured
+from tests.db.migrations_made import a_value
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
-from tests.spool_made import checkpoint_of
 
 pytestmark = pytest.mark.slow
 
-REVISIONS = [
-    "0001",
-    "0002",
-    "0003",
-    "0004",
-    "0005",
-    "0006",
-    "0007",
-    "0008",
-    "0009",
-    "0010",
-    "0011",
-    "0012",
-    "0013",
-    "0014",
-    "0015",
-    "0016",
-    "0017",
-    "0018",
-    "0019",
-    "0020",
-    "0021",
-    "0022",
-    "0023",
-    "0024",
-    "0025",
-    "0026",
-    "0027",
-    "0028",
-    "0029",
-    "0030",
-    "0031",
-    "0032",
-    "0033",
-    "0034",
-    "0035",
-    "0036",
-    "0037",
-    "0038",
-    "0039",
-    "0040",
-    "0041",
-    "0042",
-]
-
-
-def a_value(column: Any) -> Any:
-    """Return a value of a column's type; a key refers to the first row."""
-    if isinstance(column.type, Boolean):
-        return True
-    if isinstance(column.type, Integer):
-        return 1
-    if isinstance(column.type, Float):
-        return 1.0
-    if isinstance(column.type, JSON):
-        return []
-    return b"x" if isinstance(column.type, LargeBinary) else "x"
+REVISIONS = ["0035", "0036", "0037", "0038", "0039", "0040", "0041", "0042", "0043"]
 
 
 def tables(database: Database) -> list[Table]:
@@ -165,12 +91,11 @@ def test_rows_outlive_every_migration(database: Database) -> None:
     command.upgrade(config, "head")
 
 
-def test_deeds_are_kept_by_an_earlier_version_too(database: Database, ada: User) -> None:
-    """Except events without a user, which it does not support; rows still cannot be changed."""
+def test_audit_events_survive_a_downgrade(database: Database, ada: User) -> None:
+    """Rows still cannot be changed."""
     with database.writing() as session:
-        audit.note_typed(session, "backup", "here")
         session.add(AuditEvent(user_id=ada.id, action="POST /views", address=""))
-    command.downgrade(database.migrations(), "0024")
+    command.downgrade(database.migrations(), "0038")
     rows = "SELECT deed FROM deeds"
     with database.engine.begin() as connection:
         assert connection.execute(text(rows)).scalars().all() == ["POST /views"]
@@ -186,6 +111,20 @@ def test_every_revision_is_tried() -> None:
     assert [each.revision for each in script.walk_revisions()][::-1] == REVISIONS
 
 
+@pytest.mark.parametrize("revision", ["0034", "9999"])
+def test_an_unknown_revision_is_named(database: Database, revision: str) -> None:
+    """Older than the first that is left, or of a newer version; nothing is changed."""
+    stored = "UPDATE alembic_version SET version_num = '{}'"
+    newest = REVISIONS[-1]
+    with database.engine.begin() as connection:
+        connection.execute(text(stored.format(revision)))
+    with pytest.raises(Conflict, match=f"revision {revision}; this version can open 0035 to"):
+        database.migrate()
+    with database.engine.begin() as connection:
+        connection.execute(text(stored.format(newest)))
+    database.migrate()
+
+
 @pytest.mark.only_on("sqlite")
 def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
     """They are off only while tables are rebuilt."""
@@ -194,157 +133,13 @@ def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
 
 
-def test_workers_that_were_there_keep_their_recipes(database: Database) -> None:
-    """The recipes of a worker are taken from its stored capabilities."""
-    recipes = [{"name": "digits", "schema": {}}, {"name": "broken", "error": "no"}]
-    who: dict[str, Any] = {"name": "w", "host": "h", "pid": 1, "devices": [], "versions": {}}
-    with database.writing() as session:
-        session.add(Worker(**who, recipes=recipes))
-    for go, target in ((command.downgrade, "0005"), (command.upgrade, "head")):
-        go(database.migrations(), target)
-    with database.reading() as session:
-        assert session.scalars(select(Worker)).one().recipe_names == ["digits"]
-
-
 @pytest.mark.only_on("postgresql")
 def test_sql_is_printed_without_a_change(database: Database) -> None:
     """For users who apply changes of the schema by hand."""
     text = io.StringIO()
-    command.upgrade(database.migrations(text), "0001:head", sql=True)
-    assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
-    assert "'0029'" in text.getvalue()
-
-
-def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Database) -> None:
-    """It reads a precision out of each configuration; a watched run's may hold anything."""
-    with database.writing() as session:
-        owner = accounts.user_named(session, "ada")
-        what: dict[str, Any] = {"name": "n", "project": "", "tags": "", "host": "", "versions": {}}
-        ingest.begin(session, owner, "0" * 32, 1, config={"a": 1}, started_at=0.0, **what)
-    command.downgrade(database.migrations(), "0008")
-    [runs, nodes] = [each for each in tables(database) if each.name in ("runs", "run_nodes")]
-    with database.engine.connect() as connection:
-        config = connection.execute(select(runs.c.config)).scalar_one()
-        assert connection.execute(select(nodes)).all() == []
-    assert "precision" in (json.loads(config) if isinstance(config, str) else config)
-    command.upgrade(database.migrations(), "head")
-
-
-def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Database) -> None:
-    """A queued one is ended, and its row is kept as that of a watched run."""
-    with database.writing() as session:
-        submit_command(session, accounts.user_named(session, "ada"))
-    command.downgrade(database.migrations(), "0009")
-    [runs] = [each for each in tables(database) if each.name == "runs"]
-    with database.engine.connect() as connection:
-        [row] = connection.execute(select(runs)).mappings()
-    assert (row["source"], row["status"]) == ("watch", "cancelled")
-    assert row["ended_at"] == row["created_at"]
-    command.upgrade(database.migrations(), "head")
-
-
-def test_an_earlier_version_does_not_go_on_with_a_sweep_of_a_command(database: Database) -> None:
-    """It would search for a recipe without a name; its row is kept as ended."""
-    what: dict[str, Any] = {"name": "n", "config": {}, "space": {}, "kind": "grid", "seed": 0}
-    what |= {"metric": "loss", "goal": "minimise", "runs_total": 2, "at_once": 1, "tags": ""}
-    what |= {"priority": 0, "devices_per_node": 1, "status": "running"}
-    with database.writing() as session:
-        owner_id = accounts.user_named(session, "ada").id
-        session.add(Sweep(owner_id=owner_id, recipe="", command={"line": "a {b}"}, **what))
-        session.add(Sweep(owner_id=owner_id, recipe="digits", **what))
-    command.downgrade(database.migrations(), "0032")
-    [table] = [each for each in tables(database) if each.name == "sweeps"]
-    with database.engine.connect() as connection:
-        rows = connection.execute(select(table.c.status).order_by(table.c.id)).scalars().all()
-    assert rows == ["cancelled", "running"]
-    command.upgrade(database.migrations(), "head")
-    with database.reading() as session:
-        assert session.scalars(select(Sweep.command)).all() == [None, None]
-
-
-def test_runs_of_before_know_what_they_failed_by(database: Database, running: Run) -> None:
-    """It is that of the last change of their status."""
-    with database.writing() as session:
-        queue.end(session, running.id, running.attempt, Status.FAILED, failure_kind="code")
-    command.downgrade(database.migrations(), "0011")
-    command.upgrade(database.migrations(), "head")
-    with database.reading() as session:
-        assert session.get_one(Run, running.id).failure_kind == "code"
-
-
-def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(
-    database: Database, running: Run
-) -> None:
-    """There and back the numbers that the version before knew are the same, to the byte."""
-    steps = make_steps([1.0] * 70)
-    steps["data_us"] = UNKNOWN_US
-    record(database, running, steps)
-    buckets = select(StepBucket.summary).order_by(StepBucket.size, StepBucket.bucket)
-    with database.reading() as session:
-        whole = window(session, running.id)
-        summaries = session.scalars(buckets).all()
-    command.downgrade(database.migrations(), "0010")
-    [table] = [each for each in tables(database) if each.name == "steps"]
-    assert "data_us" not in table.columns
-    with database.engine.connect() as connection:
-        before = [bytes(each) for each in connection.execute(buckets).scalars()]
-    for short, long, size in zip(before, summaries, (64, 64, *SIZES[1:]), strict=True):
-        assert short == long[: layout(STEP_SERIES[:-1], size).itemsize]
-    command.upgrade(database.migrations(), "head")
-    with database.reading() as session:
-        assert window(session, running.id) == whole
-    record(database, running, make_steps([1.0] * 10, first=71))
-    with database.reading() as session:
-        drawn = window(session, running.id)
-    assert drawn is not None
-    assert drawn.series["data_us"].y[-1] == 80 % 11 * 40
-    assert drawn.series["data_us"].y[:70] == [None] * 70
-
-
-def test_what_files_take_is_added_up_and_an_erased_run_is_one_to_list(
-    database: Database, running: Run
-) -> None:
-    """Files that the server does not have count nothing; an earlier version finds a name."""
-    with database.writing() as session:
-        for step, key in ((10, "a"), (20, "b"), (30, "")):
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
-        session.add(Artifact(run_id=running.id, name="n", step=1, key="c", size_bytes=5, sha256=""))
-        other = submit(session, accounts.user_named(session, "ada"))
-        other.name, other.erased_at = "", 1.0
-    command.downgrade(database.migrations(), "0011")
-    [runs] = [each for each in tables(database) if each.name == "runs"]
-    assert "stored_bytes" not in runs.columns
-    with database.engine.connect() as connection:
-        rows = connection.execute(select(runs.c.source, runs.c.name).order_by(runs.c.id)).all()
-    assert [tuple(row) for row in rows] == [("recipe", "digits-fp16"), ("watch", "deleted")]
-    command.upgrade(database.migrations(), "head")
-    with database.reading() as session:
-        sizes = session.scalars(select(Run.stored_bytes).order_by(Run.id)).all()
-    assert sizes == [25, 0]
-
-
-def test_runs_that_were_there_are_found_by_settings_and_metrics(
-    database: Database, running: Run
-) -> None:
-    """Both tables are filled from the existing runs, like later ones."""
-    record(
-        database, running, make_steps([1.0] * 3), events=[make_metric(1, 0.5), make_metric(3, 0.7)]
-    )
-    queries = [
-        select(each).order_by(*each.primary_key)
-        for each in (RunConfigValue.__table__, LatestMetric.__table__)
-    ]
-
-    def rows() -> list[Any]:
-        with database.engine.connect() as connection:
-            return [connection.execute(query).all() for query in queries]
-
-    before = rows()
-    assert [row.path for row in before[0]] == ["precision", "training.steps"]
-    assert [row.step for row in before[1]] == [3]
-    for go, target in ((command.downgrade, "0011"), (command.upgrade, "head")):
-        go(database.migrations(), target)
-    assert rows() == before
+    command.upgrade(database.migrations(text), "0035:head", sql=True)
+    assert "ALTER TABLE deeds RENAME TO audit_events" in text.getvalue()
+    assert "'0039'" in text.getvalue()
 
 
 def test_summaries_of_metrics_without_a_point_beyond_them_go(

@@ -21,7 +21,7 @@ BOUNDED = [name for name, field in FIELDS if any(isinstance(b, Ge | Gt) for b in
     ("name", "value"),
     [(name, "certainly not") for name in TYPED] + [(name, "-1") for name in BOUNDED],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(
+def test_a_wrong_value_is_named_with_the_allowed_values(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error has the variable, its value and the allowed values."""

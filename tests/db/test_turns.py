@@ -44,7 +44,7 @@ def test_writers_take_turns_in_order(database: Database) -> None:
 
 
 def test_a_session_waits_at_its_first_statement_only(database: Database) -> None:
-    """Opened beside a writer, and ended without a statement, it waits for no turn."""
+    """Opened during a write and closed without a statement, it does not wait."""
     with database.writing() as session:
         session.execute(text("SELECT 1"))
         with database.writing(), database.reading() as reader:
@@ -68,8 +68,8 @@ def test_a_turn_ends_however_a_writer_ends(database: Database, how: str) -> None
     database.turns.give_back()
 
 
-def test_a_turn_that_does_not_come_is_not_waited_for_any_longer() -> None:
-    """Whoever has waited in vain is not handed a turn that nobody would give back."""
+def test_a_session_that_timed_out_gets_no_turn() -> None:
+    """Otherwise that turn would never be returned."""
     turns = Turns()
     assert turns.take(timeout=0)
     assert not turns.take(timeout=0)

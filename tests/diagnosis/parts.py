@@ -10,7 +10,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def autocast(precision: str) -> AbstractContextManager[object]:
-    """Return what a loop of this precision computes its loss in."""
+    """Return the autocast context of a loop in this precision."""
     return torch.autocast("cpu", DTYPES[precision]) if precision in DTYPES else nullcontext()
 
 

@@ -118,9 +118,10 @@ def loop(
     processes: int = 1,
     raises: str = "",
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Register a training function, once for each variant, whose values are its arguments.
+    """Register a training function, once for each variant; a variant's values are its arguments.
 
-    A variant's "precision" and "seed" are also the loop's, which its function need not take.
+    The keys "precision" and "seed" of a variant also set the loop's; the function need not take
+    them.
     """
     assert cause in (*CAUSES, HEALTHY), f"cause = {cause!r}: must be one of {CAUSES} or {HEALTHY!r}"
     unknown = frozenset(harmful) - REMEDIES

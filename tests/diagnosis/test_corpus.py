@@ -1,4 +1,4 @@
-"""The corpus of training loops: what each one is, and that watching changes no bit of any."""
+"""The corpus of training loops: proofs of their causes, and that watching changes no bit."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -70,8 +70,8 @@ class Caused(Finding):
         ("Save scaler.state_dict() and load it on resume.", {"restore"}),
     ],
 )
-def test_remedies_are_read_off_the_words(text: str, words: set[str]) -> None:
-    """What a sentence asks for is offered; what it rules out is not."""
+def test_remedies_are_parsed_from_sentences(text: str, words: set[str]) -> None:
+    """Recommended remedies count; excluded ones do not."""
     assert remedies.offered(Finding("Title", text)) == words
 
 
@@ -87,8 +87,8 @@ def test_remedies_are_read_off_the_words(text: str, words: set[str]) -> None:
         ("scaler.load_state_dict(state)", {"restore"}),
     ],
 )
-def test_remedies_are_read_off_the_code(fix: str, words: set[str]) -> None:
-    """Lines of code offer what they change; those that show the place do not."""
+def test_remedies_are_parsed_from_code(fix: str, words: set[str]) -> None:
+    """Changed lines count; lines that only show the place do not."""
     assert remedies.offered(Caused("Title", "Text", fix=fix)) == words
 
 

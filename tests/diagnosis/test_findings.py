@@ -1,4 +1,4 @@
-"""What is diagnosed of each loop of the corpus."""
+"""The diagnosis of each loop of the corpus."""
 
 import inspect
 
@@ -43,7 +43,7 @@ def test_nothing_learned_is_not_healthy(loop: Loop) -> None:
 
 
 @each_loop([each for each in chosen() if each.recipe and each.cause not in NOT_FOR_CHECK])
-def test_recipe_check_passes_the_sound_alone(loop: Loop) -> None:
+def test_recipe_check_passes_only_valid_recipes(loop: Loop) -> None:
     """`halfstep recipe check` finds a mistake in each recipe that has one, and in no other."""
     assert loop.recipe is not None
     reference = f"{inspect.getfile(loop.recipe)}:{loop.recipe.__name__}"

@@ -58,7 +58,7 @@ class Trial:
     watched: Ended
     findings: list[Finding] = field(default_factory=list)
     health: ScalingHealth | None = None
-    told: str = ""  # what `watch` printed
+    reported: str = ""  # what `watch` printed
 
     @property
     def causes(self) -> list[str]:
@@ -103,7 +103,7 @@ def attempt(loop: Loop) -> Trial:
             with contextlib.redirect_stderr(printed):
                 watched = watched_run(loop, runs)
             result = printed.getvalue()
-        trial = Trial(loop, unwatched, watched, told=result)
+        trial = Trial(loop, unwatched, watched, reported=result)
         for each in sorted(runs.glob("*/run.json")):
             with recorded(each.parent) as (session, row):
                 trial.findings += findings.of_run(session, row)

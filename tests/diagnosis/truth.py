@@ -65,7 +65,7 @@ class Update:
 
 @dataclass
 class Truth:
-    """What was seen, in order."""
+    """The observations, in order."""
 
     error: str = ""
     passes: list[Pass] = field(default_factory=list)
@@ -76,6 +76,7 @@ class Truth:
     loads: int = 0
     hand_set: int = 0
     scheduled: list[bool] = field(default_factory=list)  # the attempt before it was skipped
+    rates_after_skips: int = 0  # changes of a rate, by whatever, between a skip and the next step
     inputs_nonfinite: int = 0
     forwards: int = 0
     logged_nonfinite: list[str] = field(default_factory=list)  # at last
@@ -117,6 +118,7 @@ class _Recorder:
         self._scalers: dict[int, GradScaler] = {}
         self._inside: list[int] = []
         self._found: dict[int, bool] = {}
+        self._rates: dict[int, list[float]] = {}  # by optimizer, at its last step
         self._products: list[tuple[float, float]] = []
         self._depth = 0
         self._used: dict[int, tuple[nn.Parameter, Tensor]] = {}  # by optimizer: its last gradient
@@ -200,6 +202,10 @@ class _Recorder:
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            if self._found.get(id(optimizer)) and self._rates[id(optimizer)] != rates:
+                self.truth.rates_after_skips += 1
+            self._rates[id(optimizer)] = rates
             self._inside.append(id(optimizer))
             try:
                 return original(scaler, optimizer, *args, **kwargs)
@@ -314,6 +320,7 @@ def observe(loop: Loop, *, fp32: bool = False) -> Truth:
         _wrap(stack, GradScaler, "step", recorder.scaler_step)
         _wrap(stack, GradScaler, "update", recorder.scaler_update)
         _wrap(stack, clip_grad, "_clip_grads_with_norm_", recorder.clip)
+        _wrap(stack, nn.utils, "clip_grad_value_", recorder.clip)
         for scheduler in _scheduler_classes(LRScheduler):
             _wrap(stack, scheduler, "step", recorder.scheduler_step)
         hook = register_optimizer_step_pre_hook(recorder.optimizer_step)
@@ -464,7 +471,7 @@ def _fp16_gradients(truth: Truth, _: Truth) -> bool:
 
 
 def _schedule_in_skipped_steps(truth: Truth, _: Truth) -> bool:
-    return sum(truth.scheduled) >= 3
+    return max(sum(truth.scheduled), truth.rates_after_skips) >= 3
 
 
 def _metric_nonfinite(truth: Truth, _: Truth) -> bool:
@@ -515,6 +522,6 @@ def is_healthy(truth: Truth) -> list[str]:
         (truth.nonfinite_losses, "a loss is not finite"),
         (any(not e.is_finite and not e.by_scaler for e in truth.steps), "a bad step was applied"),
         (any(e.before for e in truth.passes) and truth.skipped > 2, "gradients are not cleared"),
-        (sum(truth.scheduled) >= 3, "the schedule runs ahead"),
+        (_schedule_in_skipped_steps(truth, truth), "the schedule runs ahead"),
     ]
     return [words for holds, words in against if holds]

@@ -1,4 +1,4 @@
-"""A loop's run in this process, from fresh state: watched by nobody, or by who is given."""
+"""Runs a loop in this process from fresh state, unwatched or with a given observer."""
 
 import random
 import warnings
@@ -42,7 +42,7 @@ class Silent:
 
 
 class Unwatched:
-    """Stands for halfstep.watch and watches nothing; on_watch: called with the modules."""
+    """Replaces halfstep.watch and watches nothing; on_watch: called with the modules."""
 
     #: All that the loop under way has made.
     optimizers: ClassVar[list[Optimizer]] = []
@@ -58,7 +58,7 @@ class Unwatched:
 
 @dataclass
 class Ended:
-    """How a loop ended: its weights, buffers and optimizers' state, or what it raised."""
+    """The end of a loop: its weights, buffers and optimizers' state, or its exception."""
 
     error: str = ""
     exception: Exception | None = None
@@ -67,7 +67,7 @@ class Ended:
     warnings: list[str] = field(default_factory=list)
 
     def nonfinite(self, kind: str) -> list[str]:
-        """Return the names of what is not finite: of kind weight, buffer or state."""
+        """Return the names of nonfinite tensors of a kind: weight, buffer or state."""
         return [
             name
             for name, value in self.state.items()

@@ -24,7 +24,7 @@ from db.telemetry import telemetry
 from db.telemetry.telemetry import LogRow
 from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, start_run, submit
-from tests.app.files.test_weight_uploads_api import offer_weights
+from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
@@ -36,7 +36,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
-from tests.e2e.test_artifacts import FILES, publish
+from tests.e2e.artifacts_made import FILES, publish
 
 #: WCAG 2.2 AA, and what axe's authors hold to be good besides: landmarks, order of headings.
 TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa", "best-practice")
@@ -111,7 +111,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def found_on(page: Page) -> Iterator[str]:
-    """Say what axe finds on a page as it stands, in each theme."""
+    """Return the violations that axe finds on a page in its present state, in each theme."""
     page.evaluate(UNFOLD)
     for theme, rules in RULES.items():
         page.emulate_media(color_scheme=theme)
@@ -185,7 +185,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
 def test_axe_finds_nothing_on_any_page(
     settings: Settings, database: Database, ada: User, page: Page
 ) -> None:
-    """WCAG 2.2 AA, with what is folded away unfolded, in the light and in the dark."""
+    """WCAG 2.2 AA, with all sections expanded, in the light and the dark theme."""
     found: list[str] = []
     for path in EMPTY:
         page.goto(path)

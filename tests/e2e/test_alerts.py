@@ -1,4 +1,4 @@
-"""Being told: from a run's page to a receiver, and back to the bell."""
+"""Alerts: from a run's page to a receiver, and to the bell."""
 
 import json
 
@@ -21,7 +21,9 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.mark.journey
-def test_somebody_is_told_that_a_run_ended(database: Database, running: Run, page: Page) -> None:
+def test_the_end_of_a_run_is_sent_to_a_receiver(
+    database: Database, running: Run, page: Page
+) -> None:
     """A channel, a test of it, a preset on the run's page; then a message, and the bell."""
     with http_receiver() as hook:
         page.goto("/alerts")

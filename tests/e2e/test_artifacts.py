@@ -1,7 +1,5 @@
-"""What a recipe or a script left, in a real browser."""
+"""Artifacts of recipes and scripts in a real browser."""
 
-import base64
-import hashlib
 import os
 import subprocess
 import sys
@@ -12,34 +10,13 @@ from playwright.sync_api import Page, expect
 
 from db.access import accounts
 from db.database import Database
-from db.files import artifacts
 from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, User
 from tests import warm
 from tests.browser import DRAWN, LINES, STATUS, open_tab
+from tests.e2e.artifacts_made import FILES, PICTURE, publish
 from tests.site import until
-from tests.spool_made import artifact_of
-
-#: One red pixel.
-PICTURE = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
-)
-FILES = {"samples.txt": b"ROMEO: <b>What light?</b>", "grid.png": PICTURE}
-
-
-def publish(
-    settings: Settings, database: Database, run: Run, name: str, body: bytes, *, step: int = 100
-) -> None:
-    """Leave a file as a training does, and record it."""
-    key = f"runs/{run.id}/artifacts/step-{step:08}/{name}"
-    path = settings.data / key
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(body)
-    sha256 = hashlib.sha256(body).hexdigest()
-    event = {"step": step, "name": name, "size_bytes": len(body), "sha256": sha256}
-    with database.writing() as session:
-        artifacts.publish(session, run.id, run.attempt, artifact_of(event), key)
 
 
 @pytest.mark.journey

@@ -35,7 +35,7 @@ Object.defineProperty(window, 'Plotly', {
         plotly = value
     },
 })"""
-SKIPS = range(100, STEPS, 7)  # more than are told one by one
+SKIPS = range(100, STEPS, 7)  # more than are listed one by one
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
     """Ticks closer than a pixel are one; their numbers add up to all skips that happened."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
-    told = _told(page)
-    assert len(told) < 1280
-    assert max(told) > 1
-    assert sum(told) == len(SKIPS)
+    drawn = _told(page)
+    assert len(drawn) < 1280
+    assert max(drawn) > 1
+    assert sum(drawn) == len(SKIPS)
     expect(page.locator("[data-skip-count]")).to_have_text(f"{len(SKIPS):,} skipped steps")
     shown = _trace(page, "skips counted")["text"]
-    assert set(map(int, shown)) <= set(told)
+    assert set(map(int, shown)) <= set(drawn)
     assert page.get_by_text(shown[0], exact=True).first.is_visible()
 
 
@@ -116,7 +116,7 @@ def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
     assert applied in points
 
 
-def test_long_run_opens_with_few_points_and_goes_on_live(
+def test_a_long_run_opens_with_few_points_and_continues_live(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
     """Live steps continue the overview, every skip counted once."""
@@ -170,7 +170,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
     assert _told(page) == [1] * (len(skipped) + 1)
 
 
-def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
+def test_failed_requests_are_repeated(long: None, page: Page) -> None:
     """A 503 for the series delays the chart, or its zoom, without other effects."""
     refused = refuse_once(page, "**/api/v1/runs/1/series*")
     page.goto("/runs/1")
@@ -241,9 +241,7 @@ def test_drawing_that_never_ends_is_not_waited_for(
     until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 5, seconds=20)
 
 
-def test_comparison_asks_again_for_what_it_missed(
-    database: Database, running: Run, page: Page
-) -> None:
+def test_the_comparison_fetches_missed_data(database: Database, running: Run, page: Page) -> None:
     """A 503 for the series or the table delays the chart, first and later."""
     with database.writing() as session:
         runs.get(session, running.id).group_id = running.id
@@ -364,7 +362,7 @@ def test_a_metric_is_an_axis_where_a_script_has_defined_it(
     assert (loss[0], loss[-1]) == (pytest.approx(0.1), 2)
 
 
-def test_lines_are_told_hidden_arranged_and_saved(
+def test_lines_are_inspected_hidden_arranged_and_saved(
     database: Database, running: Run, page: Page
 ) -> None:
     """The crosshair says what happened at a step, in all panels, and legends have its values. A
@@ -388,10 +386,10 @@ def test_lines_are_told_hidden_arranged_and_saved(
     flag = page.locator("[data-row=loss] .crosshair b")
     box = page.locator("[data-plot=loss] .nsewdrag").first.bounding_box()
     assert box is not None
-    for step, told in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
+    for step, drawn in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
         x = box["x"] + box["width"] * (step - 1) / 19
         page.mouse.move(x, box["y"] + 60)
-        expect(flag).to_have_text(told)
+        expect(flag).to_have_text(drawn)
     expect(page.locator("[data-row=scale] .crosshair")).to_be_visible()
     loss = page.locator("[data-row=loss] .panel-lines")
     expect(loss.get_by_role("button", name="loss", exact=False).first).to_contain_text("2.007")

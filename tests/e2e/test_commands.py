@@ -1,4 +1,4 @@
-"""The form of a command, as it is typed."""
+"""The form of a command while it is typed."""
 
 from typing import Any
 
@@ -12,7 +12,9 @@ from tests.app.conftest import CPU, DIGITS
 
 
 def test_placeholders_become_fields_as_the_line_is_typed(database: Database, page: Page) -> None:
-    """Each has a row; one that goes and comes back has what was typed; the run is queued."""
+    """Each gets a row; a placeholder that is removed and typed again has its former value; the run
+    is queued.
+    """
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:
         workers.register(session, name="w", host="h", pid=1, offers_commands=True, **offer)

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from db.database import Database
 from db.queue import queue
 from db.tables import Run, Status, User
-from tests.app.compare.test_any_runs import trained
+from tests.app.compare.any_runs_made import trained
 from tests.app.conftest import start_run
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
@@ -17,8 +17,8 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 @pytest.mark.journey
 def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page) -> None:
-    """An axis that any run's script defined can be chosen, zoomed and kept in the address; a run
-    without that metric is not drawn, and a line says so.
+    """An axis that a script defined can be chosen, zoomed and linked to; runs without that metric
+    are listed as not drawn.
     """
     for number, (length, epochs) in enumerate(((20, 2), (40, 2), (20, 0))):
         with database.writing() as session:
@@ -58,11 +58,12 @@ def _wait_for(page: Page, script: str, of: str = "[data-plot=loss]") -> None:
     )
 
 
-def test_runs_are_compared_from_a_run_on(
+def test_runs_are_compared_starting_from_a_run(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Another run is a click away; lines are hidden, told of, smoothed, drawn by other axes and as
-    means of those with equal settings; the address keeps it all, and what still trains grows."""
+    """Runs are added by a click; lines are hidden, inspected, smoothed, drawn over other axes and
+    averaged over equal settings; the URL contains it all, and active runs grow.
+    """
     for lr, base in ((0.1, 3.0), (0.1, 2.0), (0.2, 1.0)):
         trained(database, ada, [base] * 60, lr=lr)
     with database.writing() as session:
@@ -140,12 +141,12 @@ def test_runs_are_compared_from_a_run_on(
     page.wait_for_selector('[data-parallel-plot][data-drawn="4"]')
 
 
-def test_panels_and_legend_stand_in_the_first_screen(
+def test_panels_and_legend_fit_the_first_screen(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The legend has a column for each setting that differs, and scrolls beyond eight runs, when
-    the table lies sideways; nothing scrolls the page sideways; a row that has the focus brings its
-    line forward."""
+    """The legend has a column for each differing setting, and scrolls beyond eight runs; the page
+    never scrolls sideways; a focused row highlights its line.
+    """
     for n in range(10):
         trained(database, ada, [3.0, 2.0, 1.0], lr=0.1 * (1 + n))
     page.set_viewport_size({"width": 1440, "height": 900})

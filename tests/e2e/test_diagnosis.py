@@ -1,4 +1,4 @@
-"""The diagnosis in a real browser: what a person sees and asks for."""
+"""The diagnosis in a real browser."""
 
 import re
 
@@ -30,7 +30,7 @@ PRESSED_STILL_FOCUSED = """(button) => {
 
 @pytest.mark.journey
 def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, page: Page) -> None:
-    """A button asks for a replay, whose finding comes by itself; a wrong scale is told in words."""
+    """A button requests a replay, and its finding appears live; an invalid scale is explained."""
     skips = [make_skip(2, "model.head.bias")]
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=skips)
     page.goto("/runs/1")

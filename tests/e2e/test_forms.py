@@ -1,4 +1,4 @@
-"""Forms by keyboard alone: Tab to what is wanted, type, Enter or Space, and hear what was done."""
+"""Forms by keyboard: Tab to a field, type, Enter or Space, and the announced result."""
 
 import re
 
@@ -21,7 +21,7 @@ FOCUSED = """(() => { const at = document.activeElement
 
 
 def tab_to(page: Page, name: str) -> None:
-    """Press Tab until what is called so has the focus."""
+    """Press Tab until the element with this name has the focus."""
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")
         if re.match(name, page.evaluate(FOCUSED).strip()):
@@ -35,8 +35,8 @@ def typed(page: Page, name: str, text: str) -> None:
     page.keyboard.type(text)
 
 
-def heard(page: Page, text: str) -> None:
-    """What is announced: the status that changed since the page was there."""
+def received(page: Page, text: str) -> None:
+    """Return the announcement: the status that changed since the page was loaded."""
     expect(page.get_by_role("status").filter(has_text=text)).to_be_visible()
 
 
@@ -56,32 +56,32 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     while page.evaluate("document.activeElement.name") != "name":
         typed(page, "Name", "vision")
     page.keyboard.press("Enter")
-    heard(page, "The project is created.")
+    received(page, "The project is created.")
     typed(page, "New name", "sight")
     page.keyboard.press("Enter")
-    heard(page, "The project is renamed to sight.")
+    received(page, "The project is renamed to sight.")
     violations += found_on(page)
     tab_to(page, "Delete project sight")
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
-    heard(page, "The project sight is deleted.")
+    received(page, "The project sight is deleted.")
 
     page.goto("/retention")
     typed(page, "Checkpoints", "30")
     page.keyboard.press("Enter")
-    heard(page, "This would delete nothing now")
+    received(page, "This would delete nothing now")
     tab_to(page, "Set the rule")
     page.keyboard.press("Enter")
-    heard(page, "The rule is set.")
+    received(page, "The rule is set.")
     violations += found_on(page)
 
     page.goto("/notes?runs=1,2")
     typed(page, "Note", "# Why")
     tab_to(page, "Save")
     page.keyboard.press("Space")
-    heard(page, "The note is saved.")
+    received(page, "The note is saved.")
     violations += found_on(page)
 
     page.goto("/runs/new?recipe=digits")
@@ -90,7 +90,7 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     typed(page, "Name of the preset", "quick")
     tab_to(page, "Save")
     page.keyboard.press("Space")
-    heard(page, "The preset quick is saved.")
+    received(page, "The preset quick is saved.")
     violations += found_on(page)
 
     page.goto("/alerts")
@@ -100,7 +100,7 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     page.keyboard.type("A run fails"[:5])
     tab_to(page, "Add rule")
     page.keyboard.press("Enter")
-    heard(page, "The rule is added.")
+    received(page, "The rule is added.")
     violations += found_on(page)
     page.reload()
     expect(page.get_by_text("The rule is added.")).to_have_count(0)

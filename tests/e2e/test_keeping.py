@@ -10,10 +10,10 @@ from db.tables import Run, Status, User
 from tests.app.conftest import submit
 
 
-def test_what_is_ticked_counts_after_going_back(
+def test_restored_checkboxes_count_after_going_back(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """A browser ticks the boxes again by itself: the bar says so, as Delete would act on them."""
+    """The browser restores ticked boxes: the bar shows them, because Delete would apply to them."""
     submit(database, ada)
     page.route("**/live?*", lambda route: route.abort())  # news count anew what is ticked
     page.goto("/runs")
@@ -43,8 +43,8 @@ def test_many_are_selected_deleted_and_restored(
     expect(page.locator("[data-selection]")).to_be_hidden()
     box.nth(1).click()
     box.nth(3).click(modifiers=["Shift"])
-    told = page.locator("[data-ticked]")
-    expect(told).to_have_text("3 selected")
+    count = page.locator("[data-ticked]")
+    expect(count).to_have_text("3 selected")
     expect(page.locator("[data-compare]")).to_have_attribute("href", "/compare?runs=1,3,2")
     with database.writing() as session:
         run_metadata.edit(session, 4, ada, {"name": "renamed meanwhile"})
@@ -57,7 +57,7 @@ def test_many_are_selected_deleted_and_restored(
     expect(page.locator("[data-rows] .tag")).to_have_count(3)
     page.get_by_role("button", name="Delete").click()
     expect(page.locator("[data-refused]")).to_contain_text("Run 1 is queued")
-    expect(told).to_have_text("1 selected")
+    expect(count).to_have_text("1 selected")
     expect(box).to_have_count(2)
     expect(total).to_have_text("2 runs match")
     page.get_by_role("button", name="Undo").click()
@@ -65,10 +65,10 @@ def test_many_are_selected_deleted_and_restored(
     expect(total).to_have_text("4 runs match")
 
 
-def test_the_bin_asks_once_before_it_is_too_late(
+def test_the_trash_asks_before_deleting_for_ever(
     database: Database, ada: User, page: Page, offered: None
 ) -> None:
-    """It names what goes; kept, nothing does."""
+    """The dialog names the runs; after Cancel nothing is deleted."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -91,10 +91,10 @@ def test_the_bin_asks_once_before_it_is_too_late(
     expect(page.get_by_text("being deleted permanently")).to_be_visible()
 
 
-def test_of_two_who_write_neither_is_lost(
+def test_conflicting_notes_are_both_preserved(
     database: Database, ada: User, page: Page, running: Run
 ) -> None:
-    """Somebody else's note comes live; one that came while a person wrote is shown beside it."""
+    """Another user's note appears live; during editing it is shown next to the draft."""
     page.goto(f"/runs/{running.id}")
     with database.writing() as session:
         run_metadata.edit(session, running.id, ada, {"name": "baseline", "note": "*theirs*"})

@@ -1,4 +1,4 @@
-"""Pages by keyboard alone, in a real browser."""
+"""Keyboard shortcuts in a real browser."""
 
 from playwright.sync_api import Page, expect
 

@@ -50,7 +50,7 @@ def test_loss_and_scale_stand_whole_in_the_first_screen(
 def test_a_run_has_one_filled_button_and_seven_tabs(
     database: Database, trained: Run, page: Page
 ) -> None:
-    """The filled button is what the state calls for."""
+    """The filled button is the main action of the state."""
     page.goto("/runs/1")
     filled = page.locator("header .primary:visible")
     expect(filled).to_have_text(["Pause"])
@@ -110,8 +110,8 @@ def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> N
         assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
 
 
-def test_settings_stand_in_one_layout(page: Page) -> None:
-    """Their list at the left, the content beside it and at most 60 rem wide; one primary button."""
+def test_settings_pages_share_a_layout(page: Page) -> None:
+    """Navigation at the left, content of at most 60 rem; one primary button."""
     page.set_viewport_size(DESK)
     boxes = set()
     for address in SETTINGS:

@@ -1,4 +1,4 @@
-"""A read-only link, pasted into a browser that nobody has signed in with."""
+"""A read-only link in a browser without a session."""
 
 from playwright.sync_api import Browser, Page, expect
 
@@ -10,15 +10,15 @@ from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 from tests.e2e.test_access import found_on
 
 
-def test_a_link_shows_runs_to_whoever_pastes_it(
+def test_a_link_shows_its_runs_without_sign_in(
     page: Page, chromium: Browser, database: Database, ada: User, running: Run
 ) -> None:
-    """One, or several side by side, with their charts; the secret leaves the address at
-    once; what is revoked is gone. axe finds nothing on what is shown.
+    """One run or a comparison, with charts; the secret is removed from the URL at once; a revoked
+    link shows nothing. axe finds no violations.
     """
     record(database, running, make_steps([1.0] * 60, skipped=[3]), events=make_events([3]))
     other = submit(database, ada)
-    for address, told in (
+    for address, text in (
         (f"/runs/{running.id}", "59 applied"),
         (f"/compare?runs={running.id},{other.id}", "Parallel coordinates"),
     ):
@@ -33,7 +33,7 @@ def test_a_link_shows_runs_to_whoever_pastes_it(
         guest.wait_for_url("**/shared/*")
         expect(guest.get_by_text("Shared by ada")).to_be_visible()
         expect(guest.locator(".js-plotly-plot").first).to_be_visible()
-        expect(guest.get_by_text(told)).to_be_visible()
+        expect(guest.get_by_text(text)).to_be_visible()
         shown = guest.url
         assert list(found_on(guest)) == []
         page.get_by_role("button", name="Revoke").first.click()

@@ -27,10 +27,10 @@ def test_losses_stand_in_a_column(database: Database, ada: User, running: Run, p
     assert first == second
 
 
-def test_a_run_is_found_and_laid_out_with_the_keyboard(
+def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """Words are completed, headers sort, columns are chosen; rows go on being live meanwhile."""
+    """Words are completed, headers sort, columns are chosen; rows stay live."""
     record(database, running, make_steps([1.0]), events=[make_metric(1, 0.5)])
     training = CONFIG["training"] | {"batch_size": 7}
     submit(database, ada, name="small", tags="two words", config=CONFIG | {"training": training})

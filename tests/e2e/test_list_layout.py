@@ -156,7 +156,7 @@ def test_all_that_match_are_selected(many: Run, page: Page) -> None:
 def test_a_queued_run_is_moved_from_the_selection_bar(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """While it alone is selected."""
+    """If it is the only selected run."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -173,7 +173,7 @@ def test_a_queued_run_is_moved_from_the_selection_bar(
 
 
 def test_an_unknown_name_groups_nothing(many: Run, page: Page) -> None:
-    """The list says so, and stays a list."""
+    """The list says so and stays ungrouped."""
     page.goto("/runs?group=no_such_setting")
     expect(page.get_by_text("There is no setting no_such_setting")).to_be_visible()
     expect(page.locator("[data-groups]")).to_have_count(0)
@@ -189,7 +189,7 @@ def color_of(page: Page, selector: str, name: str) -> str:
 def test_the_charts_view_draws_the_selected_runs(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """Beside the list, in the colours that the runs have in it and in the comparison."""
+    """Next to the list, in the colours of the list and the comparison."""
     submit(database, ada)
     with database.writing() as session:
         run_control.cancel(session, 2, ada)
@@ -237,7 +237,7 @@ def test_a_sample_run_takes_one_press(database: Database, offered: None, page: P
 
 
 def test_the_empty_list_leads_to_a_worker_and_to_a_script(database: Database, page: Page) -> None:
-    """Without a worker the command stands in place of the button; a token is made on the spot."""
+    """Without a worker the command replaces the button; a token is created in place."""
     page.goto("/runs")
     expect(page.get_by_role("button", name="Start sample run")).to_be_hidden()
     expect(page.get_by_text("halfstep worker", exact=True)).to_be_visible()
@@ -249,7 +249,7 @@ def test_the_empty_list_leads_to_a_worker_and_to_a_script(database: Database, pa
 
 
 def test_a_watched_run_opens_from_the_empty_list(database: Database, ada: User, page: Page) -> None:
-    """It is what the page waits for."""
+    """The page waits for it."""
     page.goto("/runs")
     expect(page.get_by_text("Waiting for the first step")).to_be_visible()
     with database.writing() as session:

@@ -85,7 +85,7 @@ FIGURE = "document.querySelector('[data-plot]')"
 
 
 def validation_accuracy(path: Path) -> float:
-    """Load a checkpoint, as anybody may, and evaluate it."""
+    """Load a checkpoint with plain torch and evaluate it."""
     torch.set_num_threads(1)
     state = torch.load(path, weights_only=True)
     assert state["recipe"] == "gated"

@@ -23,7 +23,7 @@ def log(database: Database, run: Run, step: int) -> None:
 def test_a_search_finds_metrics_and_the_charts_draw_them(
     database: Database, running: Run, page: Page
 ) -> None:
-    """By the address, which live news follow too; what is pinned is drawn in any case."""
+    """The URL contains the search, and live updates respect it; pinned metrics are always drawn."""
     log(database, running, 1)
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")

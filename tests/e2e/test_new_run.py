@@ -1,4 +1,4 @@
-"""Where the parts of the form of a new run stand, and the command beside it."""
+"""Layout of the new-run form, and its command line."""
 
 import shlex
 
@@ -33,7 +33,7 @@ def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) 
 
 
 def test_the_command_follows_the_form(offered: None, page: Page) -> None:
-    """It submits what the form would: only what differs from the recipe's defaults."""
+    """The command submits the same run, with the options that differ from the recipe's defaults."""
     page.goto("/runs/new?recipe=digits")
     command = page.locator("[data-command]")
     expect(command).to_have_text("halfstep run submit digits \\\n  --precision fp16")

@@ -1,4 +1,4 @@
-"""The pages in a real browser: what a person sees and does."""
+"""The pages in a real browser."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from db.tables import Run, Status, User
 from db.telemetry import telemetry
 from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
-from tests.app.files.test_weight_uploads_api import offer_weights
+from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.browser import LINES, STATUS, open_menu
 from tests.db.conftest import add_worker
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
@@ -91,8 +91,8 @@ def test_form_keeps_what_was_typed_and_submits(
 def test_weights_are_uploaded_into_the_form(
     database: Database, settings: Settings, page: Page, tmp_path: Path
 ) -> None:
-    """No run starts while they are on their way; what is stopped leaves nothing, what is no file
-    of weights is not sent.
+    """The run cannot be submitted during the upload; a cancelled upload leaves nothing; a file of
+    another kind is not sent.
     """
     offer_weights(database)
     path = tmp_path / "net.pt"
@@ -203,7 +203,7 @@ def test_chart_fits_a_resized_window(database: Database, running: Run, page: Pag
 
 
 @pytest.mark.journey
-def test_zoom_survives_news_reload_and_a_lost_connection(
+def test_zoom_survives_updates_reload_and_a_lost_connection(
     database: Database,
     running: Run,
     page: Page,
@@ -262,7 +262,7 @@ def test_list_follows_its_runs(
     expect(row).to_contain_text("Failed")
 
 
-def test_list_asks_again_for_a_run_that_it_missed(
+def test_the_list_fetches_a_missed_run(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
     """A list that could not be fetched when a run came in is fetched a little later."""
@@ -275,10 +275,10 @@ def test_list_asks_again_for_a_run_that_it_missed(
     assert len(refused) == 1
 
 
-def test_row_changes_but_for_the_cell_in_use(
+def test_row_updates_leave_a_focused_cell(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """A button that has the focus keeps it, while the row's other cells and other rows go on."""
+    """A focused button keeps the focus while other cells and rows update."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -348,10 +348,10 @@ def test_pages_fit_their_width(
         assert overflow <= 0, path
 
 
-def test_queue_is_put_in_another_order_from_the_list(
+def test_the_queue_is_reordered_from_the_list(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """A waiting run's buttons, in a row that came in live, do what they say."""
+    """The buttons of a queued run work in a row that arrived live."""
     page.goto("/runs")
     for _ in range(2):
         submit(database, ada)
@@ -365,7 +365,7 @@ def test_queue_is_put_in_another_order_from_the_list(
     expect(third).to_contain_text("#2 in the queue")
 
 
-def test_machine_is_drawn_when_somebody_looks(database: Database, running: Run, page: Page) -> None:
+def test_the_machine_is_drawn_when_visible(database: Database, running: Run, page: Page) -> None:
     """How busy the machine was is fetched and drawn when its tab is shown."""
     sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
     with database.writing() as session:

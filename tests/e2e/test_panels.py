@@ -1,4 +1,4 @@
-"""Panels of a run: their size, order, y range and table; the server keeps what was arranged."""
+"""Panels of a run: size, order, y range and table, which the server remembers."""
 
 import re
 

@@ -11,7 +11,7 @@ from db.queue import claims, queue
 from db.settings import Settings
 from db.tables import User
 from tests.app.conftest import offer_digits, serving
-from tests.app.http.test_proxies import NGINX, nginx
+from tests.app.http.proxies_made import NGINX, nginx
 from tests.browser import DRAWN
 from tests.db.conftest import submit
 from tests.db.telemetry.telemetry_made import make_steps, record

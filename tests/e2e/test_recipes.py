@@ -96,6 +96,6 @@ def test_finetune_leaves_what_from_pretrained_loads(site: Site, page: Page, tmp_
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="safetensors").get_by_text("Download").click()
     started.value.save_as(folder / "model.safetensors")
-    _, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values())
+    _, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values())
     assert len(transformers.AutoTokenizer.from_pretrained(folder)) == 300

@@ -1,4 +1,4 @@
-"""What a person points at stays where it is, whatever comes in meanwhile."""
+"""Elements under the pointer do not move when updates arrive."""
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -106,18 +106,18 @@ def hear(page: Page) -> None:
     )
 
 
-def shown_by_now(page: Page, heard: int) -> None:
+def shown_by_now(page: Page, received: int) -> None:
     """Wait for news, and until they would be on the page if nothing held them up."""
-    until(lambda: page.evaluate("window.heard") > heard)
+    until(lambda: page.evaluate("window.heard") > received)
     page.clock.run_for(1000)
 
 
 def hold_clock(page: Page) -> None:
-    """From here on the page's time passes when it is told to: a busy machine takes seconds more."""
+    """Control the page's clock from the test, because a busy machine can take seconds longer."""
     page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 20)
 
 
-def test_click_arrives_though_news_come_between_press_and_release(
+def test_a_click_works_although_updates_arrive_between_press_and_release(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
     """What would grow above a pressed link waits for the click, and then is all there."""
@@ -133,11 +133,11 @@ def test_click_arrives_though_news_come_between_press_and_release(
     hold_clock(page)
     page.mouse.move(*centre(link))
     page.mouse.down()
-    heard = page.evaluate("window.heard")
+    received = page.evaluate("window.heard")
     last = train(settings, database, running, 1)
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
-    shown_by_now(page, heard)
+    shown_by_now(page, received)
     page.mouse.up()
     assert page.evaluate("window.clicked") == "/runs/1/checkpoints/1/download"
     page.clock.resume()
@@ -160,17 +160,17 @@ def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
     page.mouse.move(*centre(link))
     page.mouse.down()
     for _ in range(2):
-        heard = page.evaluate("window.heard")
+        received = page.evaluate("window.heard")
         submit(database, ada)
-        shown_by_now(page, heard)
+        shown_by_now(page, received)
     page.mouse.up()
     page.wait_for_url("**/runs/1")
 
 
-def test_news_wait_for_an_open_list_of_choices_but_not_for_ever(
+def test_updates_wait_for_an_open_select_at_most_five_seconds(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """While somebody chooses a module nothing moves; after five seconds the news are shown."""
+    """While a module is being chosen nothing moves; after five seconds updates are shown."""
     hear(page)
     page.clock.install()
     train(settings, database, running, 1)
@@ -178,9 +178,9 @@ def test_news_wait_for_an_open_list_of_choices_but_not_for_ever(
     step = page.locator('[data-fact="step"]')
     hold_clock(page)
     page.get_by_label("Module").click()
-    heard = page.evaluate("window.heard")
+    received = page.evaluate("window.heard")
     train(settings, database, running, 2)
-    shown_by_now(page, heard)
+    shown_by_now(page, received)
     expect(step).to_have_text("100")
     page.clock.run_for(5000)
     expect(step).to_have_text("200")

@@ -16,7 +16,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 def asked(page: Page, part: str) -> list[str]:
-    """Collect the addresses that hold a part, as they are asked for."""
+    """Collect the requested URLs that contain a part."""
     found: list[str] = []
 
     def note(request: Request) -> None:
@@ -27,9 +27,7 @@ def asked(page: Page, part: str) -> list[str]:
     return found
 
 
-def test_a_run_that_is_over_is_asked_for_no_more(
-    database: Database, running: Run, page: Page
-) -> None:
+def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page) -> None:
     """Its end is the last news: the stream is closed, and none is opened after it."""
     page.clock.install()
     streams = asked(page, "/live?")
@@ -45,7 +43,7 @@ def test_a_run_that_is_over_is_asked_for_no_more(
 
 
 def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, page: Page) -> None:
-    """It asks once more, learns that it may not, and asks no more."""
+    """It reconnects once, gets 401, and stops."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]", state="attached")
     page.clock.install()
@@ -65,10 +63,10 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
     "path",
     ["/runs", pytest.param("/runs/1", marks=pytest.mark.journey), "/compare?runs=1", "/workers"],
 )
-def test_a_page_says_for_how_long_the_server_is_away(
+def test_a_page_shows_how_long_the_server_is_unreachable(
     database: Database, running: Run, page: Page, path: str
 ) -> None:
-    """And of when its numbers are; once the server answers again, nothing is said."""
+    """And the age of its data; once the server responds again, the message disappears."""
     page.clock.install()
     with page.expect_response("**/live?*"):
         page.goto(path)
@@ -86,7 +84,7 @@ def test_a_page_says_for_how_long_the_server_is_away(
 
 
 def test_earlier_lines_are_searched_too(database: Database, running: Run, page: Page) -> None:
-    """What is fetched while something is searched for shows its hits alone."""
+    """Lines that are fetched during a search show only their matches."""
     lines = [
         {"number": n, "attempt": 1, "time": 1.0, "stream": "stdout", "text": f"line {n}\x1b[0m"}
         for n in range(1, 1501)
@@ -105,10 +103,10 @@ def test_earlier_lines_are_searched_too(database: Database, running: Run, page: 
     assert shown.first.text_content() == "line 77"
 
 
-def test_a_slider_asks_for_no_numbers_and_spares_the_address(
+def test_smoothing_fetches_nothing_and_rarely_changes_the_url(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Smoothing a zoom draws what is there; Safari lets no page change its address so often."""
+    """A zoom is smoothed with the loaded points; Safari limits changes of the URL."""
     page.add_init_script(
         """{
             const replace = history.replaceState.bind(history)

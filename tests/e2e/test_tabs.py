@@ -1,4 +1,4 @@
-"""The tabs of a run's page: by pointer, keys, address and links, and what they do not ask for."""
+"""Tabs of a run's page: pointer, keys, URL and links, and which requests they save."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from tests.e2e.test_streams import asked
 
 
 @pytest.mark.journey
-def test_one_part_at_a_time_is_shown_and_fetched(
+def test_only_the_open_tab_is_shown_and_fetched(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A tab is in the address, opens by keys and by a link into it, and sticks; what is hidden is
-    asked for when it is shown, no step of the meantime is missed, and without scripts all is there.
+    """A tab is in the URL, opens by keys and links, and is remembered; hidden parts are fetched
+    once shown, without gaps; without scripts all tabs are visible.
     """
     looks = [make_headroom(50, body=(1.0, 2.0))]
     record(
@@ -80,10 +80,10 @@ def test_one_part_at_a_time_is_shown_and_fetched(
     plain.close()
 
 
-def test_what_it_was_started_in_comes_while_the_page_is_open(
+def test_the_environment_appears_while_the_page_is_open(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """With its texts, and what was opened stays so at the next attempt, with that one's."""
+    """With its texts; expanded sections stay expanded for the next attempt's environment."""
     submit(database, ada)
     page.goto("/runs/1?tab=configuration")
     noted = page.locator("#environment")

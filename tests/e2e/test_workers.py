@@ -1,4 +1,4 @@
-"""The grid of workers, as somebody watches it."""
+"""The grid of workers in a real browser."""
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -10,10 +10,10 @@ from tests.db.conftest import DIGITS, add_worker
 
 
 @pytest.mark.journey
-def test_the_grid_follows_what_runs_and_a_worker_is_drained_on_its_page(
+def test_the_grid_is_live_and_a_worker_is_drained_on_its_page(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """A run appears on its device, a new worker in its row, and a drain where it was asked for."""
+    """A run appears on its device, a new worker in its row, and a drain at its worker."""
     page.goto("/workers")
     cell = page.locator(".devices li").first
     expect(cell).to_have_text("cpu 0: free")

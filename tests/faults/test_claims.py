@@ -56,7 +56,7 @@ def test_claims_under_contention_with_workers_killed(
 
 
 def overlapping() -> Select[tuple[int]]:
-    """Select pairs of attempts of one run of which the later began before the earlier ended."""
+    """Select pairs of attempts of one run that overlap in time."""
     earlier, later = RunNode.__table__.alias(), RunNode.__table__.alias()
     began = later.c.lease_expires_at - LEASE_SECONDS
     return select(earlier.c.run_id).where(
@@ -70,7 +70,7 @@ LEASE_SECONDS = 1.0
 
 
 def work(url: str, number: int) -> None:
-    """Be a worker whose trainings take no time, until the queue is empty."""
+    """Act as a worker with instant trainings until the queue is empty."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     database = Database(url)
     with database.writing() as session:

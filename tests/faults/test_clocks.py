@@ -1,6 +1,5 @@
 """Clocks that jump: leases and step times do not follow them."""
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -8,11 +7,10 @@ from sqlalchemy import func, select
 
 from db.tables import Status, Step
 from db.telemetry import series
+from tests.faults.clocks_made import HOUR, faked, jump
 from tests.faults.conftest import COUNTS
-from tests.faults.test_leases import LEASE, RECIPE, clocked
+from tests.faults.leases_made import LEASE, RECIPE, clocked
 from tests.site import Site
-
-HOUR = 3600
 
 
 def test_a_clock_that_jumps_an_hour_either_way_changes_nothing(site: Site, tmp_path: Path) -> None:
@@ -38,17 +36,3 @@ def test_a_clock_that_jumps_an_hour_either_way_changes_nothing(site: Site, tmp_p
     assert 0 < first < last < HOUR * 1000
     assert said_at > time.time() + HOUR / 2  # so the clock did jump
     COUNTS.append("clock back an hour, then two ahead: one attempt, never unreachable")
-
-
-def jump(offset: Path, seconds: int) -> None:
-    """Set the clock of all that look there so far from the real one."""
-    written = offset.with_suffix(".new")
-    written.write_text(str(seconds))
-    written.replace(offset)
-
-
-def faked(offset: Path) -> dict[str, str]:
-    """Let the clock that people can set, and no other, follow a file."""
-    source, library = Path(__file__).with_name("jumping_clock.c"), offset.with_suffix(".so")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return {"LD_PRELOAD": str(library), "HALFSTEP_TEST_OFFSET": str(offset)}

@@ -1,4 +1,4 @@
-"""A server that is killed while it erases a run: the next one goes on."""
+"""A server that is killed during a purge: the next one continues it."""
 
 import os
 import signal

@@ -3,11 +3,9 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -17,9 +15,9 @@ from sqlalchemy import make_url
 from db.access import accounts
 from db.queue import pending_reasons
 from db.tables import Status
-from tests import warm
 from tests.conftest import postgresql_control
 from tests.faults.conftest import COUNTS, often, only_in_full
+from tests.faults.kills_made import serving
 from tests.faults.sameness import assert_same, config
 from tests.faults.viewer import Viewer
 from tests.site import Site, answers, free_port, is_running, until, up
@@ -167,22 +165,6 @@ def assert_undisturbed(site: Site, run_ids: list[int]) -> None:
         assert site.wait(run_id).status == Status.FINISHED
     for run_id in run_ids:
         assert_same(site, run_id, undisturbed)
-
-
-@contextmanager
-def serving(site: Site, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `halfstep server`, and wait until it answers."""
-    process = warm.Popen(
-        [sys.executable, "-m", "halfstep.cli.main", "server"],
-        env={**os.environ, **site.environment, "HALFSTEP_PORT": str(port)},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: answers(f"http://127.0.0.1:{port}"))
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def kill_database(site: Site) -> None:

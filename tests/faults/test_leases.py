@@ -1,4 +1,4 @@
-"""Supervisors that are stopped or cut off: nobody trains twice, nobody writes after a takeover."""
+"""Supervisors that are stopped or disconnected: no run trains twice, and no late writes."""
 
 import os
 import signal
@@ -17,10 +17,8 @@ from db.runs import runs
 from db.tables import Status
 from tests.faults.clocked import intervals
 from tests.faults.conftest import COUNTS
+from tests.faults.leases_made import LEASE, RECIPE, clocked
 from tests.site import Site, until
-
-RECIPE = f"{Path(__file__).with_name('clocked.py')}:Clocked"
-LEASE = {"HALFSTEP_LEASE_SECONDS": "6"}
 
 
 def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Path) -> None:
@@ -71,7 +69,7 @@ def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
 
 
 def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: Path) -> None:
-    """A supervisor that was stopped for a moment goes on with the same attempt."""
+    """A supervisor that was stopped for a moment continues the same attempt."""
     run_id = site.submit(recipe=RECIPE, steps=200)
     with site.worker(**LEASE, **clocked(tmp_path)):
         site.wait_for_step(run_id, 20)
@@ -85,14 +83,8 @@ def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: P
         assert Status.QUEUED not in [row.status for row in runs.statuses(session, run_id)][1:]
 
 
-def clocked(tmp_path: Path) -> dict[str, str]:
-    clock = tmp_path / "clock"
-    clock.touch()  # beside the data folder a run makes nothing new
-    return {"HALFSTEP_RECIPES": RECIPE, "HALFSTEP_TEST_CLOCK": str(clock)}
-
-
 def assert_apart(tmp_path: Path) -> None:
-    """What the trainings themselves wrote down does not overlap."""
+    """The training periods, as the trainings themselves recorded them, do not overlap."""
     first, second = intervals(tmp_path / "clock")
     assert first[1] < second[0]
 

@@ -1,4 +1,4 @@
-"""SIGKILL of a training whose data workers read ahead: each time the same bits, and no orphans."""
+"""SIGKILL of a training with prefetching data workers: the same bits each time, and no orphans."""
 
 import random
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from tests.faults.conftest import COUNTS, often
 from tests.site import until
 from tests.trainer.conftest import assert_same_bits
-from tests.trainer.test_process import start, write_job
+from tests.trainer.process_made import start, write_job
 from trainer.checkpoints.checkpoint import load
 
 STEPS = often(full=3000, short=800)

@@ -1,4 +1,4 @@
-"""Runs that go on elsewhere: under another version of the software, on another machine."""
+"""Runs that continue with another version of the software, or on another machine."""
 
 import os
 from pathlib import Path
@@ -12,8 +12,8 @@ from tests.faults.conftest import COUNTS, only_in_full
 from tests.site import GATED, Site
 
 
-def test_a_run_goes_on_under_another_version_and_says_so(site: Site, tmp_path: Path) -> None:
-    """A worker stopped and started with newer software resumes, and names what is newer."""
+def test_a_run_continues_with_another_version_as_its_page_says(site: Site, tmp_path: Path) -> None:
+    """A worker restarted with newer software resumes, and the run names the changed packages."""
     newer = tmp_path / "newer"
     newer.mkdir()
     (newer / "sitecustomize.py").write_text(

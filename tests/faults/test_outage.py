@@ -1,4 +1,4 @@
-"""A database that is away: training goes on, and nothing is lost or doubled."""
+"""Database outages: training continues, and nothing is lost or recorded twice."""
 
 import statistics
 import time
@@ -70,8 +70,8 @@ def ratio(site: Site, ids: list[int], began: float, ended: float) -> float:
 
 @only_in_full
 @pytest.mark.only_on("postgresql")
-def test_an_outage_longer_than_the_lease_is_no_death(site: Site) -> None:
-    """Its training leaves a checkpoint and ends in time; the run goes on from that very step."""
+def test_a_run_survives_an_outage_longer_than_the_lease(site: Site) -> None:
+    """The training saves a checkpoint and ends in time; the run continues from that very step."""
     run_id = site.submit(steps=20_000)
     folder = Path(str(make_url(site.url).query["host"]))
     with site.worker(HALFSTEP_LEASE_SECONDS="6"):
@@ -96,8 +96,8 @@ def test_an_outage_longer_than_the_lease_is_no_death(site: Site) -> None:
 
 @only_in_full
 @pytest.mark.only_on("sqlite")
-def test_a_locked_database_holds_nothing_up_but_the_records(site: Site) -> None:
-    """Locked for longer than anybody waits for a lock: training goes on, every step is there."""
+def test_a_locked_database_delays_only_telemetry(site: Site) -> None:
+    """Locked for longer than the lock timeout: training continues, and every step is recorded."""
     run_id = site.submit(steps=20_000)
     with site.worker():
         site.wait_for_step(run_id, 100)

@@ -15,8 +15,8 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import last_step
 from tests import warm
 from tests.faults.conftest import COUNTS, often
-from tests.faults.test_kills import serving
-from tests.halfstep.telemetry.test_uploader import uploaders
+from tests.faults.kills_made import serving
+from tests.halfstep.telemetry.uploader_made import uploaders
 from tests.site import SECONDS, Site, free_port, until
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""Somebody who watches a run, comes back when the connection breaks, and keeps what was told."""
+"""A client that watches a run, reconnects after failures, and collects the events."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from tests.site import Site
 
 
 class Viewer(threading.Thread):
-    """Does with a live stream what a browser does: comes back with the id of its last event."""
+    """Reads a live stream like a browser: reconnects with the id of its last event."""
 
     def __init__(self, address: str, token: str) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Viewer(threading.Thread):
         self.is_over = news["run"]["status"] in ENDED
 
     def assert_missed_nothing(self, site: Site, run_id: int) -> None:
-        """What it was told, in one attempt, is what is in the database, each once."""
+        """The events of each attempt are those in the database, each once."""
         with site.database.reading() as session:
             columns = series.raw_steps(session, run_id)
             result = history.events(session, run_id, limit=len(self.events) + 1)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.frameworks.test_deepspeed import have_it_train_on_a_cpu, train
+from tests.frameworks.deepspeed_made import have_it_train_on_a_cpu, train
 
 
 def main() -> None:
-    """Train twice, in one stage of ZeRO; write what the engine said beside the run's folder."""
+    """Train twice in one stage of ZeRO; write the engine's reports next to the run's folder."""
     folder, stage = Path(sys.argv[1]), int(sys.argv[2])
     with pytest.MonkeyPatch.context() as patch:
         have_it_train_on_a_cpu(patch)

@@ -1,4 +1,4 @@
-"""What a scaler itself sees in a framework's loop: the truth that `watch` is held against."""
+"""A scaler's own observations in a framework's loop: the reference for `watch`."""
 
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def samples() -> tuple[Tensor, Tensor]:
 
 
 def weights(net: nn.Module) -> list[Tensor]:
-    """Return the weights as they are now."""
+    """Return a copy of the weights."""
     return [p.detach().clone() for p in net.parameters()]
 
 

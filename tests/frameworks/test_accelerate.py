@@ -1,4 +1,4 @@
-"""Accelerate with plain `halfstep.watch`, beside the same loop without."""
+"""Accelerate with plain `halfstep.watch`, compared with the unwatched loop."""
 
 from pathlib import Path
 
@@ -45,10 +45,12 @@ def train(
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(("fused", "clip"), [(False, False), (False, True), (True, False)])
-def test_accelerate_tells_the_truth(tmp_path: Path, fused: bool, clip: bool, named: bool) -> None:
-    """Skips that Accelerate itself does not notice are there; and that its schedule runs ahead.
+def test_accelerate_is_recorded_exactly(
+    tmp_path: Path, fused: bool, clip: bool, named: bool
+) -> None:
+    """Skips that Accelerate misses are recorded, and so is its schedule that runs ahead.
 
-    named: `watch` is told the optimizer that Accelerate has prepared.
+    named: `watch` gets the prepared optimizer.
     """
     bare, without = train(fused, clip, None)
     watched, with_us = train(fused, clip, tmp_path, named)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, beside the same loop without."""
+"""DeepSpeed's ZeRO in fp16 with `halfstep.deepspeed.watch`, compared with the unwatched loop."""
 
 import os
 import subprocess
@@ -11,12 +11,8 @@ import pytest
 import torch
 
 from halfstep.telemetry.flags import SKIPPED
-from tests.frameworks.reference import Net, samples, weights, written
-
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-deepspeed = pytest.importorskip("deepspeed")
-import halfstep  # noqa: E402
-import halfstep.deepspeed  # noqa: E402
+from tests.frameworks.deepspeed_made import have_it_train_on_a_cpu, train
+from tests.frameworks.reference import written
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,65 +27,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def have_it_train_on_a_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Say that the CPU trains in fp16, as few can."""
-    patch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _: True)
-    backend = sys.modules["deepspeed.comm.torch"]
-    patch.setattr(backend, "build_shm_op", lambda: None)  # else compiled for minutes
-
-
-def train(
-    folder: Path | None, *, stage: int, clip: float, accumulation: int, epochs: int = 2
-) -> tuple[list[Any], list[Any]]:
-    """Train on this rank's batches; note what the engine says of each step."""
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    config = {
-        "train_micro_batch_size_per_gpu": 8,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": clip,
-        "zero_optimization": {"stage": stage},
-        "fp16": {
-            "enabled": True,
-            "initial_scale_power": 20,
-            "loss_scale_window": 4,
-            "hysteresis": 1,
-        },
-    }
-    engine, *_ = deepspeed.initialize(
-        model=net, optimizer=optimizer, config=config, dist_init_required=False
-    )
-    if folder:
-        halfstep.deepspeed.watch(engine, folder=folder)
-    x, y = (each.half() for each in samples())
-    result = []
-    names = {parameter: name for name, parameter in engine.module.named_parameters()}
-    for _ in range(epochs):
-        for batch, wanted in zip(x.split(8)[rank::ranks], y.split(8)[rank::ranks], strict=True):
-            loss = (engine(batch) - wanted).float().square().mean()
-            engine.backward(loss)
-            scale, is_step = engine.optimizer.cur_scale, engine.is_gradient_accumulation_boundary()
-            found = [
-                names[parameter]
-                for i, group in engine.optimizer.averaged_gradients.items()
-                for parameter, gradient in zip(
-                    engine.optimizer.params_in_partition[i], group or [], strict=False
-                )
-                if not gradient.isfinite().all()
-            ]
-            engine.step()
-            if is_step:
-                result.append((scale, engine.optimizer.overflow, found))
-    if folder:
-        halfstep.watch().finish()
-    return result, weights(engine.module)
-
-
 @pytest.mark.parametrize(
     ("stage", "clip", "accumulation"), [(1, 0.0, 1), (2, 0.0, 1), (1, 1.0, 1), (1, 0.0, 2)]
 )
-def test_deepspeed_tells_the_truth(
+def test_deepspeed_is_recorded_exactly(
     tmp_path: Path, stage: int, clip: float, accumulation: int
 ) -> None:
     """Scales, skips and culprits are the engine's, and the weights those without us."""
@@ -101,7 +42,7 @@ def test_deepspeed_tells_the_truth(
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_two_ranks_of_deepspeed_tell_the_truth(tmp_path: Path, stage: int) -> None:
+def test_two_ranks_of_deepspeed_are_recorded_exactly(tmp_path: Path, stage: int) -> None:
     """The first one writes: the scales and skips of both, and the culprits of its partition."""
     ranks = Path(__file__).with_name("deepspeed_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -120,7 +61,7 @@ def test_two_ranks_of_deepspeed_tell_the_truth(tmp_path: Path, stage: int) -> No
 
 
 def check(folder: Path, watched: list[Any]) -> None:
-    """Hold what was written against what the engine said of each step."""
+    """Compare the recorded steps with the engine's reports."""
     steps, events = written(folder)
     skipped = [overflow for _, overflow, _ in watched]
     assert 2 <= sum(skipped) < len(skipped)

@@ -19,7 +19,7 @@ import transformers
 from halfstep.run_config import ConfigError, parse_config
 from tests.frameworks.tiny_model import TEXT, write_model
 from tests.trainer.conftest import CPU, assert_same_bits, run_loop  # noqa: F401 - a fixture
-from tests.trainer.test_docs import LINES
+from tests.trainer.docs_made import LINES
 from trainer.diagnosis.check import check
 from trainer.recipes import token_file
 from trainer.recipes.finetune import Finetune
@@ -101,7 +101,7 @@ def test_whole_models_load_by_from_pretrained(
     is_tied: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was unzipped, with the checkpoint's weights beside it, is a model and its tokenizer."""
+    """The unzipped archive with the checkpoint's weights is a model with its tokenizer."""
     write_model(tmp_path / "model", is_tied=is_tied)
     values = of(tmp_path / "model", text, 5, recipe={"lora_rank": 0})
     run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
@@ -179,7 +179,7 @@ def test_the_operations_of_lora_are_fewer(model: Path, text: Path) -> None:
     assert 0 < lora < whole
 
 
-def test_a_folder_that_is_no_model_is_told(model: Path, text: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_is_reported(model: Path, text: Path, tmp_path: Path) -> None:
     """No folder, no weights, no tokenizer: each has a sentence of its own."""
     with pytest.raises(ConfigError, match=r"recipe.model is empty: name a path"):
         Finetune(parse_config(Finetune, {}), CPU)
@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_model_is_told(model: Path, text: Path, tmp_path: Pa
         made(folder, text)
 
 
-def test_weights_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_reported(model: Path, text: Path, tmp_path: Path) -> None:
     """Missing, unknown and of another shape, by name."""
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     weights = safetensors.torch.load_file(file := tmp_path / "model.safetensors")
@@ -214,7 +214,9 @@ def test_weights_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Pat
         assert part in str(result.value)
 
 
-def test_other_settings_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Path) -> None:
+def test_other_settings_that_do_not_fit_are_reported(
+    model: Path, text: Path, tmp_path: Path
+) -> None:
     """Modules that are not there, and a text that is too short."""
     with pytest.raises(
         ConfigError, match=r"recipe.lora_modules is 'query'.*linear layers are .*q_p"

@@ -48,7 +48,7 @@ def of(folder: Path, steps: int, **changes: Values) -> Values:
 
 
 def test_it_learns_the_digits(run_loop: Any, folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    """From PNG files, read by workers: top-1 far above chance, and what the average has too."""
+    """From PNG files, read by workers: top-1 far above chance, also of the averaged weights."""
     values = of(folder, 60, training={"batch_size": 32, "warmup_steps": 5, "ema_decay": 0.9})
     run = run_loop(Images, values, folder=tmp_path / "checkpoints")
     metrics = {event["name"]: event["value"] for event in run.of("metric")}
@@ -105,7 +105,7 @@ def test_the_networks_operations_are_counted(few: Path) -> None:
 
 
 def test_the_deeper_network_trains(run_loop: Any, few: Path) -> None:  # noqa: F811
-    """ResNet-50 takes two steps, of two images each, whose last features are 1 × 1 pixels."""
+    """ResNet-50 takes two steps of two images, with last features of 1 × 1 pixels."""
     own: Values = {"network": "resnet50"}
     run = run_loop(Images, of(few, 2, training={"batch_size": 2}, recipe=own))
     assert run.records["loss"].shape == (2,)

@@ -1,4 +1,4 @@
-"""Keras on torch with `halfstep.keras.Watch`, beside the same fit without."""
+"""Keras on torch with `halfstep.keras.Watch`, compared with the unwatched fit."""
 
 import os
 from pathlib import Path
@@ -22,14 +22,14 @@ class Recording(keras.optimizers.LossScaleOptimizer):
 
     def check_finite(self, grads: Any) -> Any:
         """Write them down first."""
-        if not hasattr(self, "told"):
-            self.told: list[tuple[float, set[str]]] = []
+        if not hasattr(self, "reported"):
+            self.reported: list[tuple[float, set[str]]] = []
         culprits = {
             variable.path.replace("/", ".")
             for variable, gradient in zip(self._trainable_variables, grads, strict=True)
             if not gradient.isfinite().all()
         }
-        self.told.append((float(self.dynamic_scale.value), culprits))
+        self.reported.append((float(self.dynamic_scale.value), culprits))
         return super().check_finite(grads)
 
 
@@ -52,23 +52,23 @@ def fit(callbacks: list[Any], *, is_scaled: bool = True) -> tuple[Any, list[torc
     return model.optimizer, weights
 
 
-def test_keras_tells_the_truth(tmp_path: Path) -> None:
+def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
     """Scales, skips and culprits are its optimizer's, and the weights those without us."""
     bare, without = fit([])
     watched, with_us = fit([halfstep.keras.Watch(folder=tmp_path)])
-    assert watched.told == bare.told
+    assert watched.reported == bare.reported
     assert all(map(torch.equal, with_us, without))
     steps, events = written(tmp_path)
-    skipped = [bool(culprits) for _, culprits in watched.told]
+    skipped = [bool(culprits) for _, culprits in watched.reported]
     assert 2 <= sum(skipped) < len(skipped)
-    assert steps["scale"].tolist() == [scale for scale, _ in watched.told]
+    assert steps["scale"].tolist() == [scale for scale, _ in watched.reported]
     assert ((steps["flags"] & SKIPPED) != 0).tolist() == skipped
     assert np.isfinite(steps["loss"]).all()
     assert steps["lr"] == pytest.approx(1e-2)
     result = {
         e["step"]: {c["name"] for c in e["culprits"]} for e in events if e.get("kind") == "skip"
     }
-    expected = [culprits for _, culprits in watched.told]
+    expected = [culprits for _, culprits in watched.reported]
     assert result == {step: culprits for step, culprits in enumerate(expected, 1) if culprits}
     assert {e["name"] for e in events if e["event"] == "metric"} == {"mae"}
     assert not {"apply", "check_finite", "scale_loss"} & set(vars(watched))

@@ -1,4 +1,4 @@
-"""Lightning with `halfstep.lightning.Watch`, beside the same fit without."""
+"""Lightning with `halfstep.lightning.Watch`, compared with the unwatched fit."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def fit(
 
 
 @pytest.mark.parametrize(("fused", "clip"), [(False, None), (False, 1.0), (True, None)])
-def test_lightning_tells_the_truth(tmp_path: Path, fused: bool, clip: float | None) -> None:
+def test_lightning_is_recorded_exactly(tmp_path: Path, fused: bool, clip: float | None) -> None:
     """Scales, skips and culprits are the scaler's, and the weights those without us."""
     bare, without = fit(tmp_path, [], fused=fused, clip=clip)
     watch = halfstep.lightning.Watch(folder=tmp_path / "runs")

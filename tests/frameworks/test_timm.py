@@ -1,4 +1,4 @@
-"""timm's NativeScaler with plain `halfstep.watch`, beside the same loop without."""
+"""timm's NativeScaler with plain `halfstep.watch`, compared with the unwatched loop."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def train(clip: float | None, folder: Path | None) -> tuple[RecordingScaler, lis
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_timm_tells_the_truth(tmp_path: Path, clip: float | None) -> None:
+def test_timm_is_recorded_exactly(tmp_path: Path, clip: float | None) -> None:
     """Scales, skips and culprits are the scaler's, and the weights those without us."""
     bare, without = train(clip, None)
     watched, with_us = train(clip, tmp_path)

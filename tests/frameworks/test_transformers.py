@@ -1,4 +1,4 @@
-"""Transformers' Trainer with `halfstep.transformers.Watch`, beside the same training without."""
+"""Transformers' Trainer with `halfstep.transformers.Watch`, compared with unwatched training."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import halfstep.transformers  # noqa: E402
 
 
 class Trainer(transformers.Trainer):
-    """Takes a scaler, which Accelerate makes on CUDA alone, and autocasts to fp16."""
+    """Uses a given scaler, which Accelerate creates only on CUDA, and autocasts to fp16."""
 
     recording: RecordingScaler
 
@@ -59,7 +59,7 @@ def train(folder: Path, optim: str, callbacks: list[Any]) -> tuple[RecordingScal
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
-def test_transformers_tells_the_truth(tmp_path: Path, optim: str) -> None:
+def test_transformers_is_recorded_exactly(tmp_path: Path, optim: str) -> None:
     """Scales, skips and culprits are the scaler's, and the weights those without us."""
     bare, without = train(tmp_path, optim, [])
     watch = halfstep.transformers.Watch(folder=tmp_path / "runs")

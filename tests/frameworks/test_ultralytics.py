@@ -1,4 +1,4 @@
-"""Ultralytics with `halfstep.ultralytics.watch`, beside the same training without."""
+"""Ultralytics with `halfstep.ultralytics.watch`, compared with the unwatched training."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, nn.M
     return scaler, model.trainer.model
 
 
-def test_ultralytics_tells_the_truth(pictures: Path, tmp_path: Path) -> None:
+def test_ultralytics_is_recorded_exactly(pictures: Path, tmp_path: Path) -> None:
     """Scales, skips and culprits are the scaler's, and the weights those without us."""
     bare, without = train(pictures, tmp_path / "bare", None)
     watched, with_us = train(pictures, tmp_path / "watched", tmp_path / "runs")

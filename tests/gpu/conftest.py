@@ -1,4 +1,4 @@
-"""What needs a CUDA device: `make gpu`. Without one every test here is skipped, and says so."""
+"""Tests that need a CUDA device: `make gpu`. Without one each test is skipped with a reason."""
 
 import pytest
 import torch

@@ -11,8 +11,9 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.mark.parametrize("pin", [True, False])
 def test_workers_change_no_bit_on_a_gpu(run_loop, pin):
-    """The copy beside the device's work is over before a batch is trained on, and its memory is
-    not another's before."""
+    """The asynchronous copy is complete before its batch is used, and its memory is not reused
+    before.
+    """
     training = {"steps": 300, "batch_size": 8}
     alone = run_loop(Reading, {"training": training, "data": {"workers": 0}}, device=CUDA)
     data = {"workers": 2, "pin": pin}

@@ -127,7 +127,7 @@ def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):
 
 
 class FarOut(Regression):
-    """Now and then an example whose gradient fp16 cannot hold, after calibration."""
+    """Occasionally an example with a gradient beyond fp16, after calibration."""
 
     name: ClassVar = "far-out"
     defaults: ClassVar = {
@@ -154,7 +154,7 @@ class FarOut(Regression):
 
 
 def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
-    """On a GPU a skip has names alone; its exact replay says how many elements of each."""
+    """On a GPU a skip has only names; its exact replay counts the elements of each."""
     run = run_loop(FarOut, device=CUDA)
     skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
     assert any(step > CALIBRATED_AFTER for step in skips)
@@ -169,7 +169,7 @@ def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
 
 @pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
 def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
-    """Other numbers, by as much as fp8 rounds; each layer tells of itself."""
+    """Results differ by fp8's rounding; each layer reports its scaling."""
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability(CUDA) < (8, 9):
         pytest.skip("the device has no fp8: compute capability 8.9")
@@ -225,7 +225,7 @@ with joined(torch.device("cuda")) as (ranks, device):
 
 @pytest.mark.two_devices
 def test_two_ranks_on_nccl_train_one_model(tmp_path):
-    """The weights are the same on both cards, and rank 0 alone records."""
+    """The weights are equal on both cards, and only rank 0 records."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -1,4 +1,4 @@
-"""Saves on a real GPU: the loop waits for no copy; what is saved is the state of the boundary."""
+"""Saves on a GPU: the loop does not wait for copies; the state is that of the step boundary."""
 
 import torch
 
@@ -9,9 +9,10 @@ CUDA = torch.device("cuda", 0)
 LARGE = 2**28  # bytes: of copies that take milliseconds
 
 
-def test_a_snapshot_waits_for_nothing_and_is_of_its_moment():
-    """PyTorch's debug mode sees no wait; the host is back before the device has come so far; and
-    what is queued next, which changes the weights, does not reach the copy."""
+def test_a_snapshot_is_asynchronous_and_consistent():
+    """PyTorch's debug mode finds no synchronization; the call returns before the device has
+    finished; later kernels that change the weights do not affect the copy.
+    """
     weights = torch.randn(LARGE // 4, device=CUDA)
     state = {"weights": weights, "tied": weights[:4], "step": torch.ones((), device=CUDA)}
     staging = Staging(CUDA)
@@ -35,8 +36,8 @@ def test_a_snapshot_waits_for_nothing_and_is_of_its_moment():
     staging.close()
 
 
-def test_a_run_resumes_bit_exactly_from_a_save_beside_training(run_loop, tmp_path):
-    """Steps go on while it is written, and the run that goes on from it ends in the same bits."""
+def test_a_run_resumes_bit_exactly_from_a_background_save(run_loop, tmp_path):
+    """Training continues during the write, and the resumed run ends with the same bits."""
     values = {"precision": "fp16", "training": {"steps": 60}, "checkpoints": {"every_steps": 20}}
     straight = run_loop(Regression, values, folder=tmp_path / "a", device=CUDA)
     half = tmp_path / "a/step-00000020.pt"

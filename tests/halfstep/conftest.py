@@ -16,7 +16,7 @@ __all__ = ["address", "offered", "running", "settings"]
 
 @pytest.fixture(autouse=True)
 def stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Know no server: nothing of whoever runs the tests. Where `halfstep login` keeps things."""
+    """Hide the servers of the user who runs the tests; return the folder of `halfstep login`."""
     folder = tmp_path_factory.mktemp("config")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     for name in ("HALFSTEP_URL", "HALFSTEP_TOKEN", "HALFSTEP_MODE"):

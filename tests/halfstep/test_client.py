@@ -88,7 +88,7 @@ def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -
     assert (typed.stdout, json.loads(typed.stderr)) == ("", {"notes": [note]})
 
 
-def test_a_list_is_as_long_as_was_asked_for(
+def test_a_list_has_the_requested_length(
     client: Client, address: str, token: str, database: Database, ada: User
 ) -> None:
     """Beyond the 200 runs that the server gives at once, in whatever order, and no further."""
@@ -134,7 +134,7 @@ def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: 
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udcffb"])
-def test_text_that_is_no_unicode_is_refused_by_its_field(client: Client, text: str) -> None:
+def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: str) -> None:
     """A file name that is not UTF-8 comes into Python so; JSON and addresses lack it."""
     for call, field in (
         (lambda: client.edit(1, name=text), "name"),
@@ -149,7 +149,7 @@ def test_text_that_is_no_unicode_is_refused_by_its_field(client: Client, text: s
         assert "is not allowed; allowed: text" in str(refused.value)
 
 
-def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> None:
+def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
     """The variable, or the file of `halfstep login`; the token is not shown."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
@@ -285,7 +285,7 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
 
 
 @pytest.mark.parametrize("had", [1, 5000, len(BODY)])
-def test_a_download_that_broke_off_goes_on(
+def test_a_download_that_broke_off_continues(
     client: Client, saved: Path, tmp_path: Path, had: int
 ) -> None:
     """Received bytes are not fetched again, and the whole file is verified."""
@@ -338,7 +338,7 @@ def test_login_tries_the_token_once(address: str, token: str) -> None:
     assert credentials.known() == (address, token, str(credentials.place()))
 
 
-def test_who_has_no_token_is_told_where_to_make_one(
+def test_without_a_token_the_error_says_where_to_create_one(
     address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -360,7 +360,7 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
         client.runs()
 
 
-def test_who_waits_goes_on_after_a_restart_of_the_server(
+def test_waiting_clients_continue_after_a_restart_of_the_server(
     settings: Settings, database: Database, running: Run, token: str
 ) -> None:
     """The outage is reported once; a missing run is not retried."""
@@ -428,7 +428,7 @@ def test_commands_do_what_the_client_does(
     assert "allowed is FIELD=VALUE" in unset.stderr
 
 
-def test_a_script_waits_for_the_end_and_hears_of_a_failure(
+def test_a_script_waits_for_the_end_and_gets_failures(
     address: str,
     token: str,
     database: Database,
@@ -510,7 +510,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     assert ended.returncode == 2
 
 
-def test_bytes_that_are_no_text_are_refused(
+def test_bytes_that_are_no_text_are_rejected(
     client: Client,
     address: str,
     token: str,
@@ -546,7 +546,7 @@ def test_bytes_that_are_no_text_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
-def test_stdin_that_is_no_text_is_refused(locale: str) -> None:
+def test_stdin_that_is_no_text_is_rejected(locale: str) -> None:
     """A note, and a token, whatever Python makes of such bytes."""
     for words in (("run", "edit", "1", "--note", "-"), ("login", "http://127.0.0.1:9")):
         ended = subprocess.run(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from halfstep.clock import clock
-from tests.faults.test_clocks import HOUR, faked, jump
+from tests.faults.clocks_made import HOUR, faked, jump
 
 READ = "import time; from halfstep.clock import clock; print(time.time(), clock(), flush=True)"
 
@@ -33,7 +33,7 @@ def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
 
 
 def test_all_processes_of_a_machine_share_the_clock() -> None:
-    """What another process reads meanwhile lies between two readings here."""
+    """A reading in another process lies between two readings here."""
     before = clock()
     result = subprocess.run(
         [sys.executable, "-c", READ], check=True, capture_output=True, text=True

@@ -8,7 +8,7 @@ import pytest
 from halfstep.recipe import ConfigError, data_path
 
 
-def test_a_path_is_followed_and_refused_where_runs_have_no_business(
+def test_a_path_is_resolved_and_rejected_outside_allowed_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the system and the service always; with roots named, of all else too."""

@@ -1,4 +1,4 @@
-"""The words for what a field allows."""
+"""Error messages with the allowed values of a field."""
 
 import enum
 from typing import Annotated, Any, Literal

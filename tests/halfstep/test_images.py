@@ -18,7 +18,7 @@ COLOUR = np.stack([BYTES, BYTES[::-1], BYTES.T.reshape(5, 6)], 2)
 
 
 def shown(folder: Path, value: Any) -> Any:
-    """Return what a browser shows of a value that is logged, as a picture of Pillow."""
+    """Return the image that a browser shows for a logged value, with Pillow."""
     with halfstep.watch(folder=folder, name="it", mode="offline") as watch:
         watch.log({"image": value})
     [event] = Written(folder / "it").of("artifact")
@@ -104,7 +104,7 @@ def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
         (np.zeros((0, 3, 4, 4)), "a batch of images has shape"),
     ],
 )
-def test_numbers_in_no_range_are_refused_with_a_line(
+def test_numbers_out_of_range_are_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any, words: str
 ) -> None:
     """Nothing is clipped without a line."""

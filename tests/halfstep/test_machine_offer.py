@@ -1,4 +1,4 @@
-"""What a machine offers: the lines of the version before, and what is wrong with a new one."""
+"""Capabilities of a machine: lines of the previous version are read, and errors are named."""
 
 import json
 from typing import Any
@@ -75,6 +75,6 @@ def test_an_offer_that_cannot_be_read_is_an_error(text: str) -> None:
 
 
 def test_an_empty_offer_has_neither_devices_nor_recipes() -> None:
-    """What a worker has before its first probe."""
+    """A worker's state before its first probe."""
     assert rows(MachineOffer().recipes) == []
     assert not RecipeOffer(name="x", reference="x").is_offered

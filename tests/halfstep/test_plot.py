@@ -1,4 +1,4 @@
-"""Plots of classifiers: their numbers against scikit-learn's, and what is rejected."""
+"""Plots of classifiers: values compared with scikit-learn's, and rejected arguments."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_curves_have_the_areas_of_scikit_learn(scored: Any) -> None:
     ],
 )
 def test_wrong_arguments_are_named(function: str, arguments: dict[str, Any], words: str) -> None:
-    """The error says which argument, its value and what is allowed."""
+    """With the argument, its value and the allowed values."""
     with pytest.raises(ValueError, match=r"allowed|missing") as error:
         getattr(plot, function)(**arguments)
     assert words in str(error.value)
@@ -99,7 +99,7 @@ def test_plots_and_images_in_tables_are_files(tmp_path: Path) -> None:
 
 
 def test_the_drop_in_offers_the_same_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    """`wandb.plot` has these three functions; others do nothing and say so."""
+    """`wandb.plot` has these three functions; others do nothing and print so."""
     wandb: Any = halfstep
     assert wandb.plot.confusion_matrix is plot.confusion_matrix
     wandb.plot.scatter(None, "x", "y")

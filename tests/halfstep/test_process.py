@@ -9,7 +9,7 @@ from tests.site import until
 
 
 def test_a_process_lives_until_it_has_died() -> None:
-    """Also if nobody has asked for its exit code, and whoever has its number then is another."""
+    """Also before its exit code is read; another process with the same number does not count."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     since = process.started(child.pid)
     assert process.lives(child.pid, since)

@@ -1,4 +1,4 @@
-"""What a command line gives away."""
+"""Secrets in command lines."""
 
 import pytest
 

@@ -19,7 +19,7 @@ class Example:
 
 
 def test_a_recipe_overrides_shared_defaults():
-    """What a recipe overrides is its default; the rest stays as it is shared."""
+    """The overridden defaults are the recipe's; the others stay."""
     config = parse_config(Example, {"training": {"batch_size": 3}, "recipe": {"width": 2}})
     assert (config.training.steps, config.training.batch_size) == (400, 3)
     assert (config.scaler.init_scale, config.scaler.growth_interval) == (2.0**24, 2000)
@@ -37,7 +37,7 @@ def test_the_overrides_of_one_recipe_do_not_reach_another():
 
 
 def test_the_schema_says_defaults_bounds_and_help_for_every_field():
-    """A form can be drawn from the schema alone: nothing in it is a reference."""
+    """The schema has no references, so that a form can be generated from it."""
     schema = config_schema(Example)
     assert "$ref" not in json.dumps(schema)
     for name, group in schema["properties"].items():
@@ -48,7 +48,7 @@ def test_the_schema_says_defaults_bounds_and_help_for_every_field():
 
 
 def test_every_number_of_the_schema_has_bounds():
-    """A number that nobody bounded is kept within what browsers and devices hold."""
+    """By default the range that browsers and devices can represent."""
 
     class Loose(OwnConfig):
         count: int = Field(1, title="Count", description="Any.")
@@ -71,7 +71,7 @@ def test_every_number_of_the_schema_has_bounds():
 
 
 @pytest.mark.parametrize("memory", [1e308, 10**400, 65537])
-def test_a_wish_for_memory_that_no_device_has_is_refused(memory):
+def test_a_request_for_more_memory_than_any_device_has_is_rejected(memory):
     """Its bound is in the schema, for the form and the API, and in the model."""
     values = {"training": {"device_memory_gib": memory}}
     validator = jsonschema.Draft202012Validator(config_schema(Example))
@@ -82,7 +82,7 @@ def test_a_wish_for_memory_that_no_device_has_is_refused(memory):
 
 @pytest.mark.slow
 def test_the_schema_and_the_model_agree():
-    """A full configuration passes the schema, and what the schema refuses the model refuses."""
+    """A full configuration passes the schema; values that the schema rejects, the model rejects."""
     schema = config_schema(Example)
     jsonschema.validate(config_model(Example)().model_dump(), schema)
     for bad in (
@@ -101,7 +101,7 @@ def test_the_schema_and_the_model_agree():
             parse_config(Example, bad)
 
 
-def test_an_error_names_each_field_its_value_and_what_is_allowed():
+def test_an_error_names_each_field_its_value_and_the_allowed_values():
     """Every bad field has a line of its own."""
     with pytest.raises(ConfigError) as raised:
         parse_config(Example, {"training": {"steps": 0}, "recipe": {"width": "wide"}})
@@ -110,7 +110,7 @@ def test_an_error_names_each_field_its_value_and_what_is_allowed():
     assert second.startswith("recipe.width is 'wide': allowed: a whole number")
 
 
-def test_a_recipe_with_impossible_defaults_is_refused():
+def test_a_recipe_with_impossible_defaults_is_rejected():
     """A recipe cannot override what does not exist, nor with a value out of range."""
 
     class Misspelt(Example):
@@ -131,13 +131,13 @@ def test_a_recipe_with_impossible_defaults_is_refused():
 
 
 @pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"unused_parameters": True}])
-def test_a_static_graph_refuses_what_changes_it(other):
+def test_a_static_graph_rejects_changes(other):
     """Each by its name: DDP would fail in the first step, in words of its own."""
     with pytest.raises(ConfigError, match=f"static_graph cannot go with {next(iter(other))}"):
         parse_config(Example, {"training": {"static_graph": True, **other}})
 
 
-def test_a_cuda_graph_refuses_accumulation():
+def test_a_cuda_graph_rejects_accumulation():
     """It would write one pass's gradients over another's; uncompiled, the mode says nothing."""
     values = {"compile_mode": "reduce-overhead", "accumulation_steps": 2}
     with pytest.raises(ConfigError, match="compile_mode reduce-overhead cannot go with accumul"):

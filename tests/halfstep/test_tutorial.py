@@ -16,7 +16,7 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial" / "watch-a-script.md"
 
 
 def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
-    """It runs as it is, and each of its steps is recorded with its loss and scale."""
+    """It runs unchanged, and each step is recorded with its loss and scale."""
     [code] = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.S)
     script = tmp_path / "train.py"
     script.write_text(code)

@@ -112,7 +112,7 @@ def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:
     assert not loaded & {"torch", "numpy", "httpx2", "asyncio", "pydantic", "typer", "rich"}
 
 
-def test_command_exists_with_the_client_alone(python: Path, tmp_path: Path) -> None:
+def test_the_command_exists_with_only_the_client(python: Path, tmp_path: Path) -> None:
     """The command works without the service, and does not list missing commands."""
     shown = run(python.with_name("halfstep"), "--help", folder=tmp_path)
     assert "COMMAND" in shown

@@ -1,7 +1,7 @@
-"""Build both images with buildah alone: python -m tests.images.builder (root, Debian).
+"""Build both images with buildah: python -m tests.images.builder (root, Debian).
 
-No engine and no image from a registry is needed: the base is debootstrap's Debian, tagged like the
-one that the Dockerfile names, in a store of its own, so that nobody mistakes it for that one.
+It needs no container engine and no registry: the base is debootstrap's Debian, tagged like the
+Dockerfile's base in a store of its own.
 """
 
 import configparser
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def buildah(*words: str) -> str:
-    """Run buildah in the store, and return what it prints; its complaints go to the terminal."""
+    """Run buildah in the store and return its stdout; stderr goes to the terminal."""
     command = [*BUILDAH, *words]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
@@ -78,7 +78,7 @@ def make_base() -> None:
 
 
 def pip_settings(folder: Path) -> list[str]:
-    """Return what lets pip find in a build what it finds on this machine."""
+    """Return settings with which pip in a build finds the packages of this machine."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     ).stdout

@@ -212,8 +212,8 @@ def test_server_has_no_torch(services: dict[str, Service]) -> None:
         assert result.stdout.split() == [has, has, has, "True"]
 
 
-def test_services_are_nobody_special(services: dict[str, Service]) -> None:
-    """Neither runs as root, nor may change what it runs."""
+def test_services_are_unprivileged(services: dict[str, Service]) -> None:
+    """Neither runs as root, nor can change its own code."""
     for service in services.values():
         result = service.execute("sh", "-c", "id -u; touch /opt/halfstep/x 2>/dev/null || echo no")
         assert result.stdout.split() == ["1000", "no"]
@@ -226,8 +226,8 @@ def test_nothing_of_this_machine_is_in_the_images(services: dict[str, Service]) 
         assert result.stdout.split() == ["halfstep", "2"]
 
 
-def test_health_checks_notice(services: dict[str, Service]) -> None:
-    """What is not there is ill: another port, another worker's name."""
+def test_health_checks_fail_when_unhealthy(services: dict[str, Service]) -> None:
+    """With a wrong port, and with another worker's name."""
     elsewhere = {"server": "HALFSTEP_PORT=8001", "worker": "HALFSTEP_WORKER_NAME=other"}
     for name, change in elsewhere.items():
         service = services[name]
@@ -238,7 +238,7 @@ def test_health_checks_notice(services: dict[str, Service]) -> None:
 
 
 def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) -> None:
-    """Sign in by the documented command's link, submit digits, download what the API lists."""
+    """Sign in with the documented command's link, submit digits, download the listed files."""
     [documented] = re.findall(
         r"docker compose exec server (halfstep [\w ]+)", (ROOT / "docker-compose.yml").read_text()
     )

@@ -1,4 +1,4 @@
-"""Back up a living installation, lose it, and go on from the backup."""
+"""Back up a running installation, lose it, and continue from the backup."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ from db.tables import Artifact, CheckpointFile, Delivery, Run
 from halfstep import Client
 from tests import warm
 from tests.app.receivers import http_receiver
-from tests.db.files.test_backup import contents, empty_database
+from tests.db.files.backup_made import contents, empty_database
+from tests.journeys.backup_made import SCRIPT
 from tests.journeys.installation import Admin, Installation, until_some
 from tests.site import SECONDS, until
 
-SCRIPT = Path(__file__).with_name("script.py")
 SIGN_INS = {"sessions", "sign_in_links"}
 #: Ended by a restore, or computed by it.
 NOT_COMPARED = SIGN_INS | {"step_buckets", "metric_buckets"}
@@ -34,7 +34,7 @@ def installation(tmp_path: Path, database_url: str) -> Installation:
 
 
 def use_everything(admin: Admin, folder: Path) -> int:
-    """Do what people do with an installation; return the run that goes on training."""
+    """Use all features of an installation; return the run that is still training."""
     client, browser = admin.client, admin.browser
     until_some(client.recipes)
     digits = client.submit("digits", {"training": {"steps": 60}}, tags=["first"])["id"]
@@ -80,7 +80,7 @@ def use_everything(admin: Admin, folder: Path) -> int:
 
 
 def stored_files(database: Database, data: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that rows name, as it is on the disk."""
+    """Return the SHA-256 of each file that the database names, computed from the disk."""
     with database.reading() as session:
         rows = [*session.scalars(select(CheckpointFile)), *session.scalars(select(Artifact))]
         keys = [row.key for row in rows if row.is_stored]
@@ -90,9 +90,10 @@ def stored_files(database: Database, data: Path) -> dict[str, str]:
 def test_a_backup_replaces_a_lost_installation(
     installation: Installation, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Back up while a run trains and again when all is stopped. Each row and file is restored into
-    either database; tokens work, cookies do not, the run goes on from its checkpoint, and what
-    was due to be delivered is not sent.
+    """Back up during training and again when stopped.
+
+    Each row and file is restored into either database; tokens work, cookies do not, the run
+    continues from its checkpoint, and pending deliveries are not sent.
     """
     with installation.running() as admin:
         training = use_everything(admin, tmp_path)

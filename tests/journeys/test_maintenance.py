@@ -12,8 +12,8 @@ from sqlalchemy import select, update
 from db.database import Database
 from db.tables import CheckpointFile, StepBucket
 from tests import warm
+from tests.journeys.backup_made import SCRIPT
 from tests.journeys.installation import Admin, Installation, until_some
-from tests.journeys.test_backup import SCRIPT
 from tests.site import SECONDS, until
 
 

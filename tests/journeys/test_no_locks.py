@@ -1,4 +1,4 @@
-"""An installation whose data folder has no locks, as on NFS without a lock daemon."""
+"""An installation with a data folder without file locks, as on NFS without a lock daemon."""
 
 import os
 import re
@@ -8,9 +8,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from tests.halfstep.telemetry.test_folder_lock import no_locks_library
+from tests.halfstep.telemetry.folder_lock_made import no_locks_library
+from tests.journeys.backup_made import SCRIPT
 from tests.journeys.installation import Admin, Installation, until_some
-from tests.journeys.test_backup import SCRIPT
 from tests.site import SECONDS, answers, free_port, until
 
 RECIPE = Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"

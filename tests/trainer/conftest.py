@@ -1,4 +1,4 @@
-"""Small recipes on two kinds of data, and a run of the loop that keeps what it reports."""
+"""Small recipes on two kinds of data, and a run of the loop that collects its events."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,7 @@ class Regression(Recipe):
 
 
 class Pair(Regression):
-    """Two networks with an optimizer each, the second of which overflows where its loss says so."""
+    """Two networks with an optimizer each; the second one overflows where its loss says so."""
 
     name: ClassVar = "pair"
     defaults: ClassVar = {
@@ -82,7 +82,7 @@ class Pair(Regression):
 
 @dataclass
 class Run:
-    """What a run of the loop reported, and where it ended."""
+    """Events of a run of the loop, and its last step."""
 
     outcome: object = None
     recipe: Recipe | None = None
@@ -90,7 +90,7 @@ class Run:
     events: list = field(default_factory=list)
 
     def of(self, event, **fields):
-        """The events of one kind whose fields are these."""
+        """Return the events of a kind with these fields."""
         return [
             e
             for e in self.events
@@ -112,7 +112,7 @@ class Run:
 
 @pytest.fixture
 def run_loop(tmp_path):
-    """A function that trains a recipe, on the CPU if not told otherwise, and returns a Run."""
+    """Return a function that trains a recipe, by default on the CPU, and returns a Run."""
 
     def run(recipe_class=Digits, values=None, folder: Path | None = None, device=CPU, **kwargs):
         run = Run()

@@ -60,7 +60,7 @@ def test_a_broken_image_is_named(tmp_path, content):
 
 
 def test_an_image_that_ends_too_early_is_named(tmp_path):
-    """A file half of which was copied."""
+    """As after an interrupted copy."""
     write(tmp_path, "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(
         path := tmp_path / "cat/a.png"
@@ -70,8 +70,8 @@ def test_an_image_that_ends_too_early_is_named(tmp_path):
         find(tmp_path)[0].read(0)
 
 
-def test_a_folder_without_classes_is_refused(tmp_path):
-    """Each message names the folder, or the class, and what is missing."""
+def test_a_folder_without_classes_is_rejected(tmp_path):
+    """The message names the folder or class and the missing part."""
     with pytest.raises(ConfigError, match="/gone': there is no such folder"):
         find(tmp_path / "gone")
     write(tmp_path, "a.png")

@@ -23,7 +23,7 @@ def test_recipe_check_from_the_command() -> None:
 
 
 @pytest.mark.extended
-def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
+def test_recipe_train_next_to_files_with_names_of_our_modules(tmp_path: Path) -> None:
     """The installed command does not import modules from the working directory."""
     for name in ("trainer", "app", "db", "worker"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not mine')")
@@ -117,7 +117,7 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_the_check_refuses_is_not_kept(tmp_path):
+def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
     """After errors in the check, and invalid settings, the list is unchanged."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     typo = tmp_path / "typo.py"
@@ -141,8 +141,8 @@ def test_what_the_check_refuses_is_not_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
-    """It is offered by its path, next to the owner of the name; registered again it keeps it."""
+def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
+    """It is offered by its path, with the owner of the name; registered again it keeps the path."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
     for file in (first, second):

@@ -26,7 +26,7 @@ def test_help_lists_recipes_and_fields(capsys):
 
 
 @pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
-def test_help_of_a_recipe_tells_its_own_defaults(capsys, name):
+def test_help_of_a_recipe_has_its_own_defaults(capsys, name):
     """Of every field, one that all share too, and of no other recipe."""
     main([name, "--help"])
     lines = capsys.readouterr().out.splitlines()
@@ -79,7 +79,7 @@ def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
     assert "recipe digits: " in text
 
 
-def test_a_run_tells_its_story_as_json(capsys):
+def test_a_runs_history_is_json(capsys):
     """One object per line, with texts for floats that JSON lacks; an error is one on stderr."""
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])
     result = [
@@ -218,7 +218,7 @@ def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
         ("import torch\n", "import torch\nimport not_there\n", "ModuleNotFoundError: ", 1, 0),
     ],
 )
-def test_what_a_recipe_raises_is_told_with_its_own_line(
+def test_an_exception_of_a_recipe_is_reported_with_its_line(
     capsys, tmp_path, old, new, said, code, frames
 ):
     """In a line, below the frames of its own file where it was training; as JSON one object."""
@@ -262,7 +262,7 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
     assert result == {"event": "ended", "status": "finished", "step": 4, "outcome": outcome}
 
 
-def test_a_metric_of_each_step_is_printed_with_the_progress_alone(capsys, tmp_path):
+def test_a_metric_of_each_step_is_printed_only_with_the_progress(capsys, tmp_path):
     """The latest one; with --json all are printed."""
     file = tmp_path / "mine.py"
     text = '        self.log({"train/own": 1.0})\n        yield Loss('

@@ -23,7 +23,7 @@ def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_read_in_order_of_its_names(tmp_path):
-    """Text and JSONL, each line of which is a document; other files are ignored."""
+    """Text and JSONL, one document per line; other files are ignored."""
     (tmp_path / "b.jsonl").write_text('{"text": "second", "id": 1}\n\n{"text": "third"}\n')
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.png").write_bytes(b"\xff")
@@ -34,7 +34,7 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("[1]", r"b.jsonl, line 3 is a list, not an object, such as {\"text\""),
         ("{", r"b.jsonl, line 3 is not JSON: "),
@@ -43,14 +43,14 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
         ("{}", r"line 3 has no text in 'text' .*; it has nothing"),
     ],
 )
-def test_a_line_that_has_no_text_is_told_by_its_number(tmp_path, line, told):
+def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, reported):
     """With the file, and its actual keys; empty lines count."""
     (tmp_path / "b.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         texts(tmp_path)
 
 
-def test_what_is_no_text_is_told(tmp_path):
+def test_binary_content_is_reported(tmp_path):
     """No file, and bytes that are not UTF-8."""
     with pytest.raises(ConfigError, match="there is no text on this worker"):
         texts(tmp_path)

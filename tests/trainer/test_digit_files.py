@@ -40,7 +40,7 @@ def test_who_comes_second_takes_the_files_of_the_first(tmp_path, monkeypatch):
     assert list(folder.parent.iterdir()) == [folder]
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     """With what to do."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

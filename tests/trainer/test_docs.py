@@ -9,6 +9,7 @@ from torch import nn
 
 from halfstep.recipe import Loss
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
+from tests.trainer.docs_made import LINES
 
 SNIPPETS = re.findall(
     r"## ([^\n]+)\n(?:(?!\n## ).)*?```python\n(.*?)```",
@@ -41,12 +42,6 @@ def test_a_snippet_of_the_guide_runs(snippet):
 def test_the_guide_has_a_snippet_for_each_pattern_with_code():
     """No snippet is missed: as many are run as the guide has."""
     assert len(SNIPPETS) == Path("docs/explanation/amp.md").read_text().count("```python") >= 12
-
-
-LOADING = Path("docs/how-to/recipes.md").read_text().partition("## Loading saved weights\n")[2]
-LINES = re.findall(
-    r"^([A-Z][^\n]*)\n\n```python\n(.*?)```", LOADING.partition("\n## ")[0], re.M | re.S
-)
 
 
 class Adversaries(Pair):
@@ -86,10 +81,8 @@ class Tied(Regression):
         ("The whole state", Regression, {"model": "model"}),
     ],
 )
-def test_what_a_run_has_saved_loads_as_the_guide_says(
-    run_loop, tmp_path, monkeypatch, begins, recipe, names
-):
-    """Each line of the guide puts the weights that were trained into modules drawn anew."""
+def test_saved_weights_load_as_documented(run_loop, tmp_path, monkeypatch, begins, recipe, names):
+    """Each line of the guide loads the trained weights into new modules."""
     decay = 0.5 if begins == "The moving average" else None
     values = {"training": {"steps": 400, "ema_decay": decay}, "evaluation": {"every_steps": None}}
     run = run_loop(recipe, values, folder=tmp_path)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
-from tests.trainer.test_operations import Counter
+from tests.trainer.operations_made import Counter
 from trainer import ema as ema_module
 from trainer.distributed.ranks import Control
 from trainer.ema import Ema
@@ -97,7 +97,7 @@ class Noisy(Digits):
         return {"val/noise": torch.rand(()).item(), "val/size": torch.stack(sizes).sum().item()}
 
 
-def test_it_is_evaluated_beside_the_weights(run_loop, tmp_path):
+def test_it_is_evaluated_in_addition_to_the_weights(run_loop, tmp_path):
     """Under the metrics' names with ema/ before; its numbers are those of the saved averages."""
     run = run_loop(Noisy, WITH, folder=tmp_path)
     names = {e["name"] for e in run.of("metric")}
@@ -122,7 +122,7 @@ class Raising(Noisy):
 
 @pytest.mark.slow
 def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
-    """It is told; networks and random numbers are those of the training again."""
+    """It is reported; networks and random state are restored."""
     run = run_loop(Raising, WITH)
     plain = run_loop(Raising, {"training": {"steps": 30}})
     [result] = run.of("failed_diagnosis")
@@ -136,7 +136,7 @@ def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_a_resumed_run_goes_on_with_it_exactly(run_loop, tmp_path, precision):
+def test_a_resumed_run_continues_with_it_exactly(run_loop, tmp_path, precision):
     """Cut in two, with skips on both sides, the averages are those of one run, to the last bit."""
     values = SKIPPING | WITH | {"precision": precision}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -176,7 +176,7 @@ class Normed(Regression):
 
 
 def test_a_file_of_its_own_loads_into_the_module(run_loop, tmp_path):
-    """Averages under the module's names, tied ones twice, and its buffers as they are."""
+    """Averages under the module's names, tied ones twice, and its buffers unchanged."""
     run = run_loop(Normed, WITH, folder=tmp_path)
     [saved] = run.of("checkpoint")
     assert [file["kind"] for file in saved["files"]] == ["checkpoint", "weights", "ema"]

@@ -67,8 +67,10 @@ def test_the_documented_command_evaluates_once_in_some_epochs():
 
 
 @pytest.mark.extended
-def test_it_learns_to_tell_road_from_sky(run_loop, folder):
-    """In fp32, 120 small steps triple what the best constant answer gets, some 0.06."""
+def test_it_learns_to_separate_road_and_sky(run_loop, folder):
+    """In fp32, 120 small steps reach three times the score of the best constant prediction, about
+    0.06.
+    """
     values = {
         "recipe": TINY | {"folder": str(folder), "dilations": 1},
         "precision": "fp32",
@@ -108,7 +110,7 @@ def test_the_drawn_streets_are_the_same_each_time(folder, tmp_path):
 
 
 def test_images_and_labels_are_augmented_alike(folder):
-    """By torch's generator alone; example by example."""
+    """With torch's generator only; each example by itself."""
     dataset = make(folder).dataset
 
     def augmented(seed):
@@ -160,8 +162,8 @@ def test_the_prediction_is_a_picture(run_loop, folder, tmp_path):
     assert colours <= {colour for _, _, colour in streets.CLASSES} | {(0, 0, 0)}
 
 
-def test_a_folder_of_another_layout_is_refused(tmp_path, folder):
-    """The message names the folder and what is missing in it."""
+def test_a_folder_with_another_layout_is_rejected(tmp_path, folder):
+    """The message names the folder and its missing part."""
     with pytest.raises(ConfigError, match="it has no leftImg8bit/train/"):
         make(tmp_path)
     with pytest.raises(ConfigError, match=r"recipe.height is 20: choose a multiple of 8"):

@@ -1,7 +1,7 @@
-"""A step's update on CUDA tensors that have no values: no GPU is needed, and none is spared.
+"""A step's update on CUDA tensors without values: needs no GPU, and does not replace one.
 
-Meta tensors (test_no_sync.py) show that no value is read; these show besides that all of it stays
-on one device. What comes before, forward and backward, a build without CUDA cannot pretend.
+Meta tensors (test_no_sync.py) show that no value is read; these show that all tensors stay on one
+device. Forward and backward cannot be simulated in a build without CUDA.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class Adams(Pair):
-    """Two optimizers of a kind whose fused kernel torch can pretend to run."""
+    """Two optimizers with a fused kernel that torch can simulate."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -112,7 +112,7 @@ def test_an_update_reads_nothing_and_stays_on_the_device(monkeypatch):
 @pytest.mark.parametrize(
     "ask", [lambda update: update.found_inf.item(), lambda update: update.norms.cpu()]
 )
-def test_the_guard_sees_who_asks(monkeypatch, ask):
+def test_the_guard_sees_the_user(monkeypatch, ask):
     """A value read, or a tensor fetched, makes the proof fail."""
     with pytest.raises(Exception, match=r"aten._local_scalar_dense|from CUDA to cpu"):
         update_on_cuda(monkeypatch, VALUES, spoil=ask)

@@ -31,7 +31,7 @@ def test_a_tiny_model_learns_the_standard_library(run_loop):
     ("sizes", "millions"), [((4, 128, 4, 128), 0.84), ((25, 640, 10, 1024), 124)]
 )
 def test_sizes_are_those_that_the_module_documents(sizes, millions):
-    """From the default to 124 M parameters, by settings alone."""
+    """From the default to 124 M parameters, by settings only."""
     settings = dict(zip(("layers", "width", "heads", "context"), sizes, strict=True))
     with torch.device("meta"):
         model = Transformer(GPTConfig(**settings))
@@ -54,8 +54,8 @@ def test_a_byte_does_not_see_those_after_it(tied):
 
 
 @pytest.mark.slow
-def test_a_batch_is_text_and_what_follows_and_repeats_itself():
-    """Targets are the inputs, one byte on; the generator alone decides where windows start."""
+def test_a_batch_is_text_with_its_next_bytes():
+    """Targets are the inputs shifted by one byte; windows depend on the generator only."""
     recipe = GPT(parse_config(GPT, {"recipe": TINY}), CPU)
     indices = torch.tensor([0, recipe.train_size - 1])
     inputs, targets = recipe.batch(indices, torch.Generator().manual_seed(5))
@@ -111,7 +111,7 @@ def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):
         ({"text": "/nowhere"}, "recipe.text is '/nowhere': there is no text file"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings, message):
-    """The message names the field, its value and what is allowed."""
+def test_conflicting_settings_are_rejected(settings, message):
+    """The message names the field, its value and the allowed values."""
     with pytest.raises(ConfigError, match=message):
         GPT(parse_config(GPT, {"recipe": TINY | settings}), CPU)

@@ -31,7 +31,7 @@ def test_layer_norms_change_no_bit(run_loop):
 
 
 def test_parameters_of_a_layer_are_joined():
-    """Weight and bias of a layer are one norm; inf and NaN stay what they are."""
+    """Weight and bias of a layer have one norm; inf and NaN are preserved."""
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
     layers = Layers(f"net.{name}" for name, _ in network.named_parameters())
     assert layers.names == ["net.0", "net.1"]
@@ -45,6 +45,6 @@ def test_parameters_of_a_layer_are_joined():
 @pytest.mark.parametrize(
     ("steps", "wanted", "interval"), [(100, 50, 50), (10**7, 50, 10**7 // MOST_SAMPLES), (9, 0, 0)]
 )
-def test_a_long_run_tells_no_more_than_a_screen_shows(steps, wanted, interval):
+def test_a_long_run_sends_no_more_than_a_screen_shows(steps, wanted, interval):
     """The interval grows with the run; 0 stays never."""
     assert layer_interval(steps, Diagnosis(layer_norms_every_steps=wanted)) == interval

@@ -4,7 +4,7 @@ import torch
 
 from halfstep.recipe import RecipeError
 from tests.trainer.conftest import Regression, assert_same_bits
-from tests.trainer.test_no_sync import attempt_steps
+from tests.trainer.no_sync_made import attempt_steps
 from trainer.logged_values import MOST_NAMES
 
 FP16 = {"precision": "fp16"}
@@ -28,34 +28,34 @@ class Telling(Regression):
         return super().evaluate()
 
 
-def told(run, name):
+def reported(run, name):
     """Steps and values of a metric."""
     events = [event for event in run.of("metric") if event["name"] == name]
     return [event["step"] for event in events], [event["value"] for event in events]
 
 
-def test_a_number_of_each_step_is_told_once(run_loop):
+def test_a_number_of_each_step_is_reported_once(run_loop):
     """As a metric of that step, with its time; an evaluation in between logs none."""
     values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
     run = run_loop(Telling, values)
-    steps, doubles = told(run, "train/double")
+    steps, doubles = reported(run, "train/double")
     assert steps == list(range(1, 13))
     assert doubles == [2 * loss for loss in run.records["loss"].tolist()]
     times = [event["elapsed_ms"] for event in run.of("metric") if event["name"] == "train/double"]
     assert times == sorted(times)
 
 
-def test_of_micro_batches_the_mean_is_told(run_loop):
+def test_the_mean_of_micro_batches_is_recorded(run_loop):
     """Of a number on the host, too."""
     run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
-    assert told(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
+    assert reported(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_tensor_or_an_array_of_one_number_is_that(run_loop, accumulation):
     """Whatever its shape."""
     run = run_loop(Telling, {"training": {"steps": 2, "accumulation_steps": accumulation}})
-    assert told(run, "train/one") == told(run, "train/array") == ([1, 2], [1.0, 1.0])
+    assert reported(run, "train/one") == reported(run, "train/array") == ([1, 2], [1.0, 1.0])
 
 
 class Showing(Regression):
@@ -72,7 +72,7 @@ class Showing(Regression):
         yield from super().training_step(batch)
 
 
-def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
+def test_other_values_become_files_of_their_step(run_loop, tmp_path):
     """Of several micro-batches the last one's; numbers are logged as usual."""
     values = {"training": {"steps": 3, "accumulation_steps": 2}}
     run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
@@ -81,7 +81,7 @@ def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
     assert files["rows.csv"].splitlines() == [b"micro-batch", b"4"]
     assert files["words.txt"].decode() == "a € b"
     assert files["val-image.png"].startswith(b"\x89PNG")
-    assert told(run, "train/one") == ([2], [1.0])
+    assert reported(run, "train/one") == ([2], [1.0])
 
 
 def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
@@ -109,13 +109,13 @@ def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
 
 
 @pytest.mark.slow
-def test_neither_a_replay_nor_a_retry_tells(run_loop):
+def test_replays_and_retries_are_not_recorded(run_loop):
     """A repeated step is logged once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
     run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
     assert run.of("replay")
     assert run.of("retry")
-    assert told(run, "train/double")[0] == list(range(1, 81))
+    assert reported(run, "train/double")[0] == list(range(1, 81))
 
 
 def test_no_bit_of_training_is_different(run_loop):
@@ -135,7 +135,7 @@ def test_it_never_waits_for_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
-def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
+def test_an_unrecordable_name_is_left_out(run_loop, name):
     """It is reported once, with the allowed names; other values are recorded."""
 
     class Wrong(Regression):
@@ -144,8 +144,8 @@ def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
             yield from super().training_step(batch)
 
     run = run_loop(Wrong, {"training": {"steps": 3}})
-    assert told(run, "good") == ([1, 2, 3], [1.0] * 3)
-    assert told(run, name) == ([], [])
+    assert reported(run, "good") == ([1, 2, 3], [1.0] * 3)
+    assert reported(run, name) == ([], [])
     [failed] = run.of("failed_diagnosis")
     assert (failed["diagnosis"], failed["step"]) == ("logging of a number", 1)
     assert "of 1 to 200 characters" in failed["error"]

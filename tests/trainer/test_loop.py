@@ -162,7 +162,7 @@ def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_the_compiler_is_asked_for_the_mode(run_loop, monkeypatch, mode):
+def test_the_compiler_gets_the_mode(run_loop, monkeypatch, mode):
     """Once for each network; with CUDA graphs each step is marked as a new one."""
     asked, steps = [], []
 
@@ -239,7 +239,7 @@ def test_autocast_covers_the_forward_pass_and_not_the_backward(run_loop):
 
 
 def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
-    """A step whose loss is NaN is recorded with its flag, and skipped in fp16."""
+    """A step with a NaN loss is recorded with its flag, and skipped in fp16."""
 
     class Broken(Digits):
         def training_step(self, batch):
@@ -253,7 +253,7 @@ def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
 
 
 def test_a_norm_that_overflows_is_not_a_skip(run_loop):
-    """Finite gradients whose L2 norm is infinite are flagged, and the step is applied."""
+    """Finite gradients with an infinite L2 norm are flagged, and the step is applied."""
 
     class Huge(Regression):
         def training_step(self, batch):
@@ -296,7 +296,7 @@ def test_the_scaler_takes_every_setting():
         assert not make_scaler(parse_config(Digits, off), CPU).is_enabled()
 
 
-def test_a_batch_larger_than_the_data_is_refused(run_loop):
+def test_a_batch_larger_than_the_data_is_rejected(run_loop):
     """The message names the field, its value and the allowed values."""
     message = (
         "training.batch_size is 5000, but digits has 1437 training examples: choose at most 1437"
@@ -307,7 +307,7 @@ def test_a_batch_larger_than_the_data_is_refused(run_loop):
         run_loop(Digits, {"training": {"batch_size": 64, "accumulation_steps": 30}})
 
 
-def test_cuda_without_cuda_is_refused():
+def test_cuda_without_cuda_is_rejected():
     """A device that this machine lacks is an error and not a silent CPU run."""
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
@@ -387,7 +387,7 @@ class Silent(Regression):
         (Silent, "training_step yields no loss"),
     ],
 )
-def test_a_recipe_that_cannot_be_trained_is_told_why(run_loop, recipe, message):
+def test_a_recipe_that_cannot_be_trained_is_explained(run_loop, recipe, message):
     """Each mistake that PyTorch would take in silence, or explain badly, has its own message."""
     with pytest.raises(RecipeError, match=message):
         run_loop(recipe)
@@ -396,7 +396,7 @@ def test_a_recipe_that_cannot_be_trained_is_told_why(run_loop, recipe, message):
 @pytest.mark.parametrize(
     ("stop", "status"), [("cancel", "cancelled"), ("pause", "paused"), ("preempt", "preempted")]
 )
-def test_a_stop_is_obeyed_at_the_next_step_and_leaves_a_checkpoint(
+def test_a_stop_is_executed_at_the_next_step_and_leaves_a_checkpoint(
     run_loop, tmp_path, stop, status
 ):
     """The step under way is finished, recorded and saved; nothing after it is done."""
@@ -451,7 +451,7 @@ def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
     assert len(order) == 22
 
 
-def test_threads_tell_one_at_a_time():
+def test_threads_report_one_at_a_time():
     """Steps wait while an event is written, so that their frames do not interleave."""
     order = []
 
@@ -461,7 +461,7 @@ def test_threads_tell_one_at_a_time():
         steps.join(0.1)  # it waits for us: this is its chance not to
         order.append("event ends")
 
-    tell_steps, tell_event = one_at_a_time(lambda told: order.append("steps"), on_event)
+    tell_steps, tell_event = one_at_a_time(lambda reported: order.append("steps"), on_event)
     steps = Thread(target=tell_steps, args=[[]])
     tell_event({})
     steps.join()

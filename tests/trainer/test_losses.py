@@ -163,7 +163,7 @@ def test_one_loss_can_feed_several_optimizers(run_loop):
 
 
 @pytest.mark.parametrize("recipe", [Regression, Pair])
-def test_two_losses_for_one_optimizer_are_refused_with_accumulation_too(run_loop, recipe):
+def test_two_losses_for_one_optimizer_are_rejected_with_accumulation_too(run_loop, recipe):
     """Even the last micro-batch's second loss is not lost in silence."""
 
     class Twice(recipe):
@@ -228,7 +228,7 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_named(run_loop, tmp_path):
         run_loop(Holding, {}, tmp_path / "checkpoints")
 
 
-def test_nobody_keeps_the_generators_of_a_step(run_loop):
+def test_generators_of_a_step_are_released(run_loop):
     """The graph of a step is gone before the next one's forward pass."""
     run = run_loop(Counting, {"training": {"steps": 5, "accumulation_steps": 1}})
     assert run.recipe.alive == [1] * 5

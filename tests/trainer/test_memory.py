@@ -1,4 +1,4 @@
-"""What is counted on the meta device is what the real tensors take."""
+"""Memory computed on the meta device equals that of real tensors."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ class Reading(Tied):
 
 
 def test_each_kind_of_bytes_is_counted_once() -> None:
-    """Tied weights once, what is frozen without gradient, buffers by their own type."""
+    """Tied weights once, frozen ones without gradient, buffers by their own dtype."""
     trained = 40 + 18 + 2
     steps = 3 * 4  # AdamW counts them in a tensor for each parameter
     assert to_builtins(memory.count(Tied)) == {

@@ -32,7 +32,7 @@ VALUES = {
     "error", [torch.OutOfMemoryError("no memory left"), *extended([KeyError("x")])]
 )
 def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment, name, error):
-    """It is told once, as an event, and the run goes on to the same bits."""
+    """The failure is reported once as an event, and the run ends with the same bits."""
     alone = run_loop(Pair, VALUES)
 
     def failing(*_arguments):
@@ -49,7 +49,7 @@ def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment
 
 @pytest.mark.parametrize("made", [{"no suffix": b"text"}, None])
 def test_artifacts_that_fail_end_no_run(run_loop, tmp_path, made):
-    """A name that is no file name, or a method that raises: told, and metrics are there."""
+    """An invalid file name, or a method that raises, is reported; metrics are recorded."""
 
     class Showing(Regression):
         def evaluate(self):

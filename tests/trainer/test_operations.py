@@ -1,16 +1,14 @@
-"""How many operations a step dispatches beside PyTorch's own: the surplus has a bound."""
-
-from typing import Any
+"""Operations that a step dispatches in addition to PyTorch's own: the surplus is bounded."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
+from tests.trainer.operations_made import Counter
 from trainer.distributed.ranks import Ranks
 from trainer.setup import make_context
 from trainer.step import make_autocast, make_scaler, train_step
@@ -18,20 +16,8 @@ from trainer.step import make_autocast, make_scaler, train_step
 CPU = torch.device("cpu")
 
 
-class Counter(TorchDispatchMode):
-    """Counts operations; one over a list of tensors is one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 class Many(Regression):
-    """As many parameters as are wanted: vectors of four, added up."""
+    """A given number of parameters: vectors of four, summed."""
 
     wanted = 10
 
@@ -97,7 +83,7 @@ def operations(parameters: int, *, measured: bool) -> int:
 
 @pytest.fixture(scope="module")
 def surplus() -> dict[int, int]:
-    """What a measured step dispatches more than a bare one, by the number of parameters."""
+    """Return how many operations more a measured step dispatches, by number of parameters."""
     return {
         n: operations(n, measured=True) - operations(n, measured=False) for n in (10, 100, 1000)
     }

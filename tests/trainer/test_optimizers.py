@@ -45,7 +45,7 @@ def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop,
     torch.testing.assert_close(fused.weights(), unfused.weights(), rtol=1e-3, atol=1e-4)
 
 
-def test_momentum_is_prepared_for_fused_sgd_alone():
+def test_momentum_is_prepared_only_for_fused_sgd():
     """Zeros, which a first step turns into the gradient; initialized ones are unchanged."""
     layer = nn.Linear(2, 2)
     sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, fused=True)
@@ -57,7 +57,7 @@ def test_momentum_is_prepared_for_fused_sgd_alone():
     assert not adam.state
 
 
-def test_dampening_of_a_fused_sgd_is_refused(run_loop):
+def test_dampening_of_a_fused_sgd_is_rejected(run_loop):
     """Zeros would dampen the first step, which torch does not."""
     damped = with_optimizer(
         lambda parameters, _: torch.optim.SGD(
@@ -69,7 +69,7 @@ def test_dampening_of_a_fused_sgd_is_refused(run_loop):
     run_loop(damped, {"training": {"steps": 2}})  # fp32 skips nothing
 
 
-def test_what_is_no_optimizer_is_named():
+def test_an_argument_that_is_not_an_optimizer_is_named():
     """Its type and the allowed ones."""
     with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed is a torch'):
         check_kind("adam", nn.Linear(1, 1))
@@ -77,7 +77,7 @@ def test_what_is_no_optimizer_is_named():
         check_kind("lbfgs", torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
 
 
-def test_an_optimizer_without_a_fused_form_is_told_so(run_loop):
+def test_an_optimizer_without_a_fused_kernel_is_reported(run_loop):
     """RMSprop knows no `fused`: the sentence says what to leave out."""
     fused = with_optimizer(lambda p, config: torch.optim.RMSprop(p, fused=config.training.fused))
     with pytest.raises(RecipeError, match="has no fused form; leave out fused="):
@@ -104,8 +104,8 @@ class Scheduled(Regression):
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_a_recipes_own_schedule_is_obeyed_and_recorded(run_loop, tmp_path):
-    """training.schedule recipe: the loop leaves the rates alone, and records and resumes them."""
+def test_a_recipes_own_schedule_is_applied_and_recorded(run_loop, tmp_path):
+    """training.schedule recipe: the loop does not set rates, but records and resumes them."""
     values = {
         "training": {"schedule": "recipe", "steps": 6},
         "checkpoints": {"every_steps": 3},
@@ -120,14 +120,14 @@ def test_a_recipes_own_schedule_is_obeyed_and_recorded(run_loop, tmp_path):
     assert_same_bits(resumed.weights(), run.weights())
 
 
-def test_a_scheduler_that_would_be_overwritten_is_refused(run_loop):
+def test_a_scheduler_that_would_be_overwritten_is_rejected(run_loop):
     """Neither frozen nor without effect in silence: the sentence says what to set."""
     with pytest.raises(RecipeError, match="set it to recipe and step the scheduler in after_step"):
         run_loop(Scheduled)
 
 
 def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
-    """Telemetry has the applied rate, whoever set it."""
+    """Telemetry has the applied rate, wherever it was set."""
 
     class Setting(Regression):
         def training_step(self, batch):

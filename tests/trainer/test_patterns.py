@@ -28,7 +28,7 @@ FEW = {
 
 
 class Watched(Regression):
-    """A regression whose network records its compute dtypes."""
+    """A regression with a network that records its compute dtypes."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -56,7 +56,7 @@ def test_autocast_as_a_context_manager(run_loop, precision):
 
 
 class Decorated(nn.Sequential):
-    """A network whose forward has its own region, as a decorator."""
+    """A network with autocast as a decorator of forward."""
 
     @torch.autocast("cpu", dtype=torch.bfloat16)
     def forward(self, inputs):
@@ -331,7 +331,7 @@ def squared(*decorations):
 
 
 def with_function(function):
-    """A regression whose last layer is a custom Function."""
+    """A regression with a custom autograd Function as last layer."""
 
     class Custom(Watched):
         def training_step(self, batch):

@@ -5,20 +5,18 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 from halfstep.telemetry.spool import SpoolReader
 from tests import warm
 from tests.site import until
-from tests.spool_made import events_of
 from tests.trainer.conftest import assert_same_bits
+from tests.trainer.process_made import RANK, finish, read, run_ranks, start, write_job
 from trainer.checkpoints.checkpoint import load
 from trainer.distributed.ranks import Control, Request
 from trainer.job import ControlFile
@@ -39,47 +37,6 @@ class Failing(Regression):
             STATEMENT
         return super().batch(indices, generator)
 """
-
-
-def write_job(folder, **changes):
-    """Write the first attempt's job as the supervisor does."""
-    job = {
-        "run": 1,
-        "attempt": 1,
-        "recipe": "digits",
-        "config": {"training": {"steps": 30}},
-        "started_at": -1e6,
-        "resume": None,
-        "device": "cpu",
-        "threads": 1,
-    } | changes
-    (folder / f"job-{job['attempt']}.json").write_text(json.dumps(job))
-
-
-def start(folder, attempt=1, devices=1):
-    """Start the training process of an attempt."""
-    return warm.Popen(
-        [sys.executable, "-m", "trainer.process", str(folder), str(attempt)]
-        + (["--devices", str(devices)] if devices > 1 else []),
-        env=os.environ | {"HALFSTEP_PARENT_PID": str(os.getpid())},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process):
-    """Wait for a process; return its exit code and stderr."""
-    _, errors = process.communicate(timeout=120)
-    return process.returncode, errors
-
-
-def read(folder, attempt=1):
-    """The outcome, the records and the events that an attempt left."""
-    items = list(chain.from_iterable(iter(SpoolReader(folder / "spool").poll, [])))
-    records = np.concatenate([item for item in items if isinstance(item, np.ndarray)])
-    outcome = json.loads((folder / f"outcome-{attempt}.json").read_text())
-    return outcome, records, events_of(items)
 
 
 def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
@@ -118,7 +75,7 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
     assert records["step"].tolist() == [1, 2, 3]
 
 
-def test_a_signal_preempts_and_another_attempt_goes_on(tmp_path):
+def test_a_signal_preempts_and_another_attempt_continues(tmp_path):
     """SIGTERM leaves a checkpoint, from which attempt 2 ends like an undisturbed run."""
     config = {"training": {"steps": 3000}, "evaluation": {"every_steps": None}}
     write_job(tmp_path, config=config)
@@ -154,7 +111,7 @@ def test_the_control_file_stops_a_run(tmp_path):
     assert (saved["reason"], saved["request"]) == ("cancel", 7)
 
 
-def test_each_request_is_obeyed_once(tmp_path):
+def test_each_request_is_executed_once(tmp_path):
     """A request counts once, for any value, while it is listed; a stop lasts.
 
     Catches a scale or replay compared by value, and thus ignored the second time, and a request
@@ -251,81 +208,7 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
             )
 
 
-RANK = """
-import sys, torch
-from msgspec import to_builtins
-import trainer.distributed.ranks
-from tests.trainer.conftest import Pair
-from halfstep.run_config import parse_config
-from trainer.distributed.ranks import Control, Request, joined
-from trainer.recipes.digits import Digits
-from trainer.loop import train
-
-trainer.distributed.ranks.AGREE_SECONDS = 0  # in every step, which control() counts by its calls
-
-with joined(torch.device("cpu")) as (ranks, device):
-    class Kept(Digits):
-        def __init__(self, config, device):
-            super().__init__(config, device)
-            kept.append(self)
-
-        def batch(self, indices, generator):
-            images, labels = super().batch(indices, generator)
-            overflows = ranks.rank == 1 and len(calls) == 9  # in step 10, and on this rank alone
-            return images * 1e5 if overflows else images, labels
-
-    kept, calls, scales, steps, events = [], [], [], [], []
-
-    def control():
-        calls.append(1)
-        scales.append(kept[0].scaler.get_scale())
-        if ranks.rank == 0 and len(calls) in (5, 6):
-            requests = [Request(7, "scale", 64.0), Request(8, "replay", 8.0)]
-            return Control(request=requests[len(calls) - 5])
-        return Control("pause") if ranks.rank == 1 and len(calls) == 12 else Control()
-
-    config = parse_config(Digits, {"scaler": {"init_scale": 256.0}})
-    outcome = train(Kept, config, device=device,
-                    on_steps=lambda records: steps.extend(records["step"].tolist()),
-                    on_event=lambda event: events.append(to_builtins(event)),
-                    control=control, ranks=ranks)
-    torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
-                "outcome": [outcome.status, outcome.step],
-                "scaler": kept[0].scaler.state_dict(), "events": events, "scales": scales},
-               f"{sys.argv[1]}/rank-{ranks.rank}.pt")
-"""
-
-
-def run_ranks(folder, script):
-    """Run a script in two ranks, with the folder as argument and torchrun's environment.
-
-    Our own start of ranks is tested by `--devices 2` above.
-    """
-    path = folder / "rank.py"
-    path.write_text(script)
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    environment = os.environ | {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "WORLD_SIZE": "2",
-    }
-    ranks = [
-        warm.Popen(
-            [sys.executable, str(path), str(folder)],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        code, errors = finish(rank)
-        assert code == 0, errors
-
-
-def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
+def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_receives(tmp_path):
     """A stop on rank 1, and a scale and a replay requested from rank 0, apply to both at the same
     step; an overflow on rank 1 makes both skip; the weights stay equal; only rank 0 records.
     Catches gradients unscaled before they are averaged: one rank would skip."""

@@ -45,7 +45,7 @@ def test_a_recipe_is_loaded_from_a_file(own_file):
     assert load_recipe(f"{own_file}:Mine").title == "My own"
 
 
-def test_an_unknown_recipe_is_told_the_known_ones(own_file):
+def test_an_unknown_recipe_gets_the_known_names(own_file):
     """The message lists the known ones."""
     with pytest.raises(
         UnknownRecipeError,
@@ -71,7 +71,7 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_probe_prints_devices_recipes_and_versions():
-    """One JSON object on stdout has what a worker advertises."""
+    """One JSON object on stdout has the worker's capabilities."""
     output = subprocess.run(
         [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=True
     ).stdout
@@ -110,7 +110,7 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
 
 
 @pytest.mark.slow
-def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
+def test_a_declared_name_is_unique(monkeypatch, tmp_path, own_file):
     """Of two with the same name the later is named by its file; an invalid name is reported."""
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"
     taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
@@ -136,7 +136,7 @@ def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
 
 @pytest.fixture
 def lacking(tmp_path, monkeypatch):
-    """A distribution with one recipe whose extra is not installed, and one that is."""
+    """A distribution with two recipes; the extra of one is not installed."""
     folder = tmp_path / "mine-1.0.dist-info"
     folder.mkdir()
     requires = "".join(
@@ -150,7 +150,7 @@ def lacking(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_recipe_whose_packages_are_missing_says_so(lacking):
+def test_a_recipe_with_missing_packages_names_them(lacking):
     """It is not imported, and the message names the missing packages and how to install them."""
     result = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
     with pytest.raises(MissingRequirementError, match=result):

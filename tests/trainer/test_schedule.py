@@ -18,7 +18,7 @@ VALUES = {
 
 
 @pytest.mark.slow
-def test_the_schedule_that_counts_applied_steps_stands_still_at_a_skip(run_loop):
+def test_a_schedule_of_applied_steps_does_not_advance_at_a_skip(run_loop):
     """The rate of each step is that of the number of steps applied before it, plus one.
 
     Catches a count of attempts, and one that is off by the step under way.
@@ -35,7 +35,7 @@ def test_the_schedule_that_counts_applied_steps_stands_still_at_a_skip(run_loop)
 
 @pytest.mark.slow
 def test_without_skips_both_schedules_give_the_same_rates(run_loop):
-    """What the device computes is what the host would have, to fp32's precision."""
+    """The device computes the host's rates to fp32's precision."""
     values = VALUES | {"precision": "fp32"}
     attempted = values | {"training": values["training"] | {"schedule_counts": "attempted"}}
     rates = [run_loop(Digits, v).records["lr"] for v in (values, attempted)]
@@ -57,7 +57,7 @@ def test_each_optimizer_counts_its_own_steps(run_loop):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_counting(run_loop, tmp_path):
+def test_a_resumed_run_continues_its_counts(run_loop, tmp_path):
     """The counts are in the checkpoint: the second half is bit-exact."""
     values = VALUES | {"checkpoints": {"every_steps": 30}}
     straight = run_loop(Digits, values, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Sparse gradients of an embedding, of which a batch reads a few rows."""
+"""Sparse gradients of an embedding; a batch reads a few rows."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from trainer.distributed.ranks import Control, Request
 
 
 def with_embedding(make, *, is_sparse=True, factor=1.0):
-    """A recipe that trains a table by rows, some of which each batch has twice."""
+    """A recipe that trains rows of a table, some of them twice per batch."""
 
     class Table(Recipe):
         name: ClassVar = "table"
@@ -78,14 +78,14 @@ def test_a_sparse_overflow_is_counted_and_replayed(run_loop):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_fused_optimizer_of_sparse_gradients_is_refused(run_loop, precision):
+def test_a_fused_optimizer_of_sparse_gradients_is_rejected(run_loop, precision):
     """With the parameter's name, and what to do instead of torch's own message."""
     recipe = with_embedding(lambda parameters: sgd(parameters, fused=True))
     with pytest.raises(RecipeError, match=r"the gradient of table.weight is sparse, .* fused=F"):
         run_loop(recipe, {"precision": precision})
 
 
-def test_a_clip_by_value_of_sparse_gradients_is_refused(run_loop):
+def test_a_clip_by_value_of_sparse_gradients_is_rejected(run_loop):
     """torch does not support it, with an internal message."""
     with pytest.raises(RecipeError, match="cannot clip its elements"):
         run_loop(with_embedding(sgd), {"training": {"max_grad_value": 1.0}})

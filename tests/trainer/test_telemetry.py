@@ -10,7 +10,7 @@ from trainer.telemetry import Telemetry
 
 
 class SlowEvent:
-    """Stands for a CUDA event, of which this machine has none: done only after some polls."""
+    """Simulates a CUDA event that completes after some polls."""
 
     def __init__(self, polls):
         self.polls, self.left, self.waits = polls, 0, 0
@@ -34,7 +34,7 @@ def linear():
 
 
 def write(telemetry, step):
-    """Write a row whose loss is the step's number."""
+    """Write a row with the step's number as its loss."""
     one = torch.ones(())
     update = Update(one * 0, one, one, torch.ones(2))
     telemetry.before_step(step)
@@ -43,8 +43,8 @@ def write(telemetry, step):
 
 
 @pytest.mark.parametrize("polls", [0, 3, 10**6])
-def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls, monkeypatch):
-    """Over several rounds of the ring, what a step wrote is what is handed over for it."""
+def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
+    """Over several rounds of the ring, for any delay of the copies."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     received, event = [], SlowEvent(polls)
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
@@ -61,7 +61,7 @@ def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls
         assert event.waits <= 2  # those of the final drain: the loop itself never waited
 
 
-def test_a_time_without_news_is_short(linear, monkeypatch):
+def test_a_time_without_updates_is_short(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("halfstep.monitor.ring.clock", lambda: now[0])

@@ -58,8 +58,8 @@ def test_they_are_made_once_for_a_text_and_a_tokenizer(text):
     assert len(tokens(other, encode)) == 0
 
 
-def test_what_was_killed_in_the_middle_is_made_anew(text):
-    """Half of a file is no file; nor is one whose text turns out to be none."""
+def test_an_interrupted_file_is_rebuilt(text):
+    """A partial file does not count, nor does one with invalid text."""
 
     def broken(pieces):
         raise KeyboardInterrupt
@@ -70,8 +70,8 @@ def test_what_was_killed_in_the_middle_is_made_anew(text):
     assert len(tokens(text, Bytes())) == 120_005
 
 
-def test_of_two_at_once_one_makes_them(text):
-    """As of a run on several devices, whose processes all begin so."""
+def test_one_of_two_processes_builds_the_file(text):
+    """As at the start of a run on several devices."""
     encode, found = Bytes(), []
     threads = [
         threading.Thread(target=lambda: found.append(tokens(text, encode))) for _ in range(4)
@@ -84,7 +84,7 @@ def test_of_two_at_once_one_makes_them(text):
     assert encode.calls == 1
 
 
-def test_what_nobody_reads_goes_after_a_month(text):
+def test_unread_notifications_are_deleted_after_a_month(text):
     """When another is written; one that is read stays."""
     tokens(text, Bytes(), "old")
     [old] = folder().glob("*.tokens")

@@ -1,4 +1,4 @@
-"""No file that somebody brings runs code: a pickle is read for its tensors, or refused."""
+"""No file that a user supplies runs code: pickles are read for their tensors, or rejected."""
 
 import ast
 from hashlib import sha256
@@ -54,15 +54,15 @@ def evil(tmp_path):
 
 
 @pytest.mark.parametrize("is_checked", [True, False])
-def test_a_checkpoint_with_code_is_refused(run_loop, evil, is_checked):
-    """Whoever has compared its bytes: what was saved may have been written by somebody else."""
+def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
+    """Even if its digest matches: another process may have written it."""
     path, trace = evil
     with pytest.raises(CheckpointError, match=r"step-00000002\.pt cannot be read"):
         run_loop(Regression, resume=path, is_checked=is_checked)
     assert not trace.exists()
 
 
-def test_weights_with_code_are_refused(run_loop, evil):
+def test_weights_with_code_are_rejected(run_loop, evil):
     """Named by a path, and brought by a worker as those that were uploaded."""
     path, trace = evil
     uploaded = {"upload": f"{sha256(path.read_bytes()).hexdigest()}/{path.name}"}
@@ -74,8 +74,8 @@ def test_weights_with_code_are_refused(run_loop, evil):
 
 @pytest.mark.slow
 def test_no_source_of_ours_trusts_a_pickle():
-    """torch.load is told that only weights are wanted, and nothing else unpickles: no import of
-    other loggers' runs, no server, no worker.
+    """torch.load has weights_only=True everywhere, and nothing else unpickles: no import of other
+    loggers' runs, no server, no worker.
     """
     sources = [path for folder in OURS for path in Path(folder).rglob("*.py")]
     assert len(sources) > 200

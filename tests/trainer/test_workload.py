@@ -85,7 +85,7 @@ def test_of_a_device_that_is_not_listed_nothing_is_claimed(
     assert peak == (None if tera is None else pytest.approx(tera * 1e12))
 
 
-def test_a_loop_tells_it_once_and_outlives_a_count_that_raises(run_loop) -> None:
+def test_a_loop_reports_it_once_and_survives_a_failing_count(run_loop) -> None:
     """It is reported before the first step; an error is a failed diagnosis."""
     run = run_loop(Counted)
     assert [each["examples"] for each in run.of("workload")] == [8]

@@ -1,4 +1,4 @@
-"""What a machine offers, as its recipes' files are changed."""
+"""Capabilities of a machine while its recipe files change."""
 
 import json
 from pathlib import Path
@@ -62,46 +62,49 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
         assert site.offers("digits")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_recipe_that_never_ends_loading_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its child is ended, and what was offered before stays; nothing waits for it."""
+    """Its process is killed, and the former capabilities stay; nothing waits for it."""
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
     here = Capabilities(Settings(data=tmp_path))
     assert "mine" in {each.name for each in here.learn().recipes}
-    assert here.news() is None
+    assert here.changed_offer() is None
     monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
     file.write_text("import time\ntime.sleep(600)\n")
-    until(lambda: here.news() is None and "unchanged" in caplog.text)
-    assert here.news() is None
+    until(lambda: here.changed_offer() is None and "unchanged" in caplog.text)
+    assert here.changed_offer() is None
     here.close()
 
 
 @pytest.mark.slow
-def test_what_memory_recipes_take_is_counted_later(
+def test_memory_of_recipes_is_measured_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before the while is over; then once, and what did not change keeps it; one that cannot be
-    counted is offered without."""
+    """After a delay, once; unchanged recipes keep their value; one that cannot be measured has
+    none.
+    """
     monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
     here = Capabilities(Settings(data=tmp_path))
     mlp = RecipeOffer(name="mlp", reference="mlp", sha256="1", schema={})
     broken = replace(mlp, name="broken", reference=f"{tmp_path}/none.py", sha256="2")
     here._offer, here._seen = MachineOffer(recipes=[mlp, broken]), here._file_states()
     found: list[Any] = []
-    until(lambda: found.extend(filter(None, [here.news()])) or bool(found))
+    until(lambda: found.extend(filter(None, [here.changed_offer()])) or bool(found))
     assert found[0].recipes[0].memory.weight_bytes > 10**8
     assert found[0].recipes[1].memory is UNSET
-    assert here.news() is None
+    assert here.changed_offer() is None
     assert here._counter is None
     here.close()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
-def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Path) -> None:
+def test_additions_and_removals_are_in_the_audit_log(site: Site, tmp_path: Path) -> None:
     """By which worker, once each; a file that is broken for a while stays offered there."""
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))

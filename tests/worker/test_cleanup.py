@@ -1,4 +1,4 @@
-"""What a worker's machine keeps of runs that were deleted."""
+"""Files of deleted runs on a worker's machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Data that cannot be read, or not in time: what a run's page and the API say of it."""
+"""Unreadable or late data: messages on a run's page and in the API."""
 
 import os
 import re
@@ -58,7 +58,7 @@ class ReadingSlow(Reading):
 
 @pytest.fixture
 def recipes(tmp_path: Path) -> str:
-    """A file of recipes whose data are not what they should be."""
+    """A file of recipes with faulty data."""
     path = tmp_path / "recipes.py"
     path.write_text(RECIPES)
     return str(path)
@@ -93,7 +93,7 @@ def page(browser: TestClient, run_id: int) -> str:
     ],
     ids=["raised", "killed"],
 )
-def test_what_ends_a_data_worker_stands_on_the_runs_page(
+def test_the_end_of_a_data_worker_is_on_the_runs_page(
     site: Site, browser: TestClient, recipes: str, kind: str, why: str, traceback: str
 ) -> None:
     """With the example's index and the traceback, and in the API's answer; the code is to blame."""
@@ -113,7 +113,7 @@ def test_what_ends_a_data_worker_stands_on_the_runs_page(
 def test_a_run_that_waits_for_its_data_says_so_on_its_page(
     site: Site, browser: TestClient, recipes: str, tmp_path: Path
 ) -> None:
-    """While it waits: for how long, and with its worker's example and stack; then it goes on."""
+    """With the duration, the worker's example and its stack; then it continues."""
     gate, recipe = tmp_path / "gate", f"{recipes}:ReadingSlow"
     os.mkfifo(gate)
     run_id = submit(site, recipe, wait_seconds=0.2)

@@ -1,4 +1,4 @@
-"""A process that is nobody's child."""
+"""A process without a parent in the service."""
 
 import ctypes
 import os

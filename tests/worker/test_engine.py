@@ -93,7 +93,7 @@ def test_a_log_that_a_run_linked_is_not_written_through(tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-def test_a_key_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
+def test_a_key_is_created_once_and_private(tmp_path: Path) -> None:
     """A worker that comes back finds the supervisors that it has signed."""
     key = key_in(tmp_path)
     assert (len(key), key_in(tmp_path)) == (32, key)

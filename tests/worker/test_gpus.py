@@ -1,4 +1,4 @@
-"""A worker's devices, as a training is told of them."""
+"""A worker's devices, as assigned to a training."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_a_training_sees_its_devices_of_those_that_the_worker_sees(
     assert gpus.environment(devices) == result
 
 
-def test_numbers_mean_the_same_to_whoever_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_mean_the_same_to_every_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe counts as the training will, and as the administrator says, if he does."""
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     assert gpus.environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -1,4 +1,4 @@
-"""A worker that waits: what it asks of the database, and what wakes it."""
+"""An idle worker: its queries, and its notifications."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ import pytest
 
 from db.queue import workers
 from db.tables import RunNode
-from tests.app.test_looks import noted
+from tests.app.looks_made import noted
 from tests.site import Site, until
 from worker.worker import Worker
 
@@ -42,11 +42,9 @@ def waiting(site: Site) -> Iterator[Waiting]:
 
 
 @pytest.mark.only_on("postgresql")
-def test_an_idle_worker_says_that_it_is_alive_and_asks_nothing_else(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where word comes it is one statement a beat; a run that is queued is then claimed by word
-    alone, at once.
+def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With notifications it executes one statement per heartbeat; a queued run is claimed at once
+    on notification.
     """
     monkeypatch.setattr("worker.worker.TICK_SECONDS", 0.01)
     monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
@@ -63,10 +61,10 @@ def test_an_idle_worker_says_that_it_is_alive_and_asks_nothing_else(
         until(lambda: worker.launched == [run_id])
 
 
-def test_word_that_was_lost_costs_no_more_than_a_beat(
+def test_a_lost_notification_costs_at_most_a_heartbeat(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The beat tells that there is a run; where there is no word, a worker looks as ever."""
+    """The heartbeat finds the run; without notifications a worker polls."""
     monkeypatch.setattr("db.alerts.notifications.notify", lambda *_: None)
     monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:

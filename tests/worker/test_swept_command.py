@@ -1,4 +1,6 @@
-"""A sweep of a command, below a real worker: its runs are started with what each tries."""
+"""A sweep of a command with a real worker: its runs get the values of their points."""
+
+import pytest
 
 from app.sweeps import sweep_submission
 from app.sweeps.sweep_submission import SweepSubmission
@@ -13,8 +15,9 @@ watch.log({"val/loss": float(sys.argv[1]) * int(sys.argv[2])})
 """
 
 
-def test_a_swept_command_comes_to_the_values_that_its_script_logs(site: Site) -> None:
-    """Each point's words are the script's arguments, whole numbers as such; the best is told."""
+@pytest.mark.extended
+def test_a_swept_command_finds_the_best_logged_value(site: Site) -> None:
+    """Each point is passed as arguments, whole numbers as such; the best one is reported."""
     line = f"python -c '{CODE}' {{lr}} {{batch}}"
     given = SweepSubmission.model_validate(
         {

@@ -45,7 +45,7 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
         assert not list((site.data / "runs" / str(run.id) / "spool").iterdir())
 
 
-def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site: Site) -> None:
+def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_continues(site: Site) -> None:
     """The traceback is recorded, the failure kind is code, and the next run trains.
 
     So it does after a run stopped by a rule of its configuration, which has its own failure kind.
@@ -102,7 +102,7 @@ def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_p
     assert site.count_steps(broken) == 10
 
 
-def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
+def test_a_recipe_that_writes_an_invalid_spool_fails_with_the_reason(
     site: Site, tmp_path: Path
 ) -> None:
     """Invalid output that bypasses the writer's check ends that run; its frame is quarantined, the
@@ -116,8 +116,8 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
         "class Spooling(Digits):\n"
         "    name = 'spooling'\n\n"
         "    def evaluate(self):\n"
-        '        told = FILE_HEADER.pack(MAGIC, VERSION) + frame(2, b\'{"event": "jump"}\')\n'
-        "        Path(sys.argv[1], 'spool', '1-9.spool').write_bytes(told)\n"
+        '        written = FILE_HEADER.pack(MAGIC, VERSION) + frame(2, b\'{"event": "jump"}\')\n'
+        "        Path(sys.argv[1], 'spool', '1-9.spool').write_bytes(written)\n"
         "        time.sleep(600)\n"
     )
     name = f"{recipe}:Spooling"
@@ -134,17 +134,19 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     assert site.count_steps(run_id) == 10
 
 
-@pytest.mark.parametrize("told", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
-def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, told: bytes) -> None:
+@pytest.mark.parametrize("reported", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
+def test_the_training_of_a_dead_supervisor_affects_only_its_run(
+    site: Site, reported: bytes
+) -> None:
     """A run with invalid output fails with the quarantine folder; the other run is queued again,
     and the worker continues."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
         site.lost_attempt(worker, run_id)
-    path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, told)
-    if told == b"no header":
-        path.write_bytes(told * 10)
+    path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, reported)
+    if reported == b"no header":
+        path.write_bytes(reported * 10)
     worker._reap()
     assert worker.running == {}
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
@@ -226,7 +228,7 @@ def _check_what_stands_before_a_run(site: Site, wish: str, expected: Status) -> 
         assert (shown.waiting or "").startswith(f"it needs devices of {size} GiB, and no worker")
 
 
-def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:
+def test_cancel_is_executed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:
     """A cancelled run stops early and leaves a checkpoint of its last step, which loads."""
     run_id = site.submit(steps=10**6)
     with site.worker():
@@ -242,7 +244,7 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
     assert torch.load(site.data / state.key, weights_only=True)["progress"]["step"] == run.step
 
 
-def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
+def test_requests_are_executed_while_a_run_trains_on(site: Site) -> None:
     """A checkpoint is saved; the same scale and the same step, requested twice, count twice."""
     run_id = site.submit(steps=10**6)
     with site.worker():
@@ -370,7 +372,7 @@ def test_a_worker_without_devices_says_so(site: Site) -> None:
     assert ended.stderr.startswith("worker: This machine has no GPU and HALFSTEP_CPU_DEVICES is 0")
 
 
-def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
+def test_a_second_worker_of_the_same_name_is_rejected(site: Site) -> None:
     """Two workers of one name would adopt each other's runs, so the second one ends."""
     with site.worker():
         until(lambda: (site.data / "worker-w1.lock").exists())
@@ -386,7 +388,7 @@ def test_a_second_worker_of_the_same_name_is_refused(site: Site) -> None:
 
 
 @pytest.mark.only_on("sqlite")
-def test_a_worker_tells_whether_it_goes_round_its_loop(site: Site) -> None:
+def test_a_worker_reports_whether_its_loop_runs(site: Site) -> None:
     """`--check` is well while the loop turns, database or not; ill before, and when it hangs."""
 
     def is_well() -> bool:

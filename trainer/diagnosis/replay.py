@@ -46,7 +46,14 @@ from halfstep.monitor.gradients import count_nonfinite
 from halfstep.monitor.ring import RING_ROWS
 from halfstep.run_config import RunConfig
 from halfstep.telemetry import events
-from halfstep.telemetry.events import BadInput, BadInputs, Event, LeftOut, Obeyed, ReplayCulprit
+from halfstep.telemetry.events import (
+    BadInput,
+    BadInputs,
+    Event,
+    LeftOut,
+    ReplayCulprit,
+    RequestDone,
+)
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import random_state, restore_random_state
@@ -360,7 +367,7 @@ class Replay(Observer):
 
     def _acknowledge(self, acknowledged: list[int]) -> None:
         for request in acknowledged:
-            self._on_event(Obeyed(step=self._now, request=request))
+            self._on_event(RequestDone(step=self._now, request=request))
 
     @contextmanager
     def _restored_afterwards(self) -> Iterator[None]:

@@ -16,18 +16,26 @@ from sqlalchemy.exc import DBAPIError
 
 from db.database import Database, is_outage
 from db.errors import StaleAttempt
-from db.files import artifacts, checkpoints
+from db.files import artifact_versions, artifacts, checkpoints
 from db.files.storage import delete_files, is_in_place, is_plain, put_file
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
 from db.tables import COMMAND
 from db.telemetry import series, telemetry
-from db.telemetry.recording import Recording, in_words
+from db.telemetry.recording import BlobId, Recording, in_words
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.sidecar.system import SAMPLE_SECONDS, SystemMonitor
-from halfstep.telemetry.events import Artifact, Checkpoint, Event, File, Line, Resumed
+from halfstep.telemetry.events import (
+    Artifact,
+    Checkpoint,
+    Event,
+    File,
+    Line,
+    Resumed,
+    SavedArtifact,
+)
 from halfstep.telemetry.plain_json import shown
 from halfstep.telemetry.spool import (
     Item,
@@ -80,6 +88,7 @@ class Recorder:
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
         self._stored: set[str] = set()  # files of pending items that are in the store
+        self._blob_keys: dict[BlobId, str] = {}  # likewise, of named artifacts
         self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
         self._is_in_place = is_in_place(store, settings.data)
         self._is_own = False  # the items last read are of this attempt
@@ -183,9 +192,10 @@ class Recorder:
         # Files before the transaction, which holds a lock.
         keys = [self._store_files(event.files, meanwhile) for event in recording.checkpoints]
         artifact_keys = self._store_files(recording.artifacts, meanwhile)
+        self._store_blobs(meanwhile)
         retired: list[str] = []
         with self._database.writing() as session:
-            recording.write(session, keys, artifact_keys)
+            recording.write(session, keys, artifact_keys, self._blob_keys)
             if recording.checkpoints:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
         # Rows first: no row may refer to a deleted file.
@@ -203,6 +213,7 @@ class Recorder:
         for event in recording.artifacts:
             forget_part(event.path, self._folder)
         self._stored.clear()
+        self._blob_keys.clear()
         recording.forget()
         # After a crash, events waiting for a bucket must be read again.
         self._spool.release(delete=True, before=self._uploads.since)
@@ -280,6 +291,8 @@ class Recorder:
         # Not for events that a dead supervisor may have reported.
         if isinstance(item, Resumed) and self._monitor:
             self.append_log(in_words(item))
+        if isinstance(item, SavedArtifact):
+            return all(self._is_ours(file) for file in item.files)
         if not isinstance(item, Artifact | Checkpoint):
             return True
         # Read a second time, after a crash, a checkpoint may have been retired by now.
@@ -342,6 +355,21 @@ class Recorder:
             wait_for(partial(self._send, file), meanwhile)
             self._stored.add(key)
         return [self._key(file) for file in files]
+
+    def _store_blobs(self, meanwhile: Callable[[], None]) -> None:
+        """Store the files of named artifacts that the project does not have yet."""
+        saved = (event for event in self._recording.named if isinstance(event, SavedArtifact))
+        files = {(file.sha256, file.size_bytes): file for event in saved for file in event.files}
+        if not files:
+            return
+        with self._database.reading() as session:
+            project = runs.get(session, self._run_id).project
+            known = artifact_versions.known_blobs(session, project, {sha256 for sha256, _ in files})
+        for blob, file in files.items():
+            if blob not in known and blob not in self._blob_keys:
+                key = artifact_versions.new_key(file.sha256)
+                wait_for(partial(put_file, self._store, key, self._folder / file.path), meanwhile)
+                self._blob_keys[blob] = key
 
     def _key(self, file: File) -> str:
         """Return the store key of a file in the run's folder."""

@@ -27,9 +27,9 @@ show()
 
 const deliveries = document.querySelector('[data-deliveries]')
 let polls = 0
-/** @param {Element} news */
-const draw = (news) => {
-  deliveries.innerHTML = news.innerHTML
+/** @param {Element} received */
+const draw = (received) => {
+  deliveries.innerHTML = received.innerHTML
   localTimes(deliveries)
   const [channel, what, state] = deliveries.querySelectorAll('tbody tr:first-child td')
   if (state) document.querySelector('[data-message]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
@@ -39,8 +39,8 @@ const follow = async () => {
   try {
     const answer = await fetch(location.href, { headers: { Accept: 'text/html' } })
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-    const news = page.querySelector('[data-deliveries]')
-    if (news && !deliveries.querySelector('details[open]')) still(() => draw(news))
+    const received = page.querySelector('[data-deliveries]')
+    if (received && !deliveries.querySelector('details[open]')) still(() => draw(received))
   } catch { /* the server is away: later */ }
   setTimeout(follow, FOLLOW_MS)
 }

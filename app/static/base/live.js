@@ -12,11 +12,11 @@ const BADGE_MS = 1000
 /**
  * @param {string} url
  * @param {string} cursor of the page's present state
- * @param {(news: any) => void} onNews is called with each message; one with is_over is the last
+ * @param {(message: any) => void} onMessage is called with each message; one with is_over is the last
  * @param {Record<string, string|string[]>} [query] requested parts, columns and metrics; default: all
  * @returns {{ask: (query: Record<string, string|string[]>) => void}} changes the query from now on
  */
-export const follow = (url, cursor, onNews, query = {}) => {
+export const follow = (url, cursor, onMessage, query = {}) => {
   const badge = document.querySelector('[data-connection]')
   /** @type {EventSource|null} */
   let source = null
@@ -38,10 +38,10 @@ export const follow = (url, cursor, onNews, query = {}) => {
     }
     source.onmessage = (event) => {
       waits.reset()
-      const news = JSON.parse(event.data)
+      const message = JSON.parse(event.data)
       cursor = event.lastEventId
-      if (news.is_over) end()
-      onNews(news)
+      if (message.is_over) end()
+      onMessage(message)
     }
     // The browser's own reconnection repeats the first URL; this one uses the latest cursor, and
     // retries after an error too.

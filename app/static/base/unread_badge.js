@@ -31,8 +31,8 @@ const notify = (newest) => {
 const poll = async () => {
   if (document.hidden && !wish.is()) return
   try {
-    const than = Number(kept(() => localStorage.getItem(LAST)) ?? 0)
-    const answer = await fetch(`${root}/api/v1/alerts/inbox/news?than=${than}`)
+    const after = Number(kept(() => localStorage.getItem(LAST)) ?? 0)
+    const answer = await fetch(`${root}/api/v1/alerts/inbox/unread?after=${after}`)
     if (!answer.ok) return
     const { unread, newest } = await answer.json()
     badge.hidden = !unread

@@ -86,7 +86,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   }
 
   let [fetches, answered] = [0, 0]
-  /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
+  /** Steps that came by updates while a fetch was under way. @type {Record<string, any[]>[]} */
   const received = []
   let isOutdated = false // by steps that ran again, or too long; until a page came
   /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
@@ -162,16 +162,16 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     changeView()
   })
 
-  const take = (news) => {
-    points.resumptions = news.resumptions
-    points.addMetrics(news.metrics ?? [])
-    if (news.spikes) points.spikes = news.spikes
-    if (!news.steps) return
+  const take = (message) => {
+    points.resumptions = message.resumptions
+    points.addMetrics(message.metrics ?? [])
+    if (message.spikes) points.spikes = message.spikes
+    if (!message.steps) return
     // After a resume steps run again, and a bucket cannot be cut.
-    const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest
-    newest = news.steps.step.at(-1)
-    if (answered !== fetches) received.push(news.steps)
-    points.addSteps(news.steps)
+    const runsAgain = points.bucket > 1 && message.steps.step[0] <= newest
+    newest = message.steps.step.at(-1)
+    if (answered !== fetches) received.push(message.steps)
+    points.addSteps(message.steps)
     if (runsAgain || points.count > POINTS_KEPT) renew()
   }
 
@@ -186,12 +186,12 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })
       changeView()
     },
-    /** @param {any} news of the run, in order */
-    add: (news) => {
-      skipped = news.run.skipped
-      if (points) take(news)
-      else if (isAsked) early.push(news)
-      starting.show({ status: news.run.status, step: news.run.step || points?.end || 0 })
+    /** @param {any} message of the run, in order */
+    add: (message) => {
+      skipped = message.run.skipped
+      if (points) take(message)
+      else if (isAsked) early.push(message)
+      starting.show({ status: message.run.status, step: message.run.step || points?.end || 0 })
       draw()
     },
   }

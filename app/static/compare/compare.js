@@ -238,8 +238,8 @@ showReportLinks()
 refresh()
 
 if (article.dataset.over === 'false') {
-  follow(`${root}/api/v1/runs/live`, article.dataset.cursor, (news) => {
-    for (const id of ids) if (id in news.rows) changed.add(id)
+  follow(`${root}/api/v1/runs/live`, article.dataset.cursor, (message) => {
+    for (const id of ids) if (id in message.rows) changed.add(id)
     refresh()
   })
 }

@@ -1,4 +1,4 @@
-// The page of a run: its tabs, what each of them shows, and news of them by the live stream.
+// The page of a run: its tabs, what each of them shows, and updates of them by the live stream.
 import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'config_values'
 import { size } from 'formats'
@@ -23,7 +23,7 @@ import { readView, writeView } from 'url_state'
 
 const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
-/** Parts of the news that this page makes something of: events and files come as rows of its tables. */
+/** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
 const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
 const shown = metricsShown(arrangementOf(article.querySelector('[data-charts]'), article.dataset.recipe).arrangement.pinned)
 const FIRST_TAB = 'charts' // which the address does not name
@@ -44,7 +44,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
 })
 const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
 const system = createSystem(article.querySelector('[data-system]'), api)
-/** Figures of the diagnosis, by what the news call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
+/** Figures of the diagnosis, by what the updates call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
 const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
 /** Of them those that were shown. @type {Map<string, {refresh: () => unknown}>} */
 const figures = new Map()
@@ -81,21 +81,21 @@ createTabs(article, (name) => {
 previewTexts(article)
 const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), previewTexts)
 media.refresh()
-const tellLabels = createLabels(article, api)
+const showLabels = createLabels(article, api)
 
 /** Words are for reading, and each change of them lays out the page: so often at most. */
 const WORDS_MS = 500
 const title = document.title
 /** The run, the fragments and the changed rows to show next. @type {{run: any, fragments: Record<string, string>, rows: [string, any][]}|null} */
-let words = null
+let pending = null
 let isReading = false
 const showWords = () => {
-  if (words && !isReading) still(replaceWords)
+  if (pending && !isReading) still(replaceWords)
 }
 const replaceWords = () => {
-  if (!words) return
-  const { run, fragments, rows } = words
-  words = null
+  if (!pending) return
+  const { run, fragments, rows } = pending
+  pending = null
   article.dataset.status = run.status
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
   for (const [name, html] of Object.entries(fragments)) {
@@ -119,18 +119,18 @@ const diagnosed = (kind) => {
 
 if (article.dataset.over === 'false') {
   const parts = isCharted ? `${CHARTED},${SHOWN}` : SHOWN
-  stream = follow(`${api}/live`, article.dataset.cursor, (news) => {
-    if (!news.run) return // it is over, and everything was received
-    words = {
-      run: news.run,
-      fragments: { ...words?.fragments, ...news.fragments },
-      rows: [...(words?.rows ?? []).filter(([name]) => !(name in news.fragments)), ...Object.entries(news.rows)],
+  stream = follow(`${api}/live`, article.dataset.cursor, (message) => {
+    if (!message.run) return // it is over, and everything was received
+    pending = {
+      run: message.run,
+      fragments: { ...pending?.fragments, ...message.fragments },
+      rows: [...(pending?.rows ?? []).filter(([name]) => !(name in message.fragments)), ...Object.entries(message.rows)],
     }
     showWords()
-    tellLabels(news.labels)
-    news.diagnosed.forEach(diagnosed)
+    showLabels(message.labels)
+    message.diagnosed.forEach(diagnosed)
     system.refresh()
-    if (news.log.length) still(() => log.add(news.log)) // measuring where the end is lays out the page
-    series.add(news)
+    if (message.log.length) still(() => log.add(message.log)) // measuring where the end is lays out the page
+    series.add(message)
   }, { ...shown, parts })
 }

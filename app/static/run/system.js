@@ -9,17 +9,18 @@ const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
-/** Title, column, and by what it is divided. @type {[string, 'utilization'|'memory_bytes'|'power_watts'|'temperature_celsius', number][]} */
-const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Power, W', 'power_watts', 1], ['Temperature, °C', 'temperature_celsius', 1]]
+/** Title, column, and by what it is divided. @type {[string, Column, number][]} */
+const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Memory of the script, GiB', 'process_memory_bytes', 2 ** 30], ['Disk, MB/s', 'disk_bytes_per_second', 1e6], ['Network, MB/s', 'network_bytes_per_second', 1e6], ['Power, W', 'power_watts', 1], ['Temperature, °C', 'temperature_celsius', 1]]
 
-/** @typedef {{device: number, elapsed_ms: number[], utilization: (number|null)[], memory_bytes: (number|null)[], power_watts: (number|null)[], temperature_celsius: (number|null)[]}} Device */
+/** @typedef {'utilization'|'memory_bytes'|'process_memory_bytes'|'disk_bytes_per_second'|'network_bytes_per_second'|'power_watts'|'temperature_celsius'} Column */
+/** @typedef {{device: number, elapsed_ms: number[]} & Record<Column, (number|null)[]>} Device */
 
 /** @param {Device[]} devices @param {Record<string, string>} colors */
 const systemFigure = (devices, colors) => {
   const rows = ROWS.filter(([, column]) => devices.some((device) => device[column].some((value) => value !== null)))
   const inner = rows.length * ROW + (rows.length - 1) * GAP
   const tops = rows.map((_, i) => 1 - i * (ROW + GAP) / inner)
-  const data = rows.flatMap(([, column, unit], i) => devices.map((device, j) => ({
+  const data = rows.flatMap(([, column, unit], i) => devices.flatMap((device, j) => (device[column].every((value) => value === null) ? [] : {
     x: device.elapsed_ms.map((ms) => ms / 1000), y: device[column].map((value) => (value === null ? null : value / unit)),
     name: device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === 0,
     type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, hovertemplate: '%{y:.4~g}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },

@@ -44,10 +44,10 @@ const showFirst = async (page) => {
 }
 
 /** The header's facts, and the banner that stands while no worker was there when the page came. */
-const showFacts = (news) => {
+const showFacts = (message) => {
   const facts = document.querySelector('[data-facts]')
-  if (facts && news.facts && sources !== news.facts) facts.innerHTML = sources = news.facts
-  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(news.is_worker_up)
+  if (facts && message.facts && sources !== message.facts) facts.innerHTML = sources = message.facts
+  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(message.is_worker_up)
 }
 
 /** Whether a run of the other band is among these rows, which only the server can place. @param {Record<string, string>} rows */
@@ -77,14 +77,14 @@ if (list) begin(list)
 const section = document.querySelector('[data-list-charts]')
 if (list && section) charts = createListCharts(section, list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
-follow(`${root}/api/v1/runs/live`, cursor, (news) => {
+follow(`${root}/api/v1/runs/live`, cursor, (message) => {
   still(() => {
-    showFacts(news)
-    if (hasMoved(news.rows)) shown = 0
-    if (body) replaceRows(body, Object.values(news.rows).join(''))
+    showFacts(message)
+    if (hasMoved(message.rows)) shown = 0
+    if (body) replaceRows(body, Object.values(message.rows).join(''))
     countTicked()
-    charts?.update(Object.keys(news.rows))
+    charts?.update(Object.keys(message.rows))
   })
-  newest = news.newest
+  newest = message.newest
   refresh()
 }, { columns })

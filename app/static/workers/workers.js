@@ -19,8 +19,8 @@ const refresh = inTurn(async () => {
 
 setInterval(() => { if (!document.hidden) refresh() }, USUAL_MS)
 if (grid) {
-  follow(`${root}/api/v1/workers/live`, grid.dataset.cursor ?? '', (news) => {
-    still(() => mergeRows(grid, news))
+  follow(`${root}/api/v1/workers/live`, grid.dataset.cursor ?? '', (message) => {
+    still(() => mergeRows(grid, message))
     refresh()
   })
 }

@@ -12,12 +12,12 @@ from halfstep.cli.application import single
 def app(
     allow_writes: Annotated[
         bool,
-        typer.Option("--allow-writes", help="Also offer submit and fork, if the token may"),
+        typer.Option("--allow-writes", help="Also offer tools that queue runs, if the token may"),
     ] = False,
 ) -> None:
     """Serve a server's runs to agents, by the Model Context Protocol over stdio."""
     try:
-        from halfstep.cli import mcp_server
+        from halfstep.mcp import server
     except ModuleNotFoundError as error:
         sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[mcp]'")
-    mcp_server.serve(allow_writes=allow_writes)
+    server.serve(allow_writes=allow_writes)

@@ -343,7 +343,7 @@ def test_attempts_are_bounded_with_growing_pauses(
     assert len(hook.got) == len(PAUSES) + 1
 
 
-def test_what_a_server_took_and_never_answered_is_tried_again(
+def test_a_request_without_a_response_is_repeated(
     database: Database, ada: User, inside: Settings, hook: Receiver
 ) -> None:
     """After a while; a late response of the first attempt is ignored."""
@@ -375,14 +375,14 @@ def test_what_a_server_took_and_never_answered_is_tried_again(
         assert session.scalars(select(Delivery)).all() == []
 
 
-def test_one_that_fails_keeps_no_other(
+def test_a_failing_sender_does_not_stop_others(
     database: Database,
     ada: User,
     inside: Settings,
     hook: Receiver,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One whose channel cannot be decrypted reports it, and the next one arrives."""
+    """A channel that cannot be decrypted reports it, and the next alert is delivered."""
     with database.writing() as session:
         for name in "ab":
             what = {"kind": "slack", "name": name, "address": hook.url}

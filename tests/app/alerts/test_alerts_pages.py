@@ -28,7 +28,7 @@ def posted(browser: TestClient, address: str, **fields: Any) -> int:
     return browser.post(address, data=fields).status_code
 
 
-def told(database: Database, run: Run) -> int:
+def reported(database: Database, run: Run) -> int:
     """Let a run end, and the server look."""
     with database.writing() as session:
         row = session.get_one(Run, run.id)
@@ -71,8 +71,8 @@ def test_rules_and_channels_are_made_switched_and_deleted(
             assert session.scalars(select(table)).all() == []
 
 
-def test_what_is_wrong_stands_beside_its_field(browser: TestClient) -> None:
-    """What was typed is kept; of a URL, which may be a secret, nothing is."""
+def test_errors_appear_at_their_fields(browser: TestClient) -> None:
+    """Input is preserved, except a URL, which may be a secret."""
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not allowed"),
         ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not allowed"),
@@ -88,18 +88,20 @@ def test_what_is_wrong_stands_beside_its_field(browser: TestClient) -> None:
     assert browser.get("/alerts?run=%22%3E%3Cscript%3E").text.count("<script>") == 0
 
 
-def test_notices_are_read(browser: TestClient, database: Database, running: Run) -> None:
-    """A bell counts what is new; a page marks it as read; a run's button makes its rule."""
+def test_notifications_are_marked_as_read(
+    browser: TestClient, database: Database, running: Run
+) -> None:
+    """The bell counts new ones; the page marks them as read; a run's button creates its rule."""
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
     assert posted(browser, "/runs/1/alerts", condition="paused") == 303
-    assert told(database, running) == 1
-    news = browser.get("/api/v1/alerts/inbox/news").json()
+    assert reported(database, running) == 1
+    news = browser.get("/api/v1/alerts/inbox/unread").json()
     assert news["unread"] == 1
     assert news["newest"][0]["text"] == "Run 1, digits-fp16, is paused."
-    assert browser.get("/api/v1/alerts/inbox/news?than=1").json()["newest"] == []
+    assert browser.get("/api/v1/alerts/inbox/unread?after=1").json()["newest"] == []
     assert "Mark 1 as read" in browser.get("/alerts").text
     assert posted(browser, "/alerts/inbox/reading", up_to="1") == 303
-    assert browser.get("/api/v1/alerts/inbox/news").json()["unread"] == 0
+    assert browser.get("/api/v1/alerts/inbox/unread").json()["unread"] == 0
     [alert] = browser.get("/api/v1/alerts/inbox").json()["alerts"]
     assert alert["read_at"] is not None
 
@@ -107,7 +109,7 @@ def test_notices_are_read(browser: TestClient, database: Database, running: Run)
 def test_the_api_does_what_the_page_does(
     script: TestClient, database: Database, running: Run
 ) -> None:
-    """Rules, channels, tests and deliveries; of a channel only what may be seen."""
+    """Rules, channels, test messages and deliveries; a channel's secrets are not returned."""
     what = {"kind": "webhook", "address": URL}
     made = script.post("/api/v1/alerts/channels", json=what).json()
     assert made["secret"].startswith("hs_")
@@ -120,7 +122,7 @@ def test_the_api_does_what_the_page_does(
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": False})
     assert script.post(f"/api/v1/alerts/channels/{channel['id']}/tests").status_code == 201
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": True})
-    assert told(database, running) == 1
+    assert reported(database, running) == 1
     found = script.get("/api/v1/alerts/deliveries").json()
     assert [each["alert_id"] for each in found["deliveries"]] == [1, None]
     assert URL not in str(found)
@@ -133,9 +135,7 @@ def test_the_api_does_what_the_page_does(
     assert script.get("/api/v1/alerts/inbox").json()["total"] == 1
 
 
-def test_nobody_gets_in_without_a_session_or_a_forms_token(
-    stranger: TestClient, browser: TestClient
-) -> None:
+def test_access_needs_a_session_or_a_token(stranger: TestClient, browser: TestClient) -> None:
     """Like every page and every form."""
     assert stranger.get("/alerts").status_code == 303
     assert stranger.get("/api/v1/alerts/deliveries").status_code == 401
@@ -149,7 +149,7 @@ def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Only those that have not ended, and of them those that changed, cost anything."""
-    from tests.app.test_looks import counted, noted
+    from tests.app.looks_made import counted, noted
 
     browser.post("/api/v1/alerts/rules", json={"condition": "collapsing", "scope": "all"})
     row = {"recipe": "digits", "config": {"precision": "fp16"}, "precision": "fp16"}

@@ -32,7 +32,7 @@ from db.tables import (
     User,
     Worker,
 )
-from tests.app.auth.test_permissions import routes_of
+from tests.app.auth.permissions_made import routes_of
 from tests.app.conftest import DIGITS, SCHEMA, submit
 from tests.app.installation import HIDDEN, MARK, OPEN, Installation, Side, install
 from tests.app.uploading import Uploader, write_token
@@ -79,7 +79,7 @@ def start_from(client: TestClient, upload: str, project: str = OPEN) -> Any:
 
 
 def uploaded(client: TestClient) -> str:
-    """Upload weights; return what a configuration calls them."""
+    """Upload weights; return the name by which a configuration refers to them."""
     answer = client.put("/api/v1/uploads/net.pt", content=CONTENT)
     assert answer.status_code == 201, answer.text
     return str(answer.json()["upload"])
@@ -166,7 +166,7 @@ def test_records_of_uploads_go_with_their_files(
     assert found == [installed.open.upload, "new/net.pt"]
 
 
-def test_a_sweep_goes_on_with_what_its_owner_may_download(
+def test_a_sweep_continues_with_files_that_its_owner_may_download(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
     """A run that it submits in the background is checked as one that its owner submits."""
@@ -232,7 +232,7 @@ def test_a_token_to_read_makes_no_alert_rule(
 def test_completion_and_hints_know_no_other_project(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """Names of settings, metrics, tags and people; members of the project are told theirs."""
+    """Names of settings, metrics, tags and users are suggested to project members only."""
     outsider = client_of(app, database, installed.users["outsider"])
     member = client_of(app, database, installed.users["both"])
     words = {each: each.get("/api/v1/runs/autocomplete").text for each in (outsider, member)}
@@ -252,11 +252,12 @@ def _is_of(row: Any, side: Side) -> bool:
     return getattr(row, "run_id", None) in side.runs or getattr(row, "project", "") == side.project
 
 
-def test_a_session_shows_no_row_of_a_run_that_its_user_does_not_see(
+def test_a_session_shows_no_row_of_a_run_that_its_user_may_not_see(
     database: Database, installed: Installation
 ) -> None:
-    """Of every table of what belongs to a run or a project, however it is queried; and of a link
-    those of its runs alone.
+    """Applies to each table with rows of runs or projects, however it is queried.
+
+    A link's session sees its runs only.
     """
     mappers = Table.registry.mappers
     tables = [each.class_ for each in mappers if issubclass(each.class_, OfRun | OfProject)]
@@ -281,7 +282,7 @@ def test_a_session_shows_no_row_of_a_run_that_its_user_does_not_see(
                     assert found <= run_ids, table
 
 
-def test_a_run_is_compared_with_those_that_one_may_submit_beside(
+def test_a_run_is_compared_with_runs_of_permitted_projects(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
     """For the group of the other run changes with it."""
@@ -335,7 +336,7 @@ def test_an_idempotency_key_belongs_to_one_request(
 def test_alerts_of_a_run_end_with_the_role(
     app: FastAPI, database: Database, settings: Settings, installed: Installation
 ) -> None:
-    """Neither lists nor the bell show them, and what was on its way is not sent."""
+    """Neither the list nor the bell shows them, and pending deliveries are not sent."""
     user, run_id = installed.users["both"], installed.hidden.runs[0]
     client = client_of(app, database, user)
     with database.writing() as session:
@@ -352,7 +353,7 @@ def test_alerts_of_a_run_end_with_the_role(
     assert client.get("/api/v1/alerts/deliveries").json()["total"] == 0
     left = client_of(app, database, installed.users["left"])
     assert left.get("/api/v1/alerts/inbox").json()["total"] == 0
-    assert left.get("/api/v1/alerts/inbox/news").json() == {"unread": 0, "newest": []}
+    assert left.get("/api/v1/alerts/inbox/unread").json() == {"unread": 0, "newest": []}
     assert MARK not in left.get("/alerts").text
     AlertDelivery(settings, database, Event()).deliver_due()
     with database.reading() as session:

@@ -23,7 +23,7 @@ from db.access import accounts, shared_links
 from db.database import Database
 from db.settings import Settings
 from db.tables import ApiToken, SharedLink, SignInSession, User
-from tests.app.auth.test_authentication import PUBLIC
+from tests.app.auth.authentication_made import PUBLIC
 from tests.app.installation import (
     FILE_MARK,
     HIDDEN,
@@ -152,8 +152,9 @@ def installed(settings: Settings, database: Database, ada: User, offered: None) 
 
 
 def rows_of(database: Database, side: Side, *, but: int) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows of a project, its runs and its owner; but: a user whose own rows are left
-    out. Neither the audit log, which records rejected requests, nor the last use of tokens."""
+    """Return all rows of a project, its runs and its owner, except those of the user `but`, the
+    audit log, which records rejected requests, and the last use of tokens.
+    """
     found: dict[str, list[tuple[Any, ...]]] = {}
     with database.reading() as session:
         for table in tables():
@@ -223,7 +224,7 @@ def _by_session(name: str, *, sees: bool = False) -> Identity:
 
 
 def _ended(identity: Identity, *statements: Any) -> Identity:
-    """Return an identity whose secret has expired or was revoked."""
+    """Return an identity with an expired or revoked secret."""
 
     def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
         found = identity(app, database, installed)

@@ -51,7 +51,7 @@ def set_password(browser: TestClient, **form: str) -> Response:
     return browser.post("/account/password", data={"password": "another secret", **form})
 
 
-def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestClient) -> None:
+def test_the_current_password_is_required(browser: TestClient, stranger: TestClient) -> None:
     """A browser that was left open is not enough; neither is a session by a password."""
     assert "Current password" not in browser.get("/account").text  # a link has just let it in
     assert set_password(browser, password="a long secret").status_code == 303
@@ -113,7 +113,7 @@ def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada
     assert script.get("/api/v1/runs").status_code == 200
 
 
-def test_short_password_is_refused(browser: TestClient) -> None:
+def test_short_password_is_rejected(browser: TestClient) -> None:
     """The page says how long it has to be."""
     answer = browser.post("/account/password", data={"password": "short"})
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""Audit log: what is written down of each deed, and that nothing else is."""
+"""Audit log: what is recorded for each action, and that nothing else is."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -12,8 +12,8 @@ from app.auth.audit import DETAIL_CHARACTERS, audited_fields
 from db.access import accounts, projects
 from db.database import Database
 from db.tables import AuditEvent, User
-from tests.app.auth.test_permissions import routes_of
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.permissions_made import routes_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import submit
 from tests.app.uploading import write_token
 
@@ -25,7 +25,7 @@ SECRETS = {"password", "current", "token", "secret", "value", "note", "address",
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 
 
-def told(database: Database) -> list[tuple[str | None, str, str, int | None]]:
+def recorded(database: Database) -> list[tuple[str | None, str, str, int | None]]:
     """Who, what, more of it, and to which run, oldest first."""
     query = select(User.name, AuditEvent.action, AuditEvent.detail, AuditEvent.run_id)
     query = (
@@ -44,11 +44,12 @@ def test_no_route_audits_a_secret_field(app: FastAPI) -> None:
     assert not SECRETS & fields
 
 
-def test_a_deed_says_what_was_done_and_to_which_runs(
+def test_an_event_names_the_action_and_its_runs(
     database: Database, ada: User, browser: TestClient, script: TestClient, offered: None
 ) -> None:
-    """Whom a role was given to; each run of a request for many; files and watched runs that are
-    sent, once each. A form that was refused is no deed. A run's history names who did it, too.
+    """Including the user who received a role, each run of a bulk request, and uploaded files and
+    watched runs, once each. Rejected forms are not recorded. The run's history names the user as
+    well.
     """
     with database.writing() as session:
         accounts.make_user(session, "carol")
@@ -77,7 +78,7 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
         assert answer.status_code == 200
     watched |= {"id": "b" * 32, "project": "mistyped"}
     assert script.post("/api/v1/ingest", json=watched, headers=headers).status_code == 200
-    audit_events = told(database)
+    audit_events = recorded(database)
     assert [each[2:] for each in audit_events[:3]] == [
         ("user carol, role viewer", None),
         ("", first),
@@ -101,11 +102,13 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
         assert why in page
 
 
-def test_coming_in_and_being_refused_is_written_down(
+def test_sign_ins_and_failed_attempts_are_recorded(
     app: FastAPI, database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
-    """How somebody came in; a refusal once a minute for each user from an address, and without a
-    name that is nobody's, which may be a password. They are found by person, run and day.
+    """With the sign-in method.
+
+    A failed attempt is recorded once a minute per user and address, without a name that matches no
+    user, because it may be a password. Events are found by user, run and day.
     """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -118,7 +121,7 @@ def test_coming_in_and_being_refused_is_written_down(
     stranger.post("/", data={"token": link})
     stranger.post("/", data={"token": link})
     assert browser_of(app, database, bob).post("/sign-out").status_code == 303
-    assert [each[:3] for each in told(database)] == [
+    assert [each[:3] for each in recorded(database)] == [
         ("bob", "POST /sign-in", "refused"),
         (None, "POST /sign-in", "refused"),
         ("bob", "POST /sign-in", "signed in by a password"),
@@ -152,6 +155,6 @@ def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient)
         browser.put("/api/v1/projects/roles", json=sent)
     given = {"user": "ada", "role": "viewer", "project": "p" * 200}
     assert browser.put("/api/v1/projects/roles", json=given).status_code == 204
-    ((_who, _audit_event, detail, _run),) = told(database)
+    ((_who, _audit_event, detail, _run),) = recorded(database)
     assert detail == f"user ada, role viewer, project {'p' * 100}"
     assert len(detail) <= DETAIL_CHARACTERS

@@ -1,4 +1,4 @@
-"""Nobody comes in without being asked who they are."""
+"""Every request is authenticated."""
 
 import re
 from pathlib import Path
@@ -14,20 +14,11 @@ from app.auth.authentication import local_path
 from db.access import accounts
 from db.database import Database
 from db.tables import ApiToken, Project, Run, User
+from tests.app.auth.authentication_made import PUBLIC
 from tests.app.conftest import csrf_token
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_steps
 from tests.site import until
-
-#: The last one answers with another address, and that one asks.
-PUBLIC = {"/", "/sign-in", "/healthz", "/readyz", "/static/{name}"}
-#: Where a token of its own opens it, and nothing else does:
-#: tests/app/http/test_monitoring_metrics.py.
-PUBLIC |= {"/metrics"}
-#: Where a provider of identities signs in: tests/app/auth/test_sso.py.
-PUBLIC |= {"/sign-in/sso", "/sign-in/sso/answer"}
-#: Where a read-only link is opened: tests/app/compare/test_shared_links.py, of what it opens too.
-PUBLIC |= {"/shared"}
 
 
 def _routes(app: FastAPI) -> list[tuple[str, str]]:
@@ -93,7 +84,7 @@ def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> Non
 def test_a_token_that_writes_opens_nothing_but_the_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """Every other route answers 403 with a sentence; none can forget."""
+    """And the artifacts that it may read; every other route answers 403 with a sentence."""
     writing = {"Authorization": f"Bearer {write_token(database, ada)}"}
     _check_it_only_sends(app, stranger, writing, (404, 422))
 
@@ -112,7 +103,7 @@ def test_a_token_for_one_run_opens_nothing_but_its_ingest(
         sending = accounts.make_api_token(session, ada, "its", "run", run_id=its_run)[0]
     uploader.headers = {"Authorization": f"Bearer {sending}"}
     assert its_run == 2
-    _check_it_only_sends(app, stranger, uploader.headers, (403, 422))
+    _check_it_only_sends(app, stranger, uploader.headers, (403, 422), is_one_run=True)
     for other in ("0" * 32, "1" * 32):
         assert uploader.begin(id=other).json()["code"] == "not_for_sending"
     with uploader.spool() as spool:
@@ -124,8 +115,21 @@ def test_a_token_for_one_run_opens_nothing_but_its_ingest(
         assert session.get(Project, "made-by-it") is None
 
 
+#: What `watch.use` requests with a token that uploads.
+FOR_USE = {
+    ("GET", "/api/v1/artifacts/version"),
+    ("GET", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),
+    ("HEAD", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),
+}
+
+
 def _check_it_only_sends(
-    app: FastAPI, client: TestClient, headers: dict[str, str], at_ingest: tuple[int, ...]
+    app: FastAPI,
+    client: TestClient,
+    headers: dict[str, str],
+    at_ingest: tuple[int, ...],
+    *,
+    is_one_run: bool = False,
 ) -> None:
     for method, path in _routes(app):
         if path in PUBLIC:
@@ -133,6 +137,9 @@ def _check_it_only_sends(
         answer = client.request(method, re.sub(r"\{[^}]+\}", "1", path), headers=headers)
         if path.startswith("/api/v1/ingest"):
             assert answer.status_code in at_ingest, f"{method} {path}: {answer.status_code}"
+            continue
+        if not is_one_run and (method, path) in FOR_USE:
+            assert answer.status_code in (200, 404, 422), f"{method} {path}: {answer.status_code}"
             continue
         if path.startswith("/shared/"):  # which no token opens
             assert answer.status_code == 401, f"{method} {path}: {answer.status_code}"
@@ -180,7 +187,7 @@ def _until_noted(database: Database) -> None:
 
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic YTpi"])
-def test_wrong_authorization_is_refused(stranger: TestClient, header: str) -> None:
+def test_wrong_authorization_is_rejected(stranger: TestClient, header: str) -> None:
     """A token that is unknown, missing or of another kind is no sign-in."""
     assert stranger.get("/api/v1/runs", headers={"Authorization": header}).status_code == 401
 

@@ -1,7 +1,6 @@
 """Who may use what: every route, every role, one's own runs, others' and other projects'."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from db.access import accounts, projects
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER, Permission
 from db.database import Database
 from db.tables import CheckpointFile, Run, Sweep, User
-from tests.app.auth.test_authentication import PUBLIC
+from tests.app.auth.permissions_made import routes_of, script_of
 from tests.app.conftest import submit
 
 #: What each role may, word for word as docs/how-to/teams.md has it: of one's own runs, and of
@@ -54,23 +53,6 @@ def people(database: Database, ada: User, offered: None) -> dict[str, User]:
         found["outsider"] = accounts.make_user(session, "outsider")
         projects.set_role(session, found["outsider"], "speech", MAINTAINER)
     return found
-
-
-def routes_of(app: FastAPI) -> list[tuple[str, str, Callable[..., Any]]]:
-    """Method, path and function of each route that needs a sign-in."""
-    return [
-        (method, route.path, route.original_route.endpoint)
-        for route in iter_route_contexts(app.routes)
-        for method in sorted(getattr(route.original_route, "methods", ()) or ())
-        if route.path and route.path not in PUBLIC and "/ingest" not in route.path
-    ]
-
-
-def _script(app: FastAPI, database: Database, user: User) -> TestClient:
-    with database.writing() as session:
-        token, _row = accounts.make_api_token(session, user, "script")
-    headers = {"Authorization": f"Bearer {token}"}
-    return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
 
 
 def _sweep(database: Database, user: User, **place: Any) -> Sweep:
@@ -108,7 +90,7 @@ def test_a_role_allows_what_it_says_on_every_route(
     Roles are tried in order of permissions, so that nothing is deleted before all requests.
     """
     for role, user in people.items():
-        client = _script(app, database, user)
+        client = script_of(app, database, user)
         own = submit(database, user if role == MEMBER else ada, project=PROJECT)
         others = submit(database, ada, project=PROJECT)
         sweeps = [
@@ -141,9 +123,9 @@ def test_a_role_allows_what_it_says_on_every_route(
 
 
 @pytest.mark.slow
-def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
+def test_an_admin_is_denied_nothing(app: FastAPI, database: Database, ada: User) -> None:
     """The first account of all is one."""
-    client = _script(app, database, ada)
+    client = script_of(app, database, ada)
     for method, path, _endpoint in routes_of(app):
         if path.endswith("/live"):  # which would not end
             continue
@@ -162,8 +144,8 @@ def test_what_one_may_not_see_is_on_no_page(
         session.get_one(Run, hidden.id).group_id = hidden.id
         projects.make(session, HIDDEN)
     submit(database, ada, project=HIDDEN)
-    outsider = _script(app, database, people["outsider"])
-    viewer = _script(app, database, people[VIEWER])
+    outsider = script_of(app, database, people["outsider"])
+    viewer = script_of(app, database, people[VIEWER])
     pages = [path for method, path, _ in routes_of(app) if method == "GET" and "live" not in path]
     seen = 0
     for path in pages:
@@ -181,12 +163,12 @@ def test_what_one_may_not_see_is_on_no_page(
     assert viewer.get("/api/v1/runs").json()["total"] == 1 + 1  # and the sweep's first
 
 
-def test_a_refusal_names_what_was_asked_for(
+def test_a_rejection_names_the_request(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
     """One permission allows several actions; a user without any project gets a message without
     one."""
-    member = _script(app, database, people[MEMBER])
+    member = script_of(app, database, people[MEMBER])
     refused = f"Your role does not let you {{}} the project {PROJECT!r}."
     rule = {"scope": f"in:{PROJECT}", "log_days": 3}
     answer = member.put("/api/v1/retention", json=rule)
@@ -194,7 +176,7 @@ def test_a_refusal_names_what_was_asked_for(
     change = {"name": PROJECT, "viewers_download": True}
     answer = member.patch("/api/v1/projects", json=change)
     assert answer.json()["detail"] == refused.format("change")
-    viewer = _script(app, database, people[VIEWER])
+    viewer = script_of(app, database, people[VIEWER])
     preset = {"name": "mine", "recipe": "digits", "config": {}}
     assert viewer.post("/api/v1/presets", json=preset).json()["detail"] == NO_SUBMITTING
     run = {"recipe": "digits", "config": {}}
@@ -209,7 +191,7 @@ def test_runs_go_where_one_may_submit(
     """A run, a sweep, a watched run; others are rejected by name, with the allowed values."""
     hidden = submit(database, ada, project="speech")
     for role, is_allowed in ((VIEWER, False), (MEMBER, True), ("outsider", False)):
-        client = _script(app, database, people[role])
+        client = script_of(app, database, people[role])
         run = {"recipe": "digits", "project": PROJECT}
         sweep = {**run, "space": {"training.batch_size": [8]}, "goal": "minimise"}
         for path, given in (("/runs", run), ("/sweeps", sweep)):
@@ -228,13 +210,13 @@ def test_runs_go_where_one_may_submit(
         {"project": PROJECT, "compared_with": hidden.id},
         {"project": PROJECT, "config": {"weights": {"run": hidden.id}}},
     ):
-        answer = _script(app, database, people[MEMBER]).post(
+        answer = script_of(app, database, people[MEMBER]).post(
             "/api/v1/runs", json={"recipe": "digits", **given}
         )
         assert answer.status_code in (404, 409, 422), given
 
 
-def test_weights_are_uploaded_by_whoever_may_submit(
+def test_weights_are_uploaded_with_permission_to_submit(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
     """Somewhere, and by a token of one project there."""
@@ -258,14 +240,14 @@ def test_weights_are_uploaded_by_whoever_may_submit(
             assert "ask a maintainer of a project" in answer.json()["detail"]
 
 
-def test_many_runs_are_each_asked_for(
+def test_many_runs_are_each_requested(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
     """Permitted ones are done, and the others have their reason."""
     own = submit(database, people[MEMBER], project=PROJECT)
     others = submit(database, ada, project=PROJECT)
     hidden = submit(database, ada, project="speech")
-    member = _script(app, database, people[MEMBER])
+    member = script_of(app, database, people[MEMBER])
     ids = [own.id, others.id, hidden.id]
     answer = member.post("/api/v1/runs/bulk", json={"action": "cancel", "runs": ids}).json()
     assert answer["done"] == [own.id]
@@ -289,7 +271,7 @@ def test_nothing_is_got_round_by_submitting(
         for kind in ("checkpoint", "weights"):
             row = CheckpointFile(run_id=source.id, step=5, kind=kind, key=f"{kind}.pt", **file)
             session.add(row)
-    viewer = _script(app, database, people[VIEWER])
+    viewer = script_of(app, database, people[VIEWER])
     given: dict[str, dict[str, Any]] = {
         "parent_id": {"parent_id": source.id, "parent_step": 5},
         "weights.run": {"config": {"weights": {"run": source.id}}},
@@ -298,7 +280,7 @@ def test_nothing_is_got_round_by_submitting(
         wanted = {"recipe": "digits", "project": "speech", **start}
         errors = viewer.post("/api/v1/runs", json=wanted).json()["errors"]
         assert field in errors or field.partition(".")[0] in errors, errors
-    member = _script(app, database, people[MEMBER])
+    member = script_of(app, database, people[MEMBER])
     wanted = {"recipe": "digits", "project": PROJECT, "priority": 5}
     refused = member.post("/api/v1/runs", json=wanted).json()["errors"]
     assert "permission to prioritize" in refused["priority"]

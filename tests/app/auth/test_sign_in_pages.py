@@ -36,7 +36,7 @@ def test_link_signs_in_once_and_leaves_the_address(
 def test_password_signs_in_and_leads_back(
     database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """Name and password lead to the page that was asked for."""
+    """After sign-in the requested page opens."""
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), "a long secret")
     form = {"name": "ada", "password": "a long secret", "next": "/workers"}
@@ -46,7 +46,7 @@ def test_password_signs_in_and_leads_back(
 
 
 def test_wrong_password_keeps_the_name(stranger: TestClient) -> None:
-    """A refusal says what is wrong and keeps what was typed, but not the password."""
+    """The error names the problem; the form keeps the name, but not the password."""
     answer = stranger.post("/sign-in", data={"name": "eve", "password": "guessing!"})
     assert answer.status_code == 401
     assert 'value="eve"' in answer.text
@@ -93,10 +93,10 @@ def test_verifying_a_password_holds_no_lock(
         assert session.scalar(select(User).where(User.name == "written meanwhile"))
 
 
-def test_guessing_is_braked(
+def test_sign_in_attempts_are_throttled(
     ada: User, monkeypatch: pytest.MonkeyPatch, stranger: TestClient
 ) -> None:
-    """Who is wrong too often is told how long to wait, whatever the password."""
+    """After too many failures the response gives the waiting time, even for the right password."""
     monkeypatch.setattr(
         "db.access.login_attempts.now", lambda: literal(0.0)
     )  # however long they take here

@@ -1,4 +1,4 @@
-"""Signing in at a provider of identities, a real one that runs beside."""
+"""Sign-in through a real OpenID Connect provider."""
 
 import asyncio
 import base64
@@ -92,7 +92,7 @@ def _agree(address: str, subject: str) -> str:
     return f"{back.path}?{back.query}"
 
 
-def test_somebody_signs_in_with_the_roles_of_their_groups(
+def test_users_get_the_roles_of_their_groups(
     stranger: TestClient, database: Database, ada: User, settings: Settings
 ) -> None:
     """A new account, and the same one the next time; the state is the browser's own, and the proof
@@ -125,7 +125,7 @@ def test_somebody_signs_in_with_the_roles_of_their_groups(
     assert stranger.get("/runs").status_code == 303
 
 
-def test_nobody_waits_while_the_provider_takes_its_time(
+def test_a_slow_provider_delays_no_other_request(
     stranger: TestClient, app: FastAPI, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No turn with the database is held meanwhile, which all other requests would wait for."""
@@ -159,7 +159,7 @@ def test_an_account_is_not_taken_over_by_its_name(
             people.set_subject(session, people.named(session, "e@x.org"), f"{issuer} 2")
 
 
-def test_what_is_not_this_browsers_answer_is_refused(
+def test_a_callback_of_another_browser_is_rejected(
     stranger: TestClient, settings: Settings, database: Database, ada: User
 ) -> None:
     """Another's state or cookie, none, an old one, a code that was used, and the provider's no."""
@@ -186,7 +186,7 @@ def test_what_is_not_this_browsers_answer_is_refused(
 
 
 def test_passwords_can_be_switched_off(settings: Settings, database: Database, ada: User) -> None:
-    """Then links and the provider are left; a provider that does not answer is said to."""
+    """Links and the provider remain; an unreachable provider is reported."""
     away = {"password_login": False, "oidc_issuer": "http://localhost:9"}
     with _client(settings.model_copy(update=away), database) as client:
         assert "Password" not in client.get("/sign-in").text
@@ -199,14 +199,14 @@ def test_passwords_can_be_switched_off(settings: Settings, database: Database, a
 
 
 @pytest.mark.parametrize("text", ["ml", "ml=king", "=viewer", "ml=member@a, x"])
-def test_rules_that_are_none_are_refused(settings: Settings, database: Database, text: str) -> None:
-    """At the start, with what is allowed."""
+def test_invalid_role_rules_are_rejected(settings: Settings, database: Database, text: str) -> None:
+    """The server does not start; the error names the allowed values."""
     with pytest.raises(Invalid, match=r"HALFSTEP_OIDC_ROLES: .* allowed: group=role"):
         create_app(settings.model_copy(update={"oidc_roles": text}), database)
 
 
 def test_the_strongest_of_several_groups_counts(database: Database, ada: User) -> None:
-    """And what no group gives any more is taken away, in the projects that rules name alone."""
+    """A role that no group grants any longer is removed, only in projects with rules."""
     rules = oidc_role_mapping.parsed("a=viewer@p, b=maintainer@p, c=member@p, o=admin")
     cases: list[tuple[set[str], Any]] = [
         ({"a", "b", "c"}, "maintainer"),

@@ -9,37 +9,26 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import DatabaseError
 from starlette.testclient import TestClient
 
-from app.auth.authentication import cookie_name
 from db.access import accounts, people, projects
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
 from db.tables import ApiToken, AuditEvent, User
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import submit
 from tests.db.conftest import make_watched
 from tests.site import type_command
 
 
-def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClient:
+def script_of(app: FastAPI, database: Database, user: User, **of: Any) -> TestClient:
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, user, "script", **of)
     headers = {"Authorization": f"Bearer {token}"}
     return TestClient(app, base_url="http://localhost", headers=headers)
 
 
-def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
-    """Return a user's browser."""
-    with database.writing() as session:
-        secret, row = accounts.start_session(session, user)
-        token = row.csrf_token
-    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
-    client.cookies.set(cookie_name(app.state.settings), secret, domain="localhost.local")
-    client.headers["x-csrf-token"] = token
-    return client
-
-
-def test_an_operator_invites_and_shuts_out(
+def test_an_admin_invites_and_removes_users(
     app: FastAPI, database: Database, browser: TestClient, stranger: TestClient
 ) -> None:
     """The link is shown once and signs in; sessions, tokens and links of a deactivated account end
@@ -55,11 +44,11 @@ def test_an_operator_invites_and_shuts_out(
     with database.reading() as session:
         bob = people.named(session, "BOB")
         assert projects.memberships(session, bob) == {"": "viewer"}
-    script = _script(app, database, bob)
+    script = script_of(app, database, bob)
     link = browser.post(f"/people/{bob.id}/reset").text.partition("token=")[2].partition('"')[0]
     assert stranger.get("/runs").status_code == 303
     assert script.get("/api/v1/runs").status_code == 401
-    script = _script(app, database, bob)
+    script = script_of(app, database, bob)
     assert browser.post(f"/people/{bob.id}/deactivate").status_code == 303
     assert script.get("/api/v1/runs").status_code == 401
     assert stranger.post("/", data={"token": link}).headers["location"].startswith("/sign-in")
@@ -70,7 +59,7 @@ def test_an_operator_invites_and_shuts_out(
     assert "Bob" not in browser.get("/people").text
 
 
-def test_the_last_operator_stays(database: Database, ada: User, browser: TestClient) -> None:
+def test_the_last_admin_stays(database: Database, ada: User, browser: TestClient) -> None:
     """Otherwise no user could invite others."""
     for change in ("no-admin", "deactivate", "remove"):
         answer = browser.post(f"/people/{ada.id}/{change}")
@@ -142,7 +131,7 @@ def test_a_token_may_no_more_than_it_says(
     inside = submit(database, ada, project="vision")
     wanted = {"recipe": "digits"}
     for kind, allowed in (("read", 0), ("submit", 1), ("control", 2)):
-        script = _script(app, database, ada, kind=kind)
+        script = script_of(app, database, ada, kind=kind)
         assert script.get(f"/api/v1/runs/{run.id}").status_code == 200
         audit_events = (
             script.post("/api/v1/runs", json=wanted),
@@ -156,10 +145,10 @@ def test_a_token_may_no_more_than_it_says(
         if allowed:
             answer = script.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
             assert "this token cannot queue command lines" in answer.json()["errors"]["command"]
-    full = _script(app, database, ada)
+    full = script_of(app, database, ada)
     answer = full.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
     assert answer.status_code == 201, answer.text
-    script = _script(app, database, ada, kind="submit", project="vision")
+    script = script_of(app, database, ada, kind="submit", project="vision")
     assert [each["id"] for each in script.get("/api/v1/runs").json()["runs"]] == [inside.id]
     assert script.get(f"/api/v1/runs/{run.id}").status_code == 404
     assert script.post("/api/v1/runs", json=wanted | {"project": ""}).status_code == 422
@@ -169,7 +158,7 @@ def test_a_token_may_no_more_than_it_says(
     assert script.get("/api/v1/runs").status_code == 401
 
 
-def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
+def test_tokens_are_created_with_limits(browser: TestClient) -> None:
     """Ninety days by default; invalid limits are rejected by name."""
     made = browser.post("/api/v1/tokens", json={"name": "a"}).json()
     assert round(made["expires_at"] - made["created_at"]) == accounts.TOKEN_DAYS * 86_400
@@ -189,13 +178,13 @@ def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
     assert "revoke some" in browser.post("/api/v1/tokens", json={"name": "one more"}).text
 
 
-def test_who_did_what_is_written_down(
+def test_actions_are_recorded_with_their_users(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
     """With each change, in its transaction; rejected requests and contents are not recorded; and
     rows cannot be changed."""
     run = submit(database, ada)
-    script = _script(app, database, ada)
+    script = script_of(app, database, ada)
     assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
     assert script.put(f"/api/v1/runs/{run.id}/priority", json={"priority": 3}).status_code == 200
     browser.post("/views", data={"name": "hush-hush", "filter": "", "sort": "", "columns": ""})
@@ -284,7 +273,7 @@ def test_commands_need_a_right_of_their_own(
     """Which a member has not, until an operator gives it."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
-    script = _script(app, database, bob)
+    script = script_of(app, database, bob)
     wanted = {"command": {"line": "python train.py"}}
     assert "separate permission" in script.post("/api/v1/runs", json=wanted).text
     assert script.get("/api/v1/secrets").status_code == 403

@@ -7,32 +7,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from db.database import Database
-from db.queue import queue
 from db.tables import Run, Status, User
-from tests.app.conftest import CONFIG, start_run, submit
-from tests.app.test_looks import noted
+from tests.app.compare.any_runs_made import trained
+from tests.app.conftest import start_run, submit
+from tests.app.looks_made import noted
 from tests.db.telemetry.telemetry_made import (
-    make_events,
     make_metric,
     make_skip,
     make_steps,
     record,
 )
-
-
-def trained(
-    database: Database, owner: User, losses: list[float], *, ended: bool = True, **training: Any
-) -> Run:
-    """Make a run with these losses and a measured accuracy; its second step was skipped."""
-    config = CONFIG | {"training": CONFIG["training"] | training}
-    run = start_run(database, owner, config=config, name=f"run of {training}")
-    accuracy = [make_metric(step, 1 / (1 + loss)) for step, loss in enumerate(losses, start=1)]
-    events = [*accuracy, *make_events([2]), make_metric(1, losses[-1], "val/score")]
-    record(database, run, make_steps(losses, skipped=[2]), events=events)
-    if ended:
-        with database.writing() as session:
-            queue.end(session, run.id, 1, Status.FINISHED)
-    return run
 
 
 def cells(page: str, key: str) -> list[str]:
@@ -42,7 +26,7 @@ def cells(page: str, key: str) -> list[str]:
     return [" ".join(re.sub("<[^>]+>", " ", each).split()) for each in found]
 
 
-def test_runs_stand_in_the_order_asked_for(
+def test_runs_are_in_the_requested_order(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
     """With last and best figures, what differs, and the numbers of runs that there are not."""
@@ -77,10 +61,10 @@ def test_runs_stand_in_the_order_asked_for(
         ),
     ],
 )
-def test_bad_addresses_are_told_what_is_allowed(
+def test_invalid_urls_name_the_allowed_values(
     running: Run, browser: TestClient, query: dict[str, Any], sentence: str
 ) -> None:
-    """A page with a sentence that names field, value and what is allowed."""
+    """The page names the field, the value and the allowed values."""
     answer = browser.get("/compare", params=query)
     assert answer.status_code == 422
     text = answer.text.replace("&#39;", "'").replace("&#34;", '"')
@@ -91,8 +75,9 @@ def test_bad_addresses_are_told_what_is_allowed(
 def test_series_are_those_of_each_run(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Only what is asked for, a metric by its name too, with what leads to updates, seconds and
-    examples."""
+    """Only the requested series, metrics by name as well, with columns to convert steps to updates,
+    seconds and examples.
+    """
     losses = [float(n % 37) for n in range(3000)]
     for lr in (0.1, 0.2):
         trained(database, ada, losses, lr=lr)
@@ -176,7 +161,7 @@ def test_many_runs_are_rows(
     assert "(50)</a>" in page  # of equal names
 
 
-def test_what_is_not_there_is_said(
+def test_missing_files_are_reported(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
     """A series that no run has, a setting in which they do not differ; no run at all is 404."""
@@ -204,11 +189,13 @@ def test_a_run_leads_to_a_comparison_that_offers_others(
     assert "a fork of run 1" in page
 
 
-def test_runs_of_all_kinds_stand_side_by_side(
+def test_runs_of_all_kinds_are_compared(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """A watched run with any configuration, one whose scale is its own; a skip without a scale is
-    no merit."""
+    """Including a watched run with any configuration.
+
+    A run without a scaler is not the best one by skips.
+    """
     record(database, running, make_steps([1.0] * 3, skipped=[2]), events=[make_skip(2)])
     odd: dict[str, Any] = {"scaler": "own", "checkpoints": None, "list": [1, {"a": 2}]}
     submit(database, ada)

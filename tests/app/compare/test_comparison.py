@@ -16,7 +16,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import CPU, DIGITS, SCHEMA, submit
-from tests.app.submission.test_new_run_pages import FORM
+from tests.app.submission.new_run_pages_made import FORM
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_metric,
@@ -93,7 +93,7 @@ def test_tf32_is_a_column_where_all_devices_have_it(
     assert answer["differences"]["precision"] == ["fp32", "fp32", "fp16", "fp16", "bf16"]
     assert answer["differences"]["training.tf32"] == [False, True, True, True, True]
 
-    older = {name: value for name, value in gpu.items() if name != "tf32"}  # as told before
+    older = {name: value for name, value in gpu.items() if name != "tf32"}  # as before
     with database.writing() as session:
         workers.register(session, name="old", host="host", pid=2, devices=[gpu, older], **offer)
     answer = script.post("/api/v1/runs/1/comparison").json()
@@ -194,7 +194,7 @@ def test_a_comparison_over_several_devices_says_so(
     assert "<td>2 × H100</td>" in page
 
 
-def test_numbers_stand_beside_their_ratio_to_fp32(
+def test_numbers_have_their_ratio_to_fp32(
     database: Database, settings: Settings, ada: User, offered: None, browser: TestClient
 ) -> None:
     """Time and memory come from ended runs, ratios from finite numbers; a NaN is called one."""
@@ -225,7 +225,7 @@ def test_numbers_stand_beside_their_ratio_to_fp32(
     assert browser.get("/api/v1/groups/2").json()["runs"][1]["figures"]["loss"]["value"] is None
 
 
-def test_configuration_that_is_no_longer_allowed_is_refused(
+def test_configuration_that_is_no_longer_allowed_is_rejected(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
     """Nothing is queued, and the answer names the field."""
@@ -279,7 +279,7 @@ def test_a_fork_with_a_module_in_fp32_is_one_click_away(
     assert 'href="/groups/1"' in browser.get("/runs/1").text
 
 
-def test_the_comparison_says_what_a_module_in_fp32_cost_and_saved(
+def test_the_comparison_shows_cost_and_gain_of_a_module_in_fp32(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """The finding says that it will; then page and answer have the time of a step and the skips of
@@ -320,14 +320,14 @@ def test_the_comparison_says_what_a_module_in_fp32_cost_and_saved(
         assert skipped == ["Skipped", "2 22.2 % of its steps", "0 the best"]
 
 
-def test_without_a_checkpoint_the_fork_trains_anew(running: Run, browser: TestClient) -> None:
+def test_without_a_checkpoint_the_fork_starts_over(running: Run, browser: TestClient) -> None:
     """A pattern that is there already stays."""
     form = browser.get("/runs/new?from=1&fp32=model.head&before=7").text
     assert "Starts from the checkpoint" not in form
     assert 'name="modules.fp32" value="model.head"' in form
 
 
-def test_what_a_run_cannot_be_laid_beside_is_named(
+def test_runs_that_cannot_be_compared_are_named(
     database: Database, ada: User, offered: None, script: TestClient, monkeypatch: Any
 ) -> None:
     """A missing run, one of another recipe, one with many variants."""

@@ -10,7 +10,7 @@ from db.access import accounts, projects
 from db.database import Database
 from db.runs import notes
 from db.tables import User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
@@ -23,21 +23,21 @@ def test_a_note_on_runs_side_by_side(
     submit(database, ada)
     assert 'href="/notes?runs=2,1">Add a note</a>' in browser.get("/compare?runs=2,1").text
     assert "Note on runs 2,1" in browser.get("/notes?runs=2,1").text
-    told = {"runs": "2,1", "note": "# Why\n\n/compare?runs=1,2\n\n<b>", "seen": ""}
-    assert browser.post("/notes", data=told).headers["location"] == "/compare?runs=2,1"
+    form = {"runs": "2,1", "note": "# Why\n\n/compare?runs=1,2\n\n<b>", "seen": ""}
+    assert browser.post("/notes", data=form).headers["location"] == "/compare?runs=2,1"
     page = browser.get("/compare?runs=1,2").text
     assert "<h2>Why</h2>" in page
     assert 'src="/charts.svg?runs=1%2C2&amp;series=loss"' in page
     assert "&lt;b&gt;" in page
     assert "<h2>Why</h2>" not in browser.get("/compare?runs=1").text
-    late = browser.post("/notes", data=told | {"note": "mine"})
+    late = browser.post("/notes", data=form | {"note": "mine"})
     assert late.status_code == 422
     assert "Another user has changed this in the meantime" in late.text
     assert ">mine</textarea>" in late.text
-    again = {**told, "note": "", "seen": told["note"]}
+    again = {**form, "note": "", "seen": form["note"]}
     assert browser.post("/notes", data=again).status_code == 303
     assert "Why" not in browser.get("/compare?runs=1,2").text
-    long = browser.post("/notes", data=told | {"note": "x" * 20_001})
+    long = browser.post("/notes", data=form | {"note": "x" * 20_001})
     assert "20,001 characters; allowed: at most 20,000" in long.text
     assert browser.get("/notes?runs=1,9").status_code == 404
 
@@ -57,11 +57,11 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
             projects.set_role(session, people[name], project, role)
     submit(database, ada, project="vision")
     submit(database, ada, project="speech")
-    scripts = {name: _script(app, database, user) for name, user in people.items()}
-    told = {"project": "vision", "note": "Our **plan**", "seen": ""}
-    assert scripts["member"].post("/notes", data=told).status_code == 303
-    assert scripts["viewer"].post("/notes", data=told).status_code == 403
-    assert scripts["outsider"].post("/notes", data=told).status_code == 404
+    scripts = {name: script_of(app, database, user) for name, user in people.items()}
+    form = {"project": "vision", "note": "Our **plan**", "seen": ""}
+    assert scripts["member"].post("/notes", data=form).status_code == 303
+    assert scripts["viewer"].post("/notes", data=form).status_code == 403
+    assert scripts["outsider"].post("/notes", data=form).status_code == 404
     assert "<strong>plan</strong>" in scripts["viewer"].get("/projects").text
     assert "Edit the note" not in scripts["viewer"].get("/projects").text
     assert "Edit the note" in scripts["member"].get("/projects").text
@@ -92,7 +92,7 @@ def test_a_chart_is_a_picture(
     assert {"1 · <base>", "3", "1.5"} <= set(texts)
     with database.writing() as session:
         stranger = accounts.make_user(session, "stranger")
-    hidden = _script(app, database, stranger).get(f"/charts.svg?runs=1&series={series}").text
+    hidden = script_of(app, database, stranger).get(f"/charts.svg?runs=1&series={series}").text
     assert "base" not in hidden
     assert "no values" in hidden
     assert "no values" in browser.get("/charts.svg?runs=1&series=none").text

@@ -8,7 +8,9 @@ from app.http.assets import STATIC
 
 
 def test_a_run_has_the_colour_of_its_id() -> None:
-    """An older run keeps it where two have the same; beyond ten, lines are dashed."""
+    """If two runs share a colour, the older run keeps it; from the eleventh run on lines are
+    dashed.
+    """
     assert places([21, 3, 11]) == {3: 3, 11: 1, 21: 2}
     many = places(range(0, 250, 10))
     assert [many[run_id] for run_id in (0, 90, 100, 240)] == [0, 9, 10, 24]

@@ -1,4 +1,4 @@
-"""Read-only links: who creates them, what they show, and nothing else."""
+"""Read-only links: who can create them and what they give access to."""
 
 import re
 from typing import Any
@@ -15,8 +15,9 @@ from db.database import Database
 from db.queue import queue
 from db.runs import trash
 from db.tables import Run, SharedLink, SharedRun, Status, User
-from tests.app.auth.test_permissions import routes_of
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.permissions_made import routes_of
+from tests.app.auth.users_pages_made import browser_of
+from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
@@ -53,13 +54,6 @@ def shared(client: TestClient, *run_ids: int, days: int = 7) -> str:
     return str(secret)
 
 
-def opened(stranger: TestClient, secret: str) -> str:
-    """Open a link as its page's script does; return where it leads."""
-    answer = stranger.post("/shared", data={"secret": secret})
-    assert answer.status_code == 303, answer.text
-    return answer.headers["location"]
-
-
 def test_a_link_opens_what_it_shows_and_no_other_route(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
@@ -83,19 +77,19 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
             address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], "1"), path)
             params = {"runs": str(run_id), "series": "loss", "group": "recipe"}
             answer = stranger.request(method, address, params=params, headers=headers)
-            told = f"{method} {address}: {answer.status_code}"
+            label = f"{method} {address}: {answer.status_code}"
             if "{image_id}" in path and need == SHARED_LINK:  # of a report, not a run
-                assert answer.status_code == 404, told
+                assert answer.status_code == 404, label
                 answered.add(endpoint)
             elif need == SHARED_LINK and ("{run_id" not in path or run_id == run.id):
-                assert answer.status_code == 200, told
+                assert answer.status_code == 200, label
                 answered.add(endpoint)
             elif need == SHARED_LINK:
-                assert answer.status_code == 404, told
+                assert answer.status_code == 404, label
             else:
                 is_led = answer.headers.get("location", "").startswith("/sign-in?next=")
-                assert is_led or answer.status_code == 401, told
-            assert HIDDEN not in answer.text, told
+                assert is_led or answer.status_code == 401, label
+            assert HIDDEN not in answer.text, label
     assert answered == {each for *_, each in routes_of(app) if access_of(each).need == SHARED_LINK}
     series = f"{page}/comparison/series?runs={run.id},{other.id}&series=loss"
     assert list(stranger.get(series).json()["runs"]) == [str(run.id)]
@@ -116,8 +110,8 @@ def test_a_shared_run_is_there_to_look_at(
     answer = stranger.get(page)
     assert answer.headers["x-robots-tag"] == "noindex"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    for told in ("shown", "2 nodes", "Shared by mel", "batch_size", "20", "Running"):
-        assert told in answer.text
+    for label in ("shown", "2 nodes", "Shared by mel", "batch_size", "20", "Running"):
+        assert label in answer.text
     ways = ("<form", "/api/v1", "/runs?", 'href="/runs', "/export/", "/help")
     for absent in (secret, "w1", "claimed by", PROJECT, *ways):
         assert absent not in answer.text, absent

@@ -33,7 +33,7 @@ def settings(settings: Settings, bucket: Bucket, request: pytest.FixtureRequest)
 
 @pytest.fixture
 def http(settings: Settings, database: Database, running: Run, token: str) -> Iterator[Any]:
-    """A client of a server whose run has a checkpoint and an artifact in the bucket."""
+    """A client of a server with a run that has a checkpoint and an artifact in the bucket."""
     result = {"size_bytes": len(BODY), "sha256": SHA256}
     store, folder = open_store(settings), f"runs/{running.id}"
     path = settings.data / "a.pt"
@@ -83,10 +83,10 @@ def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bu
     assert asked(bucket) == {"HEAD": 1}
 
 
-def test_what_the_bucket_lost_or_cut_is_not_sent(
+def test_missing_or_truncated_objects_are_not_sent(
     http: httpx2.Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor a part of it; if the bucket is unavailable the message says so, without its URL."""
+    """Not even in part; if the bucket is unavailable, the error says so without its URL."""
     monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
     key = "lab/runs/1/checkpoints/step-00000400.pt"
     bucket.client.put_object(Bucket=bucket.name, Key=key, Body=BODY[:10])
@@ -103,7 +103,7 @@ def test_what_the_bucket_lost_or_cut_is_not_sent(
 class TestSigned:
     """With HALFSTEP_PRESIGNED_DOWNLOADS."""
 
-    def test_the_address_opens_the_file_to_whoever_has_it(
+    def test_the_url_opens_the_file_for_its_bearer(
         self, http: httpx2.Client, bucket: Bucket
     ) -> None:
         """After the same permission check; for minutes; artifacts, which pages show, are served

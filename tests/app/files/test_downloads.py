@@ -47,7 +47,7 @@ def test_whole_file_has_its_name_length_and_etag(saved: None, script: TestClient
     assert headers["content-disposition"].endswith('filename="digits-fp16-run1-step400.pt"')
 
 
-def test_a_bad_token_is_refused_where_a_browser_would_be_asked(
+def test_an_invalid_token_gets_401_instead_of_the_sign_in_page(
     saved: None, stranger: TestClient
 ) -> None:
     """A script gets 401, never a sign-in page that it would take for the file."""
@@ -66,7 +66,7 @@ def test_an_empty_file_is_sent_empty(
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_head_has_the_headers_alone(saved: None, script: TestClient) -> None:
+def test_head_has_only_the_headers(saved: None, script: TestClient) -> None:
     """HEAD has length and ETag without content."""
     answer = script.head(PATH)
     assert (answer.status_code, answer.content) == (200, b"")
@@ -96,7 +96,7 @@ def test_range_gets_its_part(
     assert answer.content == BODY[first : last + 1]
 
 
-def test_range_beyond_the_end_is_refused(saved: None, script: TestClient) -> None:
+def test_range_beyond_the_end_is_rejected(saved: None, script: TestClient) -> None:
     """416 says how long the file is."""
     for start in (len(BODY), "9" * 4301):
         answer = script.get(PATH, headers={"Range": f"bytes={start}-"})
@@ -110,7 +110,7 @@ def test_ranges_that_make_no_sense_get_the_whole(header: str) -> None:
     assert parse_range(header, 100) is None
 
 
-def test_broken_download_goes_on_only_if_the_file_is_the_same(
+def test_a_broken_download_resumes_only_if_the_file_is_the_same(
     saved: None, script: TestClient
 ) -> None:
     """If-Range with the ETag gets the rest; with another, the whole file again."""
@@ -146,7 +146,7 @@ def test_file_of_another_run_is_not_there(saved: None, script: TestClient) -> No
     assert script.get("/runs/2/checkpoints/1/download").status_code == 404
 
 
-def test_a_bucket_that_is_away_is_told_as_such(
+def test_an_unreachable_bucket_is_named(
     database: Database, saved: None, settings: Settings, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """503 with a sentence, and without the bucket's address; the log has the reason."""

@@ -19,7 +19,7 @@ from halfstep.telemetry.upload import TRIES, upload
 from tests.app.conftest import serving
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_steps
-from tests.halfstep.telemetry.test_uploader import Writer
+from tests.halfstep.telemetry.uploader_made import Writer
 from tests.spool_made import event_of
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -94,7 +94,7 @@ def put_from(uploader: Uploader, offset: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
+def test_a_file_continues_after_a_full_disk(
     small: Disk, uploader: Uploader, script: TestClient
 ) -> None:
     """507 with the bytes needed and free; what had arrived is not sent again."""
@@ -115,7 +115,7 @@ def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
 
 
 @pytest.mark.slow
-def test_an_upload_names_a_full_disk_of_the_server_and_goes_on_later(
+def test_an_upload_names_a_full_disk_of_the_server_and_continues_later(
     small: Disk, settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     """As `halfstep upload` does: it tries for a while; once there is room it sends the rest."""
@@ -138,7 +138,7 @@ def test_an_upload_names_a_full_disk_of_the_server_and_goes_on_later(
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
-    """A server whose SQLite database lies on a file system of its own, and an uploader there."""
+    """A server with its SQLite database on a small file system, and an uploader."""
     disk = Disk(tmp_path / "small", "8m")
     settings = Settings(data=tmp_path / "data", database_url=f"sqlite:///{disk.folder}/halfstep.db")
     database = Database(settings.database_url)
@@ -158,10 +158,10 @@ def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
 
 @pytest.mark.slow
 @pytest.mark.only_on("sqlite")
-def test_a_full_disk_of_sqlite_is_told_and_changes_nothing(
+def test_a_full_disk_is_reported_and_changes_nothing(
     database_url: str, full: tuple[Disk, TestClient, Uploader]
 ) -> None:
-    """507 to whoever changes or sends something; pages are read; later all goes on by itself."""
+    """Changes and uploads get 507; pages still load; uploads continue once there is space."""
     disk, client, uploader = full
     uploader.begin()
     with uploader.spool() as spool:

@@ -191,7 +191,7 @@ def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packe
 
 
 @pytest.mark.slow
-def test_what_is_too_large_is_refused(uploader: Uploader) -> None:
+def test_large_values_are_rejected(uploader: Uploader) -> None:
     """32 MiB a piece, as it travels and unpacked."""
     uploader.begin()
     zeros = bytes(2**25 + 1)
@@ -257,7 +257,7 @@ def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, confi
     assert kept == ({"a": "NaN", "b": ["Infinity"]} if config else {})
 
 
-def test_what_an_attempt_was_started_in_is_told(uploader: Uploader, script: TestClient) -> None:
+def test_the_environment_of_an_attempt_is_recorded(uploader: Uploader, script: TestClient) -> None:
     """Its machine, and command and folder if the uploader sends them, of the latest attempt."""
     uploader.begin()
     result = script.get("/api/v1/runs/1/environment").json()
@@ -372,7 +372,7 @@ def test_a_run_that_a_person_ended_takes_nothing_more(
     assert uploader.begin(attempt=2).status_code == 200
 
 
-def test_strangers_and_others_are_refused(
+def test_strangers_and_other_users_are_rejected(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:
     """401 without a valid token, 403 for another user's run, 404 for a missing one."""
@@ -395,9 +395,7 @@ def test_strangers_and_others_are_refused(
         assert answer.status_code == 404
 
 
-def test_a_project_that_somebody_may_not_send_to_is_named(
-    uploader: Uploader, database: Database
-) -> None:
+def test_a_project_without_permission_is_named(uploader: Uploader, database: Database) -> None:
     """The one without a name too."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -441,7 +439,7 @@ def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
     assert line.text.endswith("and 1 more frames")
 
 
-def test_what_the_database_refuses_costs_nothing_but_itself(
+def test_a_row_that_the_database_rejects_affects_no_other(
     uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should the table of bounds let something through that no database takes."""
@@ -597,8 +595,8 @@ PICTURE = "artifacts/step-00000003/x.png"
 
 
 @pytest.fixture
-def told(uploader: Uploader) -> Uploader:
-    """An uploader whose run announced a checkpoint and an image with the same content."""
+def announced(uploader: Uploader) -> Uploader:
+    """An uploader with a run that announced a checkpoint and an image of the same content."""
     uploader.begin()
     here = {"size_bytes": len(CONTENT), "sha256": SHA256}
     files = [{"kind": "checkpoint", "path": CHECKPOINT, **here}]
@@ -619,7 +617,7 @@ def put_piece(uploader: Uploader, path: str, first: int, last: int) -> Any:
     return uploader.put_file(path, piece, offset=first, size=size, sha256=SHA256)
 
 
-def test_a_file_that_was_not_sent_is_told_of(told: Uploader, script: TestClient) -> None:
+def test_a_file_that_was_not_sent_is_reported(announced: Uploader, script: TestClient) -> None:
     """Size and hash are listed, and a file elsewhere cannot be downloaded."""
     [file] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
     assert (file["is_stored"], file["path"], file["sha256"]) == (False, CHECKPOINT, SHA256)
@@ -629,18 +627,18 @@ def test_a_file_that_was_not_sent_is_told_of(told: Uploader, script: TestClient)
 
 
 @pytest.mark.parametrize("path", [CHECKPOINT, PICTURE])
-def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -> None:
+def test_a_file_comes_in_pieces(announced: Uploader, script: TestClient, path: str) -> None:
     """A repeated piece gets the current offset; the checksum covers the whole file."""
-    assert put_piece(told, path, 0, 4000).json() == {"offset": 4000, "stored": False}
-    again = put_piece(told, path, 0, 4000)
+    assert put_piece(announced, path, 0, 4000).json() == {"offset": 4000, "stored": False}
+    again = put_piece(announced, path, 0, 4000)
     assert (again.status_code, again.json()["code"], again.json()["offset"]) == (
         409,
         "offset",
         4000,
     )
-    told.end("finished", step=3)  # files may follow the end
+    announced.end("finished", step=3)  # files may follow the end
     for _ in range(2):
-        last = put_piece(told, path, 4000, len(CONTENT))
+        last = put_piece(announced, path, 4000, len(CONTENT))
         assert last.json() == {"offset": len(CONTENT), "stored": True}
     kind = path.partition("/")[0]
     [file] = script.get(f"/api/v1/runs/1/{kind}").json()[kind]
@@ -650,62 +648,66 @@ def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -
     assert "baseline-run1-step3-" in download.headers["content-disposition"]
 
 
-def test_a_file_that_is_damaged_begins_anew(told: Uploader) -> None:
+def test_a_damaged_file_starts_over(announced: Uploader) -> None:
     """The checksum in its event covers the whole file."""
     size = len(CONTENT)
-    answer = told.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
+    answer = announced.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
     assert answer.status_code == 422
     assert "start again at offset 0" in answer.json()["errors"]["sha256"]
-    assert put_piece(told, CHECKPOINT, 0, size).json()["stored"]
+    assert put_piece(announced, CHECKPOINT, 0, size).json()["stored"]
 
 
-def test_a_file_that_nothing_named_is_refused(told: Uploader) -> None:
+def test_an_unannounced_file_is_rejected(announced: Uploader) -> None:
     """Neither another path, nor another size or hash, nor more bytes than it has."""
     for path in ("checkpoints/other.pt", "../../halfstep.db", "artifacts/%00", "run.json"):
-        assert put_piece(told, path, 0, 10).status_code == 404
-    wrong = told.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
+        assert put_piece(announced, path, 0, 10).status_code == 404
+    wrong = announced.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
     assert "allowed: as its event says" in wrong.json()["errors"]["size, sha256"]
     size = len(CONTENT)
-    longer = told.put_file(CHECKPOINT, CONTENT + b"x", offset=0, size=size, sha256=SHA256)
+    longer = announced.put_file(CHECKPOINT, CONTENT + b"x", offset=0, size=size, sha256=SHA256)
     assert "allowed: at most the size" in longer.json()["errors"]["body"]
 
 
-def test_a_file_of_a_cancelled_or_fenced_run_is_refused(told: Uploader, script: TestClient) -> None:
+def test_a_file_of_a_cancelled_or_fenced_run_is_rejected(
+    announced: Uploader, script: TestClient
+) -> None:
     """As its spool is."""
     script.post("/api/v1/runs/1/cancellation")
-    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "ended"
-    told.begin(attempt=2)
-    told.attempt = 1
-    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "stale_attempt"
+    assert put_piece(announced, CHECKPOINT, 0, 10).json()["code"] == "ended"
+    announced.begin(attempt=2)
+    announced.attempt = 1
+    assert put_piece(announced, CHECKPOINT, 0, 10).json()["code"] == "stale_attempt"
 
 
-def test_a_disk_that_fails_is_told_as_such(told: Uploader, settings: Settings) -> None:
+def test_a_failing_disk_is_named(announced: Uploader, settings: Settings) -> None:
     """503, so that the client retries later."""
     settings.run_folder(1).parent.mkdir(parents=True)
     settings.run_folder(1).write_text("no folder")
-    answer = put_piece(told, CHECKPOINT, 0, 10)
+    answer = put_piece(announced, CHECKPOINT, 0, 10)
     assert (answer.status_code, answer.json()["code"]) == (503, "storage_unreachable")
 
 
-def test_a_file_told_of_again_stays_unless_it_changed(told: Uploader, script: TestClient) -> None:
+def test_a_file_announced_again_stays_unless_it_changed(
+    announced: Uploader, script: TestClient
+) -> None:
     """A resumed run that makes the same file need not send it again, another it must."""
-    put_piece(told, CHECKPOINT, 0, len(CONTENT))
-    told.begin(attempt=2)
+    put_piece(announced, CHECKPOINT, 0, len(CONTENT))
+    announced.begin(attempt=2)
     for sha256, is_stored in ((SHA256, True), ("0" * 64, False)):
         file = {"kind": "checkpoint", "path": CHECKPOINT, "size_bytes": 10240, "sha256": sha256}
         event = {"event": "checkpoint", "step": 3, "reason": "request", "files": [file]}
-        spool_anything(told.folder, 2, event)
-        told.send()
+        spool_anything(announced.folder, 2, event)
+        announced.send()
         [found] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
         assert found["is_stored"] is is_stored
 
 
 @pytest.mark.slow
 def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
-    told: Uploader, database: Database, settings: Settings, tmp_path: Path
+    announced: Uploader, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
     """The storage's check passes its rows over, and a backup keeps them."""
-    told.end("finished", step=3)
+    announced.end("finished", step=3)
     store = open_store(settings)
     with database.reading() as session:
         assert mismatches(session, store) == []

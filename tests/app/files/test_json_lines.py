@@ -12,6 +12,8 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.files.json_lines import MOST_LINES
+from app.http import rate_limit
+from app.http.rate_limit import RateLimit, RateLimited
 from db.database import Database
 from db.tables import Metric, Step, User
 from tests.app.uploading import write_token
@@ -99,10 +101,10 @@ def test_lines_are_rows_and_metrics(
         ({"step": 1, "x" * 201: 1}, "metric"),
     ],
 )
-def test_a_wrong_line_costs_itself_only(
+def test_an_invalid_line_is_skipped(
     sender: TestClient, database: Database, line: Any, error: str
 ) -> None:
-    """It is named by its number, with the field, its value and what is allowed."""
+    """The error has its number, the field, the value and the allowed values."""
     answer = log(sender, {"step": 1, "b": 1.0}, b"", line, {"step": 2, "b": 2.0})
     [problem] = answer["problems"]
     assert problem["line"] == 3
@@ -113,7 +115,7 @@ def test_a_wrong_line_costs_itself_only(
     ]
 
 
-def test_what_cannot_be_logged_to_is_refused(sender: TestClient, script: TestClient) -> None:
+def test_unusable_destinations_are_rejected(sender: TestClient, script: TestClient) -> None:
     """Too many lines, too many bytes, no token, no such run, a run that is not watched."""
     address = "/api/v1/ingest/1/log"
     line = b'{"step": 1, "a": 1}\n'
@@ -188,3 +190,36 @@ def test_no_lines_make_the_server_fail(
     assert answer.status_code == 200, answer.text
     assert script.get(f"/runs/{run}").status_code == 200
     assert script.get(f"/api/v1/runs/{run}/series").status_code == 200
+
+
+def test_a_token_has_a_limit_of_lines_per_minute(
+    sender: TestClient, database: Database, ada: User
+) -> None:
+    """Above it 429 with the time to wait, and nothing is recorded; another token is not limited."""
+    limit = RateLimit(100, "JSON lines")
+    sender.app.state.log_lines = limit  # type: ignore[attr-defined]
+    lines = [{"step": step, "a": 1.0} for step in range(1, 61)]
+    log(sender, *lines)
+    more = b"\n".join(json.dumps({"step": step, "a": 1.0}).encode() for step in range(61, 121))
+    refused = sender.post("/api/v1/ingest/1/log", content=more)
+    assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+    assert 1 <= int(refused.headers["retry-after"]) <= 12
+    assert "100 JSON lines a minute per token" in refused.json()["detail"]
+    assert len(recorded(database)[1]) == 60
+    sender.headers["Authorization"] = f"Bearer {write_token(database, ada)}"
+    assert sender.post("/api/v1/ingest/1/log", content=more).status_code == 200
+    assert len(recorded(database)[1]) == 120
+
+
+def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fast as units become free; one request above the limit passes after a pause."""
+    moment = 0.0
+    monkeypatch.setattr(rate_limit.time, "monotonic", lambda: moment)
+    limit = RateLimit(60, "lines")
+    limit.take("a", 100)
+    with pytest.raises(RateLimited) as refused:
+        limit.take("a", 30)
+    assert refused.value.seconds == 70
+    moment = 70.0
+    limit.take("a", 30)
+    RateLimit(0, "lines").take("a", 10**9)

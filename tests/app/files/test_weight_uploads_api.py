@@ -18,12 +18,12 @@ from starlette.testclient import TestClient
 from app.files import weight_uploads
 from app.files.weight_uploads_api import PIECE_BYTES
 from db.database import Database
-from db.queue import run_control, workers
+from db.queue import run_control
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from halfstep.config_groups import Weights
-from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.app.conftest import CONFIG, submit
+from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.site import halfstep, until
 
 #: Two pieces and a byte, that begin as torch's files do.
@@ -44,14 +44,6 @@ def allowing(app: FastAPI, settings: Settings) -> Any:
 def files(folder: Path) -> list[str]:
     here = folder.rglob("*")
     return sorted(each.relative_to(folder).as_posix() for each in here if each.is_file())
-
-
-def offer_weights(database: Database) -> None:
-    weights = Weights.model_json_schema() | {"title": "Initial weights"}
-    schema = SCHEMA | {"properties": SCHEMA["properties"] | {"weights": weights}}
-    offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS | {"schema": schema}]}
-    with database.writing() as session:
-        workers.register(session, name="w1", host="h", pid=1, versions={}, **offer)
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
@@ -110,7 +102,7 @@ def test_a_file_is_stored_by_its_hash_and_starts_a_run(
     ],
     ids=["kind", "empty", "torch", "safetensors", "folder", "size", "on the way", "off"],
 )
-def test_what_is_refused_leaves_nothing(
+def test_rejected_uploads_leave_nothing(
     settings: Settings,
     allowing: Any,
     script: TestClient,
@@ -120,7 +112,7 @@ def test_what_is_refused_leaves_nothing(
     status: int,
     message: str,
 ) -> None:
-    """At once where its size is told, else on the way."""
+    """Rejected at once if the size is declared, otherwise while receiving."""
     if most is not None:
         allowing(most)
     content = iter(body) if isinstance(body, list) else body
@@ -193,10 +185,10 @@ def test_what_no_run_starts_from_goes_after_a_day(
 
 
 @pytest.mark.slow
-def test_the_command_uploads_what_a_run_starts_from(
+def test_the_command_uploads_initial_weights(
     database: Database, address: str, script: TestClient, tmp_path: Path
 ) -> None:
-    """`submit --weights FILE`; what is no file is refused before anything is sent."""
+    """`submit --weights FILE`; a missing file is rejected before anything is sent."""
     offer_weights(database)
     token = script.headers["authorization"].removeprefix("Bearer ")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
@@ -213,10 +205,10 @@ def test_the_command_uploads_what_a_run_starts_from(
         assert "allowed is a file, for a recipe" in refused.stderr
 
 
-def test_whether_an_upload_is_there_is_asked_for_nobody_who_is_not_signed_in(
+def test_only_users_can_check_for_an_upload(
     settings: Settings, script: TestClient, stranger: TestClient, browser: TestClient
 ) -> None:
-    """The check keeps it for another day; a stranger's request does not come so far."""
+    """The check extends the upload's life by a day; it requires authentication."""
     upload = script.put("/api/v1/uploads/net.pt", content=BODY).json()["upload"]
     path = settings.data / "uploads" / upload
     weights = {"weights": {"upload": upload}}

@@ -34,7 +34,7 @@ class Seen(HTMLParser):
 
 
 def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -> None:
-    """All documents of docs/ are there, each with its sections; another is told not to be."""
+    """All documents of docs/ are there, each with its sections; unknown names get 404."""
     assert stranger.get("/help/amp").status_code in (303, 401)
     parts = ("tutorial", "how-to", "reference", "explanation")
     assert {path.stem for part in parts for path in (ROOT / "docs" / part).glob("*.md")} == set(

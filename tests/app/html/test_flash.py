@@ -1,4 +1,4 @@
-"""What a form announces on the next page."""
+"""Messages of a form that appear on the next page."""
 
 import pytest
 from fastapi import FastAPI
@@ -12,10 +12,10 @@ from db.tables import User
 
 
 @pytest.mark.parametrize(("scheme", "prefix"), [("http", ""), ("https", "__Host-")])
-def test_what_was_done_travels_as_the_session_does(
+def test_the_flash_cookie_is_as_secure_as_the_session(
     app: FastAPI, database: Database, ada: User, scheme: str, prefix: str
 ) -> None:
-    """Over TLS alone, once it came so."""
+    """Sent over TLS only, if it was set over TLS."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, ada, by_link=True)
         token = row.csrf_token

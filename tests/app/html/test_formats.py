@@ -21,7 +21,7 @@ from app.html import formats
     ],
 )
 def test_numbers(value: float | None, text: str) -> None:
-    """Four digits, and words for what is not finite."""
+    """Four digits, and words for numbers that are not finite."""
     assert formats.number(value) == text
 
 
@@ -88,7 +88,7 @@ def test_values_of_a_configuration(value: Any, text: str) -> None:
     assert formats.value(value) == text
 
 
-def test_what_was_measured_is_told() -> None:
+def test_measurements_are_reported() -> None:
     """A NaN is one, and memory has its unit."""
     assert [formats.measured(value) for value in (None, float("nan"), 1.5)] == ["NaN", "NaN", "1.5"]
     assert formats.metric(3.52e8, "run/peak_memory_bytes") == "336 MiB"

@@ -110,8 +110,8 @@ def test_the_longest_note_of_one_sign_is_rendered(piece: str) -> None:
     assert markdown((piece * 20_000)[:20_000])
 
 
-def test_a_chart_stands_where_its_address_has_a_line_of_its_own() -> None:
-    """As it is or as a link, of a run or of several; within other words it stays a link."""
+def test_a_url_on_a_line_of_its_own_becomes_a_chart() -> None:
+    """A bare URL or a link, of one or several runs; within a sentence it stays a link."""
     picture = (
         '<img src="/charts.svg?runs=3&amp;series=val%2Faccuracy" alt="Chart: val/accuracy of run 3"'
     )

@@ -1,4 +1,4 @@
-"""Requests that last end with what let them in, and nobody has too many of them."""
+"""Long requests end when their authorization ends, and are limited per user."""
 
 import asyncio
 import socket
@@ -31,7 +31,7 @@ BIG = 32 << 20  # more than sockets hold
 
 
 def _user(database: Database, name: str) -> tuple[User, dict[str, str], ApiToken]:
-    """Somebody with a role in a project, and a token."""
+    """Return a user with a role in a project, and a token."""
     with database.writing() as session:
         user = accounts.make_user(session, name)
         projects.set_role(session, user, PROJECT, MEMBER)
@@ -67,12 +67,12 @@ def _statements(engine: Engine) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-def test_what_lasts_ends_with_what_let_it_in(
+def test_long_requests_end_with_their_authorization(
     settings: Settings, database: Database, ada: User, offered: None, address: str
 ) -> None:
-    """Removed, deactivated, revoked, with a new password, signed out, without the role: the open
-    streams and downloads of all of them end, one that an upload brings is refused, and others' go
-    on. Two queries tell of any number.
+    """On removal, deactivation, revocation, a new password, sign-out or loss of the role, the
+    user's open streams and downloads end, a running upload is rejected, and those of others
+    continue. It takes two queries for any number of requests.
     """
     with database.writing() as session:
         projects.make(session, PROJECT)
@@ -134,7 +134,7 @@ def test_what_lasts_ends_with_what_let_it_in(
         assert any("event" in line or "data" in line for line in staying.iter_lines())
 
 
-def test_nobody_has_too_many_open_at_once(
+def test_open_requests_of_a_user_are_limited(
     database: Database,
     running: Run,
     script: TestClient,

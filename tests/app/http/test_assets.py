@@ -28,8 +28,8 @@ def test_every_import_is_in_the_import_map() -> None:
 
 
 @pytest.mark.slow
-def test_large_files_travel_compressed(stranger: TestClient) -> None:
-    """plotly.js is sent gzipped to whoever takes it so."""
+def test_large_files_are_compressed(stranger: TestClient) -> None:
+    """plotly.js is sent with gzip to clients that accept it."""
     url = Assets().url("plotly.js")
     packed = stranger.get(url, headers={"accept-encoding": "gzip"})
     assert packed.headers["content-encoding"] == "gzip"

@@ -1,7 +1,7 @@
-"""The whole API as its description has it, with what fits it and what does not, as everybody.
+"""Valid and invalid requests to every operation of the API description, as each kind of user.
 
-`make test-all` sends a thousand requests and more; `make test-security` so many on each database
-that what the server keeps of them would show in its memory.
+`make test-all` sends more than a thousand requests; `make test-security` sends enough on each
+database to show a memory leak of the server.
 """
 
 import gc
@@ -87,11 +87,12 @@ def _headers(database: Database, people: dict[str, User], name: str, kind: str) 
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_whatever_is_sent_gets_an_answer_that_is_documented(
+def test_every_response_is_documented(
     app: FastAPI, settings: Settings, database: Database, people: dict[str, User], running: Run
 ) -> None:
-    """No 5xx and no status that the description lacks, whoever asks and whatever for; and sent for
-    long, the server's memory does not grow.
+    """No 5xx, and no status that is missing in the description, for any user.
+
+    The server's memory does not grow during a long test.
     """
     if database.engine.dialect.name != "sqlite" and not IS_FULL:
         pytest.skip("`make test-security` does it on PostgreSQL too")
@@ -132,7 +133,7 @@ def test_whatever_is_sent_gets_an_answer_that_is_documented(
 def _sender(
     operation: Any, mode: GenerationMode, send: Callable[[Any, Case], None]
 ) -> Callable[[], None]:
-    """Return what has everybody send a request that fits an operation, or one that does not."""
+    """Return a test that sends valid or invalid requests to an operation as each kind of user."""
 
     @configured
     @given(case=operation.as_strategy(generation_mode=mode))

@@ -1,4 +1,4 @@
-"""What nobody types by accident: each is answered with what is wrong with it, never with a 500."""
+"""Deliberately malformed input: each gets an error that names the problem, never a 500."""
 
 import hashlib
 import json
@@ -22,8 +22,8 @@ FIELDS = {"recipe": "digits", "precision": "fp16", "priority": "0", "devices_per
 
 
 @pytest.mark.parametrize("path", ["/runs", "/api/v1/runs"])
-def test_a_filter_has_the_length_of_a_line(browser: TestClient, path: str) -> None:
-    """SQLite refuses a pattern of 50,000 bytes; what is searched for has 1,000 characters."""
+def test_a_filter_is_bounded(browser: TestClient, path: str) -> None:
+    """SQLite rejects a pattern of 50,000 bytes; a search has at most 1,000 characters."""
     assert browser.get(path, params={"filter": "_" * 1000}).status_code == 200
     answer = browser.get(path, params={"filter": "_" * 26_000})
     assert answer.status_code == 422
@@ -34,7 +34,7 @@ def test_a_filter_has_the_length_of_a_line(browser: TestClient, path: str) -> No
 @pytest.mark.parametrize(
     "field", ["training.steps", "training.max_grad_norm", "priority", "after_id", "parent_step"]
 )
-def test_a_form_says_what_a_number_may_be(
+def test_a_form_states_the_range_of_a_number(
     offered: None, browser: TestClient, field: str, digits: str
 ) -> None:
     """However many digits a field has, it is read or refused."""
@@ -119,11 +119,11 @@ def test_a_configuration_holds_no_file(running: Run, script: TestClient) -> None
         assert len(answer.content) < 2000
 
 
-def test_a_name_is_what_is_seen_of_it(
+def test_invisible_characters_in_names(
     database: Database, ada: User, running: Run, browser: TestClient, tmp_path: Path
 ) -> None:
-    """Of runs, watched ones too, and of sweeps what nobody sees becomes a blank; where a person
-    alone gives names, it is refused.
+    """In names of runs and sweeps they become blanks; in names that only people type they are
+    rejected.
     """
     wild, seen = "\x1b[31mbest\u202egnp\u200b", "[31mbest gnp"
     made = browser.post(
@@ -166,7 +166,7 @@ def test_a_key_that_names_no_file_of_the_store_is_not_found(
 def test_the_list_shows_a_run_of_an_earlier_version(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A number of 401 digits that was let in once does not take the list from everybody."""
+    """A stored number of 401 digits does not break the list."""
     config = {"precision": "fp16", "training": {"steps": 5, "device_memory_gib": 10**400}}
     submit(database, ada, config=config)
     assert browser.get("/runs").status_code == 200

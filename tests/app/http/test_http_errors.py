@@ -48,7 +48,7 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
         assert '<nav class="rail" aria-label="Main">' in page.text  # one finds back
 
 
-def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(
+def test_files_that_an_upgrade_removes_are_not_needed(
     browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server continues with the templates and scripts of its start."""
@@ -63,7 +63,7 @@ def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(
     assert "Sign out" in page
 
 
-def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
+def test_an_unexpected_error_is_a_response_like_others(
     app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has the headers of every response, no details, and is logged."""
@@ -92,9 +92,7 @@ def test_bad_parameters_are_named(script: TestClient) -> None:
     assert (answer.status_code, answer.json()["errors"]) == (422, {"precision": "it is missing"})
 
 
-def test_a_parameter_that_nothing_reads_is_refused(
-    script: TestClient, stranger: TestClient
-) -> None:
+def test_an_unused_parameter_is_rejected(script: TestClient, stranger: TestClient) -> None:
     """A mistyped limit would be no limit; without a sign-in that is reported first."""
     answer = script.get("/api/v1/runs?limt=3&limit=3&statu=failed")
     allowed = "allowed: before, filter, limit, sort, values"
@@ -126,7 +124,7 @@ def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
     assert token.json()["errors"] == {"knd": "'read': unknown field"}
 
 
-def test_a_body_that_is_no_json_is_told_as_that(script: TestClient) -> None:
+def test_a_body_that_is_not_json_is_named(script: TestClient) -> None:
     """By where it ends to be; its place is no field."""
     answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})
     assert answer.status_code == 422

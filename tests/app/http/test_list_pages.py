@@ -13,7 +13,7 @@ from db.tables import Run, User
 from db.telemetry import telemetry
 from db.telemetry.telemetry import LogRow
 from tests.app.conftest import submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_metric,
@@ -29,7 +29,7 @@ STEPS = [1, 2, 4, 8, 9]
 
 
 @pytest.fixture
-def told(database: Database, running: Run, ada: User) -> Run:
+def recorded(database: Database, running: Run, ada: User) -> Run:
     """A run with five of everything that a list of it can hold."""
     steps = make_steps([1.0] * 9, skipped=STEPS)
     metrics = [make_metric(step, 0.5) for step in STEPS]
@@ -68,9 +68,9 @@ def told(database: Database, running: Run, ada: User) -> Run:
     ],
 )
 def test_pages_of_a_list_hold_all_of_it_once(
-    told: Run, script: TestClient, address: str, name: str, cursor: str
+    recorded: Run, script: TestClient, address: str, name: str, cursor: str
 ) -> None:
-    """Each page is as long as was asked for, tells the total, and leads to the next."""
+    """Each page has the requested length, the total, and a link to the next one."""
     script.get(f"/api/v1/{address}")  # a token's first use is noted, after the answer
     whole = script.get(f"/api/v1/{address}").json()
     assert len(whole[name]) == whole["total"] >= 5
@@ -88,8 +88,8 @@ def test_pages_of_a_list_hold_all_of_it_once(
     assert [each for page in pages for each in page] == whole[name]
 
 
-def test_a_cursor_that_no_page_named_is_refused(told: Run, script: TestClient) -> None:
-    """It is named with what is allowed."""
+def test_an_unknown_cursor_is_rejected(recorded: Run, script: TestClient) -> None:
+    """The error names the allowed values."""
     for cursor in ("1", "1-2-3", "x-1", f"1-{'9' * 30}", f"1-{2**63}"):
         answer = script.get("/api/v1/runs/1/events", params={"after": cursor})
         assert answer.status_code == 422
@@ -97,9 +97,7 @@ def test_a_cursor_that_no_page_named_is_refused(told: Run, script: TestClient) -
 
 
 @pytest.mark.slow
-def test_runs_are_sorted_by_what_is_asked_for(
-    database: Database, ada: User, script: TestClient
-) -> None:
+def test_runs_are_sorted_as_requested(database: Database, ada: User, script: TestClient) -> None:
     """Upwards or downwards, equals by id, those without a loss last; pages follow the order."""
     losses = (("b", 0, 2.0), ("a", 5, None), ("c", 0, 1.0), ("a", 1, None))
     for name, priority, _loss in losses:

@@ -39,7 +39,7 @@ def served(client: TestClient) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_scrape_tells_of_the_service(
+def test_a_scrape_has_the_metrics_of_the_service(
     database: Database, ada: User, running: Run, stranger: TestClient
 ) -> None:
     """Queue, devices, runs, steps and this process, all that the dashboard names among it."""
@@ -76,7 +76,7 @@ def test_only_its_token_opens_it(
     assert (off.status_code, "HALFSTEP_METRICS_TOKEN is not set" in off.text) == (404, True)
 
 
-def test_a_database_that_is_away_is_told(settings: Settings) -> None:
+def test_an_unreachable_database_is_reported(settings: Settings) -> None:
     """The scrape succeeds, so that an alert can be of the database."""
     silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod")
     with TestClient(create_app(settings, silent), base_url="http://localhost") as client:

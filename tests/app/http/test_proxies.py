@@ -1,20 +1,11 @@
 """Behind a proxy: who is believed about addresses and TLS. One of the proxies is a real nginx."""
 
-import datetime
 import html
 import re
-import shutil
-import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import select
 
 from app.auth.authentication import cookie_name
@@ -25,27 +16,13 @@ from db.errors import Invalid
 from db.settings import Settings
 from db.tables import AuditEvent, User
 from tests.app.conftest import serving
-from tests.site import free_port, until
+from tests.app.http.proxies_made import NGINX, nginx
+from tests.site import free_port
 
 pytestmark = pytest.mark.slow
 
-NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 PASSWORD = "a long secret"
 CLIENT = "127.0.0.2"  # of loopback, and not the proxy's
-#: As docs/how-to/operations.md has it, and what makes of it a server of a test's own.
-CONFIGURATION = """
-daemon off; pid {folder}/pid; error_log {folder}/error.log;
-events {{}}
-http {{
-  access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
-  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  server {{
-    listen 127.0.0.1:{port} ssl;
-    ssl_certificate {folder}/cert.pem; ssl_certificate_key {folder}/key.pem;
-{location}
-  }}
-}}
-"""
 
 
 @pytest.fixture
@@ -71,7 +48,7 @@ def _tries(client: httpx2.Client, password: str, forwarded: str = "", count: int
 
 @pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.0/33"])
 def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Anything else is refused at the start, by name and with what is allowed."""
+    """Other values are rejected at the start with the allowed values."""
     monkeypatch.setenv("HALFSTEP_TRUSTED_PROXIES", f"127.0.0.1, {text}")
     with pytest.raises(Invalid, match=r"HALFSTEP_TRUSTED_PROXIES.*allowed: addresses or networks"):
         Settings.read()
@@ -80,8 +57,8 @@ def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch, tex
 def test_only_a_trusted_proxy_is_believed(
     settings: Settings, database: Database, ada_signs_in: None
 ) -> None:
-    """What anybody else says of an address passes no brake, and makes no cookie secure; behind a
-    trusted proxy one guesser keeps no other client out.
+    """X-Forwarded-* of other clients neither avoids throttling nor makes a cookie secure; behind a
+    trusted proxy one client's failed sign-ins do not lock out others.
     """
     free = FREE_ATTEMPTS["name"]
     with serving(settings, database) as (_server, address), _client(address) as client:
@@ -99,56 +76,13 @@ def test_only_a_trusted_proxy_is_believed(
         assert _tries(client, PASSWORD, "192.0.2.1, 192.0.2.2") == [303]
 
 
-@contextmanager
-def nginx(folder: Path, port: int, upstream: str, *, block: int = 0) -> Iterator[str]:
-    """Run nginx with one of the configurations of docs/how-to/operations.md; yield its address."""
-    folder.mkdir(mode=0o755)
-    _certify(folder)
-    documented = (Path(__file__).parents[3] / "docs" / "how-to" / "operations.md").read_text()
-    location = documented.split("```nginx\n")[block + 1].partition("```")[0]
-    assert "proxy_pass" in location
-    text = CONFIGURATION.format(folder=folder, port=port, location=location)
-    (folder / "nginx.conf").write_text(text.replace("http://127.0.0.1:8000", upstream))
-    command = [str(NGINX), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf"]
-    process = subprocess.Popen(command)
-    try:
-        until(lambda: _listens(port))
-        yield f"https://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _certify(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    kind = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, *kind))
-
-
 @pytest.mark.skipif(NGINX is None, reason="nginx is missing: apt-get install nginx-light")
 def test_a_real_nginx_ends_tls(
     tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None
 ) -> None:
-    """As documented: the cookie is secure and this host's alone, HSTS is sent, deeds and the brake
-    have the client's address, whatever it says of itself; a live stream comes through at once.
+    """As documented: the cookie is secure and bound to the host, HSTS is sent, the audit log and
+    throttling use the client's address even if the client forges one, and live streams are not
+    buffered.
     """
     behind = settings.model_copy(update={"trusted_proxies": "127.0.0.1"})
     with (

@@ -65,10 +65,10 @@ def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status
         ("/api/v1/runs", "application/json"),
     ],
 )
-def test_a_body_that_is_too_large_is_refused_unread(
+def test_a_body_that_is_too_large_is_rejected_unread(
     stranger: TestClient, path: str, kind: str, says_its_size: bool
 ) -> None:
-    """Whoever sends more than a MiB gets 413, before anything is made of it."""
+    """Bodies above 1 MiB get 413 before they are parsed."""
     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
     pieces = [part, *[b"x" * 1024] * 1024]
     content = b"".join(pieces) if says_its_size else iter(pieces)

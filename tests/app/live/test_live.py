@@ -16,14 +16,14 @@ class Story:
     def __init__(self) -> None:
         self.last = 0
         self.looks: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def look(self, cursor: str) -> Update | None:
         self.looks.append(cursor)
         seen = int(cursor or 0)
         if seen >= self.last:
             return None
-        self.told.append(cursor)
+        self.reported.append(cursor)
         return Update(",".join(map(str, range(seen + 1, self.last + 1))), str(self.last))
 
 
@@ -44,7 +44,7 @@ def _run(play: Callable[[Live, Story], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_viewer_gets_what_is_new_and_its_cursor() -> None:
+def test_a_viewer_gets_new_rows_and_a_cursor() -> None:
     """Updates arrive as they come; the id of each is a cursor."""
 
     async def play(live: Live, story: Story) -> None:
@@ -69,10 +69,10 @@ def test_viewers_at_the_same_cursor_share_one_look() -> None:
         story.looks.clear()
         while len(story.looks) < 3:  # from here on both are at the same cursor
             await asyncio.sleep(0)
-        story.told.clear()
+        story.reported.clear()
         story.last = 5
         assert (await first).raw_data == (await anext(behind)).raw_data == "5"
-        assert story.told == ["4"]
+        assert story.reported == ["4"]
 
     _run(play)
 
@@ -97,7 +97,7 @@ def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
     _run(play)
 
 
-def test_the_last_news_end_the_stream_and_the_task() -> None:
+def test_the_last_update_ends_the_stream_and_the_task() -> None:
     """An ended subject is no longer polled, for any number of open pages."""
 
     async def play(live: Live, story: Story) -> None:
@@ -112,7 +112,7 @@ def test_the_last_news_end_the_stream_and_the_task() -> None:
     _run(play)
 
 
-def test_nobody_watching_costs_nothing() -> None:
+def test_a_run_without_viewers_costs_nothing() -> None:
     """The task ends with its last viewer, and starts again for the next."""
 
     async def play(live: Live, story: Story) -> None:

@@ -42,7 +42,7 @@ def log(settings: Settings, running: Run) -> Iterator[LogFile]:
     log.close()
 
 
-def test_a_log_is_downloaded_with_what_is_still_written(
+def test_a_log_is_downloaded_while_it_is_written(
     settings: Settings,
     database: Database,
     running: Run,
@@ -73,7 +73,7 @@ def test_a_log_is_downloaded_with_what_is_still_written(
 def test_a_part_that_grows_while_it_is_sent_is_sent_as_it_was(
     settings: Settings, running: Run, log: LogFile
 ) -> None:
-    """Up to where it was when it was asked for."""
+    """Up to its length at the time of the request."""
     log.write(b"before\n")
     log.flush()
     [part] = live_parts(settings, running.id)
@@ -86,7 +86,7 @@ def test_a_part_that_grows_while_it_is_sent_is_sent_as_it_was(
 def test_a_log_that_is_a_link_is_not_followed(
     settings: Settings, running: Run, tmp_path: Path, script: TestClient, place: str
 ) -> None:
-    """A run can write to its folder: what it links there is none of its log."""
+    """A run can write to its own folder; links in it are not followed."""
     name = "attempt-0001-000001.txt"
     secret = tmp_path / "secret" / "log" / name
     secret.parent.mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_nodes_have_parts_of_their_own(settings: Settings, running: Run) -> None
 
 
 def test_a_link_in_a_log_is_not_published(settings: Settings, running: Run, tmp_path: Path) -> None:
-    """The worker reads no file of somebody else's for a run that linked it."""
+    """The worker does not read files outside the run's folder that the run linked."""
     secret = tmp_path / "secret"
     secret.write_text("of somebody else")
     part = settings.run_folder(running.id) / "log" / "attempt-0001-000001.txt"

@@ -27,7 +27,7 @@ def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:
     return json.loads(found.data), found.cursor
 
 
-def test_run_tells_what_was_recorded_since(
+def test_updates_of_a_run_have_the_new_rows(
     database: Database, settings: Settings, running: Run
 ) -> None:
     """Steps, events and metrics come once, with the parts of the page that they change."""
@@ -87,10 +87,10 @@ def test_a_message_holds_what_changed_however_much_there_is(
     assert retired["rows"]["checkpoints"]["keys"] == ["101"]
 
 
-def test_an_end_is_told_once_and_ends_the_stream(
+def test_the_end_is_sent_once_and_closes_the_stream(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """Nobody looks for news of a run that is over, not even for one who comes back."""
+    """An ended run is not polled, even if a client reconnects."""
     look = run_updates.of_run(database, settings, running.id)
     first = look("")
     assert first is not None
@@ -106,7 +106,7 @@ def test_an_end_is_told_once_and_ends_the_stream(
     assert (again.is_last, json.loads(again.data)) == (True, {"is_over": True})
 
 
-def test_a_queued_run_tells_what_it_waits_for(
+def test_a_queued_run_has_a_pending_reason(
     database: Database, settings: Settings, ada: User
 ) -> None:
     """Its place and its reason change by what others do; its page and its row follow."""
@@ -121,19 +121,19 @@ def test_a_queued_run_tells_what_it_waits_for(
     ]
     cursors = ["", "0"]
 
-    def told() -> str:
+    def sent() -> str:
         found = [_told(look(cursor)) for look, cursor in zip(looks, cursors, strict=True)]
         cursors[:] = [cursor for _message, cursor in found]
         run, rows = (message for message, _cursor in found)
         assert run["run"]["waiting"] in rows["rows"][str(second.id)]
         return f"{run['run']['ahead']}: {run['run']['waiting']}"
 
-    assert told() == "1: no worker reports at the moment"
+    assert sent() == "1: no worker reports at the moment"
     offer_digits(database)
-    assert told() == f"1: 1 run is ahead: {first.id} ({first.name})"
+    assert sent() == f"1: 1 run is ahead: {first.id} ({first.name})"
     with database.writing() as session:
         run_control.cancel(session, first.id, ada)
-    assert told() == "0: it is next: a worker is about to take it"
+    assert sent() == "0: it is next: a worker is about to take it"
     assert [look(cursor) for look, cursor in zip(looks, cursors, strict=True)] == [None, None]
 
 
@@ -148,7 +148,7 @@ def _save(session: Session, run: Run, step: int) -> None:
     checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), [f"{step}.pt"])
 
 
-def test_list_tells_rows_that_changed(
+def test_the_list_sends_changed_rows(
     database: Database, settings: Settings, running: Run, ada: User
 ) -> None:
     """A step, a new run, a new place in the queue and an end each change a row, and no other."""
@@ -193,7 +193,7 @@ def test_a_run_that_was_paused_comes_back(
 def test_a_long_queue_costs_what_the_page_shows(
     database: Database, settings: Settings, ada: User, running: Run
 ) -> None:
-    """With 300 waiting, a claim tells the places of the rows shown, a few seconds later at most."""
+    """With 300 queued runs, a claim updates the positions of the visible rows within seconds."""
     for _ in range(300):
         submit(database, ada)
     seconds = 0.0
@@ -227,42 +227,42 @@ def test_a_cursor_that_makes_no_sense_is_none(
         assert run_updates.of_run(database, settings, running.id)(cursor) is not None
 
 
-def test_the_list_tells_when_the_first_worker_comes_and_the_last_goes(
+def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
     database: Database, settings: Settings
 ) -> None:
-    """Even where there is no run; who knows it already is told nothing."""
+    """Even an empty list; an up-to-date client gets no message."""
     time = [0.0]
     look = run_updates.of_list(database, settings, lambda: time[0])
 
-    def told(cursor: str) -> str:
+    def sent(cursor: str) -> str:
         time[0] += run_updates.PLACES_SECONDS
         found = look(cursor)
         assert found is not None
         assert look(found.cursor) is None
-        heard.append(json.loads(found.data)["is_worker_up"])
+        received.append(json.loads(found.data)["is_worker_up"])
         return found.cursor
 
-    heard: list[bool] = []
+    received: list[bool] = []
     down = run_updates.list_cursor(0, {}, is_worker_up=False)
     assert look(down) is None
     worker_id = offer_digits(database)
-    up = told(down)
+    up = sent(down)
     with database.writing() as session:
         workers.drain(session, worker_id)
-    assert told(up) == down  # nobody takes what is queued
+    assert sent(up) == down  # nobody takes what is queued
     with database.writing() as session:
         workers.undrain(session, worker_id)
-    assert told(down) == up
+    assert sent(down) == up
     with database.writing() as session:
         workers.stop(session, worker_id)
-    assert told(up) == down
-    assert heard == [True, False] * 2
+    assert sent(up) == down
+    assert received == [True, False] * 2
 
 
-def test_a_viewer_is_told_the_parts_that_it_asks_for(
+def test_a_client_receives_the_parts_that_it_requests(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """What it leaves out is not sent; where the run is, is always told."""
+    """Omitted parts are not sent, except the run's status, which always is."""
     record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
     everything, cursor = _told(run_updates.of_run(database, settings, running.id)(""))
     assert everything.keys() >= {*run_updates.PARTS, "rows"}
@@ -275,7 +275,7 @@ def test_a_viewer_is_told_the_parts_that_it_asks_for(
     assert same == cursor
 
 
-def test_a_spike_is_told_to_who_looks(database: Database, settings: Settings, running: Run) -> None:
+def test_a_spike_is_sent_to_viewers(database: Database, settings: Settings, running: Run) -> None:
     """For the chart and the table; steps without one bring neither."""
     look = run_updates.of_run(database, settings, running.id)
     record(database, running, make_steps([1.0] * 5))

@@ -44,9 +44,9 @@ from db.tables import (
     Trial,
     User,
 )
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CONFIG, start_run, submit
-from tests.app.runs.test_continue_run import end
+from tests.app.runs.continue_run_made import end
 from tests.app.uploading import Uploader
 from tests.db.conftest import blocked, make_watched
 
@@ -232,7 +232,7 @@ def test_a_watched_run_stays_where_it_was_moved(
 
 
 def swept(database: Database, user: User, **place: Any) -> Sweep:
-    """Begin a sweep whose first run waits, and whose second is not submitted yet."""
+    """Begin a sweep with a first run in the queue and a second one not yet submitted."""
     space: dict[str, Any] = {"training.batch_size": [8, 16]}
     given = SweepSubmission(recipe="digits", space=space, goal="minimise", **place)
     with database.writing() as session:
@@ -313,7 +313,7 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_what_is_submitted_meanwhile_goes_along(
+def test_runs_submitted_meanwhile_are_included(
     database: Database, ada: User, mel: User, *, is_deleted: bool
 ) -> None:
     """A project is not renamed under a submission that has begun: its run has the new name. And one

@@ -11,8 +11,8 @@ from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import Project, User
 from tests.app.conftest import csrf_token, submit
-from tests.app.submission.test_new_run_pages import FORM
-from tests.app.sweeps.test_sweep_submission import begin, members
+from tests.app.submission.new_run_pages_made import FORM
+from tests.app.sweeps.sweep_submission_made import begin, members
 
 pytestmark = pytest.mark.sql
 
@@ -27,8 +27,8 @@ def full(database: Database, ada: User, offered: None) -> None:
     submit(database, ada)
 
 
-def test_an_operator_sets_limits(script: TestClient, browser: TestClient) -> None:
-    """By the API and on the page, which has use beside limit, and keeps what was typed wrong."""
+def test_an_admin_sets_limits(script: TestClient, browser: TestClient) -> None:
+    """By API and on the page, which shows use and limit and preserves invalid input."""
     limits = {"devices": 8, "queued": None, "stored_gib": 0.5, "share": 2.0}
     result = script.put("/api/v1/projects/quota", json={"name": "", **limits}).json()
     use = {"devices_used": 0, "queued_used": 0, "stored_bytes": 0}
@@ -47,7 +47,7 @@ def test_an_operator_sets_limits(script: TestClient, browser: TestClient) -> Non
     assert "<b>0</b> devices, <b>0</b> of 3 queued runs" in page
 
 
-def test_a_submission_beyond_a_quota_is_refused(
+def test_a_submission_beyond_a_quota_is_rejected(
     full: None, script: TestClient, browser: TestClient, database: Database
 ) -> None:
     """By API, form and comparison, with the field, and nothing of it is queued."""
@@ -74,10 +74,10 @@ def test_a_user_has_so_many_queued(
     assert (answer.status_code, list(answer.json()["errors"])) == (409, ["owner"])
 
 
-def test_a_sweep_waits_for_room(
+def test_a_sweep_waits_for_quota(
     full: None, database: Database, ada: User, browser: TestClient
 ) -> None:
-    """It does not fail, its page says why, and it goes on by itself."""
+    """It does not fail, its page gives the reason, and it continues automatically."""
     begin(database, ada)
     assert members(database, 1) == []
     assert "It waits before it submits more: Default project has 1" in browser.get("/sweeps/1").text

@@ -17,9 +17,9 @@ from db.queue import queue
 from db.runs import trash
 from db.settings import Settings
 from db.tables import AuditEvent, Report, ReportImage, Run, SharedLink, Status, User
-from tests.app.auth.test_permissions import _script
-from tests.app.auth.test_users_pages import browser_of
-from tests.app.compare.test_shared_links import opened
+from tests.app.auth.permissions_made import script_of
+from tests.app.auth.users_pages_made import browser_of
+from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
@@ -71,7 +71,7 @@ def test_a_report_is_written_by_members_and_two_editors_do_not_overwrite_each_ot
     app: FastAPI, database: Database, people: dict[str, User], seen: Run
 ) -> None:
     """Viewers read it, others do not see it, and each change is in the audit log."""
-    scripts = {name: _script(app, database, user) for name, user in people.items()}
+    scripts = {name: script_of(app, database, user) for name, user in people.items()}
     report_id = made(scripts["mel"], PANEL.format(seen.id, "loss"))
     path = f"/api/v1/reports/{report_id}"
     assert scripts["vic"].get(path).json()["runs"] == [seen.id]
@@ -138,8 +138,8 @@ def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
         trash.delete(session, gone.id, ada)
     text = f"## Why\n\n{PANEL.format(f'{seen.id}, {hidden.id}, {gone.id}, 99', 'loss, val/a')}\n\n"
     text += f"```runs\nruns: {seen.id}\ncolumns: loss, val/b, nothing\n```\n\n<b>"
-    report_id = made(_script(app, database, people["mel"]), text)
-    page = _script(app, database, people["vic"]).get(f"/reports/{report_id}").text
+    report_id = made(script_of(app, database, people["mel"]), text)
+    page = script_of(app, database, people["vic"]).get(f"/reports/{report_id}").text
     assert f'data-runs="{seen.id}"' in page
     assert "hidden run" not in page
     assert "gone run" not in page
@@ -155,7 +155,7 @@ def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
     assert page.count(f'src="/charts.svg?runs={seen.id}&amp;series=') == 2
     rows = re.findall(r'<tr data-key="([^"]+)"', page)
     assert rows == ["loss", "best.loss", "val/b"]
-    assert "hidden run" in _script(app, database, people["mel"]).get(f"/reports/{report_id}").text
+    assert "hidden run" in script_of(app, database, people["mel"]).get(f"/reports/{report_id}").text
 
 
 def test_a_link_opens_the_panels_of_a_report_and_nothing_else(

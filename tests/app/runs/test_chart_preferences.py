@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from db.access import accounts, chart_preferences
 from db.database import Database
 from db.tables import ChartPreferences, User
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import start_run
 from tests.db.telemetry.telemetry_made import make_steps, record
 

@@ -1,28 +1,15 @@
-"""Going on with a run that was cancelled or failed."""
-
-from typing import Any
+"""Continuing a run that was cancelled or failed."""
 
 from starlette.testclient import TestClient
 
 from db.database import Database
-from db.files import checkpoints
 from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG
-from tests.spool_made import checkpoint_of
+from tests.app.runs.continue_run_made import end
 
 
-def end(database: Database, run: Run, status: Status, *steps: int) -> None:
-    """End a run that has left checkpoints."""
-    with database.writing() as session:
-        for step in steps:
-            file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "ab", "path": "/gone"}
-            event: dict[str, Any] = {"step": step, "reason": "cancel", "files": [file]}
-            checkpoints.publish(session, run.id, run.attempt, checkpoint_of(event), ["key"])
-        runs.set_status(session, session.get_one(Run, run.id), status)
-
-
-def test_a_cancelled_run_goes_on_from_its_last_checkpoint(
+def test_a_cancelled_run_continues_from_its_last_checkpoint(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
     """Its settings, name and tags; once, until that one has ended, too."""
@@ -51,14 +38,14 @@ def test_a_cancelled_run_goes_on_from_its_last_checkpoint(
 def test_a_repeated_request_queues_one_run(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """The key of a request stands for its run."""
+    """A request's idempotency key identifies its run."""
     end(database, running, Status.FAILED, 40)
     address, key = f"/api/v1/runs/{running.id}/continuation", {"Idempotency-Key": "k"}
     first, second = (script.post(address, headers=key).json()["id"] for _ in range(2))
     assert first == second
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_on_from(
+def test_without_a_checkpoint_nothing_can_be_continued(
     database: Database, ada: User, running: Run, browser: TestClient, script: TestClient
 ) -> None:
     """The page does not show the button, and the API says why not."""

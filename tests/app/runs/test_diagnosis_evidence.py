@@ -47,9 +47,7 @@ def test_records_of_a_collapse_are_evidence(
     assert ("6", "loss not finite") in _timeline(page)
 
 
-def test_what_is_not_known_is_left_out(
-    database: Database, running: Run, browser: TestClient
-) -> None:
+def test_unknown_values_are_left_out(database: Database, running: Run, browser: TestClient) -> None:
     """A run that failed in its first step has neither table nor timeline."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FAILED, error="ValueError: no")

@@ -125,7 +125,7 @@ WRONG = (
 )
 
 
-def test_a_wrong_word_is_named_with_what_is_allowed(browser: TestClient) -> None:
+def test_a_wrong_word_is_named_with_the_allowed_words(browser: TestClient) -> None:
     """The API has the number of the term; the page marks it and keeps the text."""
     for text, numbers, message in WRONG:
         answer = browser.get("/api/v1/runs", params={"filter": text})
@@ -137,7 +137,7 @@ def test_a_wrong_word_is_named_with_what_is_allowed(browser: TestClient) -> None
     assert 'value="ok status:fialed"' in page.text
 
 
-def test_a_name_that_no_run_has_is_told(listed: None, browser: TestClient) -> None:
+def test_an_unknown_run_name_is_reported(listed: None, browser: TestClient) -> None:
     """It is not an error, since a later run may have it; nothing matches, with a note."""
     query = {"filter": "val/acuracy>0.5", "sort": "-batchsize"}
     answer = browser.get("/api/v1/runs", params=query).json()
@@ -183,7 +183,7 @@ def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
     assert found == paged == SORTED
 
 
-def test_values_of_settings_and_metrics_are_told(listed: None, script: TestClient) -> None:
+def test_values_of_settings_and_metrics_are_reported(listed: None, script: TestClient) -> None:
     """Requested names are returned with each run that has them."""
     answer = script.get("/api/v1/runs?sort=id&values=batch_size,val/accuracy,lr,fused").json()
     assert [run["values"] for run in answer["runs"]] == [

@@ -1,4 +1,4 @@
-"""The list of runs by what they have in common: page and API."""
+"""The grouped list of runs: page and API."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from app.runs import filters
 from db.database import Database
 from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
-from tests.app.test_looks import noted
+from tests.app.looks_made import noted
 
 pytestmark = pytest.mark.sql
 
@@ -82,7 +82,9 @@ def test_a_setting_may_have_the_name_of_a_column_or_a_metric(
 def test_a_row_for_each_group_with_mean_spread_and_best(
     database: Database, some: None, browser: TestClient
 ) -> None:
-    """Its link lists its runs; heads sort; no query a group; a name that is none is told."""
+    """A group links to its runs; columns sort; groups need no query each; an unknown name is an
+    error.
+    """
     address = "/runs?group=batch_size&columns=name,loss,val/accuracy,owner&sort=-loss"
     with noted(database) as statements:
         page = browser.get(address).text
@@ -122,7 +124,7 @@ def test_runs_without_a_scaler_have_no_scale(
 
 
 @pytest.mark.parametrize("word", ["sweep:x", "sweep:0", f"sweep:{'9' * 30}", "has:", "sweep>3"])
-def test_what_a_filter_cannot_mean_is_refused(word: str) -> None:
-    """With what is allowed."""
+def test_invalid_filters_are_rejected(word: str) -> None:
+    """With the allowed values."""
     with pytest.raises(filters.BadFilter, match="allowed"):
         filters.read(word, me="ada")

@@ -1,4 +1,4 @@
-"""Figures of a run's page beside its summary."""
+"""Key figures of a run's page."""
 
 from app.runs.key_figures import key_figures, scaler_card
 from db.database import Database
@@ -25,8 +25,10 @@ def test_the_scaler_card_counts_skips_and_culprits(database: Database, running: 
     assert [skip.origin for skip in card.skips] == ["model.2.bias", "", "", ""]
 
 
-def test_a_card_of_many_skips_says_that_it_saw_the_latest(database: Database, running: Run) -> None:
-    """The longest run of skips may be longer than what was read."""
+def test_a_card_of_many_skips_says_that_it_covers_the_latest(
+    database: Database, running: Run
+) -> None:
+    """The longest sequence of skips may be longer than the part that was read."""
     skipped = range(1, 301)
     events = make_events(list(skipped))
     record(database, running, make_steps([1.0] * 300, skipped=skipped), events=events)

@@ -15,7 +15,7 @@ from tests.app.conftest import submit
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
 
-def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:
+def test_a_newcomer_sees_the_next_step(browser: TestClient) -> None:
     """With no run and no worker, the page says how to get both."""
     page = browser.get("/runs").text
     assert "halfstep worker" in page
@@ -32,7 +32,7 @@ def test_row_shows_where_a_run_is(database: Database, running: Run, browser: Tes
     assert 'aria-label="Loss from 3 to 1.5"' in page
 
 
-def test_a_share_of_all_steps_is_told_in_full(
+def test_a_share_of_all_steps_is_stated_as_all(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """It fits where the decimal of 100.0 % would be cut off."""
@@ -74,7 +74,7 @@ def test_a_run_that_applied_nothing_says_so(
 def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """What its configuration asked for has happened."""
+    """It was stopped as configured."""
     record(database, running, make_steps([1.0]))
     with database.writing() as session:
         reason = "step 1 was skipped although the loss scale, 16, is at its floor"
@@ -91,7 +91,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
 def test_queued_run_shows_place_and_reason(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """Who waits is told for what."""
+    """The reason says what the run waits for."""
     for _ in range(2):
         submit(database, ada)
     page = browser.get("/runs").text
@@ -121,8 +121,8 @@ def test_actions_on_an_older_page_lead_back_to_it(
     assert 'name="back" value="/runs?filter=d&amp;columns=name%2Clr&amp;before=2"' in page
 
 
-def test_what_people_type_is_not_html(database: Database, ada: User, browser: TestClient) -> None:
-    """A name with markup in it is shown as it is."""
+def test_user_input_is_escaped(database: Database, ada: User, browser: TestClient) -> None:
+    """Markup in a name is shown as text."""
     run = submit(database, ada, name="<script>alert(1)</script>", tags="<b>")
     for address in ("/runs", f"/runs/{run.id}"):
         page = browser.get(address).text
@@ -130,10 +130,10 @@ def test_what_people_type_is_not_html(database: Database, ada: User, browser: Te
         assert "&lt;script&gt;alert" in page
 
 
-def test_ticked_runs_are_cancelled_together(
+def test_selected_runs_are_cancelled_together(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """The bulk action cancels what has not ended and leads back to the same list."""
+    """The bulk action cancels active runs and returns to the same list."""
     for _ in range(2):
         submit(database, ada)
     browser.post("/runs/3/cancellation")

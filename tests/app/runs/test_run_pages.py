@@ -13,9 +13,9 @@ from db.telemetry import series, telemetry
 from db.telemetry.recording import Recording
 from db.telemetry.telemetry import LogRow
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
-from tests.db.files.test_checkpoints import in_shards
+from tests.db.files.checkpoints_made import in_shards
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
-from tests.halfstep.telemetry.test_events import HONEST
+from tests.halfstep.telemetry.events_made import HONEST
 from tests.spool_made import checkpoint_of, event_of
 
 
@@ -37,7 +37,7 @@ def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
 def test_a_retry_in_fp32_counts_as_applied(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A skip whose retry changed the weights is both skipped and applied, once.
+    """A skip with a successful retry counts once as skipped and once as applied.
 
     Catches steps minus skips, and a count of retries that were not finite either.
     """
@@ -56,7 +56,7 @@ def test_a_retry_in_fp32_counts_as_applied(
     assert 'value="applied"' not in page  # an axis that the charts could not tell
 
 
-def test_page_goes_on_from_its_own_moment(
+def test_a_page_continues_from_its_own_state(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """The cursor on the page is of the same snapshot as the page: there is no news since."""
@@ -240,7 +240,7 @@ def test_codes_for_a_terminal_are_not_shown(
 WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "device": "NVIDIA"}
 
 
-def test_what_a_second_brings_stands_on_the_page(
+def test_updates_appear_within_a_second(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
     """Examples, tokens and the share of the device's peak; unknown ones are left out."""
@@ -267,10 +267,10 @@ def test_what_a_second_brings_stands_on_the_page(
     assert "<b>Waiting.</b> No device is free" in page
 
 
-def test_spikes_are_listed_with_where_the_run_went_back_to(
+def test_spikes_are_listed_with_the_step_of_the_rollback(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """On the page, and in the series for the chart; without spikes the page says so."""
+    """On the page and in the series of the chart; without spikes the page says so."""
     assert "None: the loss never rose suddenly." in browser.get("/runs/1").text
     spikes = [
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
@@ -296,7 +296,7 @@ def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient
         assert all(f'href="#{name}" id="tab-{name}"' in page for name in TABS)
 
 
-def test_changed_settings_stand_beside_the_facts(
+def test_changed_settings_are_next_to_the_facts(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
     """Their number is on the tab of the configuration, and the API names each with its default."""
@@ -312,9 +312,7 @@ def test_changed_settings_stand_beside_the_facts(
     }
 
 
-def test_what_it_was_started_in_is_told(
-    database: Database, running: Run, browser: TestClient
-) -> None:
+def test_the_environment_is_shown(database: Database, running: Run, browser: TestClient) -> None:
     """Machine, versions and git on the page, the texts in the API; nothing before the start.
 
     A changed recipe is noted, but not an equal or unknown one.

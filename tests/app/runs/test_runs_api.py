@@ -185,7 +185,7 @@ def test_pages_of_the_list_lead_to_each_other(
 
 
 @pytest.mark.slow
-def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
+def test_known_data_are_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
     """A response has an ETag, and is compressed for clients that accept it."""
     submit(database, ada)
     path = "/api/v1/runs/1/config"
@@ -201,7 +201,7 @@ def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: 
 
 
 @pytest.mark.slow
-def test_the_description_says_who_may_and_what_is_refused(script: TestClient) -> None:
+def test_the_description_names_permissions_and_errors(script: TestClient) -> None:
     """Ways to sign in, bounds of submitted fields, and one form of all errors."""
     description = script.get("/api/v1/openapi.json").json()
     assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"

@@ -1,4 +1,4 @@
-"""Saved views of the list: everybody has their own."""
+"""Saved views of the list, which belong to their user."""
 
 import re
 
@@ -36,10 +36,10 @@ def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
     assert browser.get("/api/v1/views").json() == []
 
 
-def test_views_are_ones_own_and_bounded(
+def test_views_are_private_and_bounded(
     database: Database, browser: TestClient, script: TestClient, ada: User
 ) -> None:
-    """Nobody sees or deletes another's; names, filters and their number have bounds."""
+    """Other users cannot see or delete them; names, filters and their number are bounded."""
     with database.writing() as session:
         grace = accounts.user_named(session, "grace")
         hers = views.save(session, grace, "hers", filter="", sort="-id", columns="")

@@ -57,7 +57,7 @@ def silent_for(database: Database, seconds: float) -> None:
         session.execute(update(Run).values(last_report_at=now() - seconds))
 
 
-def test_the_page_of_a_run_that_told_nothing_yet(watched: Uploader, browser: TestClient) -> None:
+def test_the_page_of_a_run_without_telemetry(watched: Uploader, browser: TestClient) -> None:
     """Any configuration, no precision, no length and no steps are fine."""
     page = browser.get("/runs/1").text
     assert "watched on gpu-7 · digits · <b>–</b>" in page
@@ -90,7 +90,7 @@ def test_a_script_that_logs_only_numbers_has_no_empty_charts(
     assert "scaler-card" not in page
 
 
-def test_the_page_of_a_watched_run_has_all_that_it_told(
+def test_the_page_of_a_watched_run_has_all_its_telemetry(
     watched: Uploader, browser: TestClient
 ) -> None:
     """And no button that could not work."""
@@ -135,7 +135,7 @@ def test_any_configuration_has_a_page(
     assert script.get("/api/v1/runs/2/config").json() == (config or {})
 
 
-def test_what_cannot_be_asked_of_it_is_refused(
+def test_impossible_requests_are_rejected(
     watched: Uploader, script: TestClient, browser: TestClient, offered: None
 ) -> None:
     """409 with a sentence, from the API and from forms."""
@@ -158,7 +158,7 @@ def test_what_cannot_be_asked_of_it_is_refused(
     assert script.post("/api/v1/runs", json=fork).status_code == 409
 
 
-def test_silence_is_told_and_nothing_made_of_it(
+def test_silence_is_reported_without_a_cause(
     watched: Uploader, database: Database, browser: TestClient, script: TestClient
 ) -> None:
     """A run without reports is running, as far as known."""
@@ -180,7 +180,7 @@ def test_silence_is_told_and_nothing_made_of_it(
 
 
 @pytest.mark.slow
-def test_whoever_watches_hears_of_the_silence(
+def test_viewers_are_notified_of_silence(
     watched: Uploader, database: Database, settings: Settings
 ) -> None:
     """The page's stream and the list's report its begin and its end."""
@@ -199,9 +199,9 @@ def test_whoever_watches_hears_of_the_silence(
     assert "No contact for 40 s" in silent.data
     assert "No contact for 40 s" in silent_list.data
     watched.put(b"")
-    heard = look(silent.cursor)
-    assert heard is not None
-    assert "No contact for" not in heard.data
+    received = look(silent.cursor)
+    assert received is not None
+    assert "No contact for" not in received.data
 
 
 def test_the_queue_passes_a_watched_run_by(
@@ -223,7 +223,7 @@ def test_the_queue_passes_a_watched_run_by(
 def test_an_unknown_loss_is_not_called_nan(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """A loop whose backward passes are not observed, also if all its steps were skipped."""
+    """In a loop with unobserved backward passes, even if all its steps were skipped."""
     steps = make_steps([math.nan] * 12, skipped=range(1, 13))
     steps["flags"] |= UNKNOWN_LOSS
     record(database, running, steps)

@@ -14,8 +14,8 @@ const page = (changes = {}) => {
     resumptions: {}, spikes: [], ...changes,
   }
 }
-/** Steps as news tell of them. */
-const news = (step, changes = {}) => ({
+/** Steps as updates tell of them. */
+const steps = (step, changes = {}) => ({
   step, loss: step.map(() => 2), elapsed_ms: step.map((each) => each * 100), data_us: step.map(() => 5), flags: step.map(() => 0), ...changes,
 })
 
@@ -26,24 +26,24 @@ test('position finds the first that is not less', () => {
 
 test('steps that ran again take the place of those before, with their skips', () => {
   const points = new Points(page())
-  points.addSteps(news([3, 4, 5], { loss: [2, 'NaN', 'Infinity'], flags: [0, 1 | 2, 2] }))
+  points.addSteps(steps([3, 4, 5], { loss: [2, 'NaN', 'Infinity'], flags: [0, 1 | 2, 2] }))
   assert.deepEqual(points.lines.loss, { x: upTo(5), y: [1, 1, 2, null, null] })
   assert.deepEqual([points.skips.steps, points.nonfinite.steps], [[4], [4, 5]])
   assert.deepEqual([...points.words], [[4, 'NaN'], [5, 'Infinity']])
   assert.deepEqual([points.total, points.last, points.end], [5, 5, 5])
 })
 
-test('of a zoom, news beyond it are none of its', () => {
+test('of a zoom, steps beyond it are not shown', () => {
   const points = new Points(page())
   points.setPage(page({ x: upTo(6, 4), skips: { steps: [], counts: [], before: 1 } }), [4, 6])
-  points.addSteps(news([6, 7, 8]))
+  points.addSteps(steps([6, 7, 8]))
   assert.deepEqual(points.lines.loss.x, [4, 5, 6])
   assert.deepEqual([points.isWhole, points.hasAll([4, 6]), points.hasAll([4, 7])], [false, true, false])
 })
 
 test('buckets know what they have; only later steps are added', () => {
   const points = new Points(page({ bucket: 64, x: [1, 64, 65, 128] }))
-  points.addSteps(news([127, 128, 129]))
+  points.addSteps(steps([127, 128, 129]))
   assert.deepEqual(points.lines.loss.x, [1, 64, 65, 128, 129])
 })
 

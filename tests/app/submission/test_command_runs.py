@@ -23,7 +23,7 @@ COMMAND: dict[str, Any] = {
 
 @pytest.fixture
 def key(database: Database, settings: Settings, ada: User) -> None:
-    """A secret API_KEY, whose value is open-sesame."""
+    """A secret API_KEY with the value open-sesame."""
     settings.data.mkdir()
     with database.writing() as session:
         secrets.put(session, settings.secrets_key, ada, "API_KEY", "open-sesame")
@@ -93,10 +93,10 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
         ({"shell": True}, "command.shell", "unknown field"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_its_field(
+def test_invalid_commands_are_rejected_by_field(
     script: TestClient, changes: dict[str, Any], field: str | None, message: str
 ) -> None:
-    """The path, the value, and what is allowed."""
+    """With path, value and allowed values."""
     body = {"command": COMMAND | changes, "config": {"name": "it"}}
     answer = script.post("/api/v1/runs", json=body)
     assert answer.status_code == 422, answer.text
@@ -191,7 +191,7 @@ def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
         ({"priority": "high"}, "priority", "allowed: a whole number"),
     ],
 )
-def test_mistakes_stand_beside_their_fields_and_lose_nothing(
+def test_errors_appear_at_their_fields_and_input_is_preserved(
     commanded: None,
     database: Database,
     browser: TestClient,
@@ -199,7 +199,7 @@ def test_mistakes_stand_beside_their_fields_and_lose_nothing(
     path: str,
     message: str,
 ) -> None:
-    """The form comes back with what was typed and what is wrong; nothing is queued."""
+    """Nothing is queued."""
     answer = browser.post("/runs/new/command", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{path}">' in answer.text
@@ -209,7 +209,7 @@ def test_mistakes_stand_beside_their_fields_and_lose_nothing(
         assert runs.newest(session) == []
 
 
-def test_the_page_says_what_is_run_and_shows_no_secret(
+def test_the_page_shows_the_command_without_secrets(
     key: None, commanded: None, database: Database, browser: TestClient
 ) -> None:
     """Hostile text is text; of what only a recipe's loop can do there is no button."""
@@ -248,10 +248,12 @@ def test_the_page_says_what_is_run_and_shows_no_secret(
     assert "Force stop" in browser.get("/runs/1").text
 
 
-def test_what_its_script_is_configured_with_stands_beside_its_parameters(
+def test_configuration_of_the_script_and_parameters_of_the_command(
     commanded: None, database: Database, browser: TestClient
 ) -> None:
-    """On the page, side by side and in the filter; submitted again is what was submitted."""
+    """Both appear on the page, in comparisons and in the filter; submitting again uses the
+    parameters.
+    """
     for lr, width in ((0.1, 8), (0.2, 16)):
         given = {"command": COMMAND, "config": {"lr": lr, "name": "it"}}
         run_id = browser.post("/api/v1/runs", json=given).json()["id"]
@@ -300,7 +302,7 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
     assert script.get("/api/v1/secrets").json() == {"secrets": [], "total": 0, "next": None}
 
 
-def test_a_key_that_is_none_is_told_as_such(settings: Settings, script: TestClient) -> None:
+def test_an_invalid_key_is_named(settings: Settings, script: TestClient) -> None:
     """The operator has to mend it: the message names the file."""
     settings.data.mkdir()
     settings.secrets_key.write_text("no key")

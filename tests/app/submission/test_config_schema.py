@@ -8,7 +8,7 @@ from app.submission.config_schema import mistakes, parsed, put, with_defaults
 from tests.app.conftest import CONFIG, SCHEMA
 
 
-def test_what_is_left_out_gets_its_default() -> None:
+def test_omitted_settings_get_their_defaults() -> None:
     """An empty configuration is the recipe's own."""
     assert with_defaults(SCHEMA, {}) == CONFIG
     assert mistakes(SCHEMA, CONFIG) == {}
@@ -60,9 +60,7 @@ def test_what_is_left_out_gets_its_default() -> None:
         ),
     ],
 )
-def test_a_mistake_names_field_value_and_what_is_allowed(
-    path: str, value: Any, message: str
-) -> None:
+def test_an_error_names_field_value_and_allowed_values(path: str, value: Any, message: str) -> None:
     """Each bad value is found under its own path, and nothing else is."""
     config = with_defaults(SCHEMA, {})
     put(config, path, value)
@@ -76,8 +74,8 @@ def test_a_group_that_is_no_object_is_a_mistake() -> None:
     assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))
 
 
-def test_a_valid_configuration_is_kept_as_the_schemas_types_have_it() -> None:
-    """2.0 is a whole number in JSON Schema, and 2 for whoever counts with it; others stay."""
+def test_a_valid_configuration_is_converted_to_the_types_of_the_schema() -> None:
+    """2.0 is a whole number in JSON Schema and becomes 2; other values stay."""
     fields = {
         "count": {"type": "integer"},
         "keep": {"anyOf": [{"type": "integer"}, {"type": "null"}]},

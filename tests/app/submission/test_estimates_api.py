@@ -1,4 +1,4 @@
-"""What a run is likely to cost, as the form asks for it."""
+"""Estimated cost of a run, as the form requests it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from db.database import Database
 from db.queue import workers
 from db.tables import LatestMetric, Run, User, Worker
 from tests.app.conftest import DIGITS
-from tests.db.queue.test_estimates import finished
+from tests.db.queue.estimates_made import finished
 
 pytestmark = pytest.mark.sql
 
@@ -105,10 +105,10 @@ def test_memory_is_estimated_after_a_worker_has_counted(
     ("changes", "status"),
     [({"recipe": "yours"}, 404), ({"steps": "-1"}, 422), ({"batch_size": "0"}, 422)],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_requests_are_rejected(
     offered: None, script: TestClient, changes: dict[str, Any], status: int
 ) -> None:
-    """By the name of what was asked."""
+    """By field."""
     answer = script.get("/api/v1/estimates", params=ASKED | changes)
     assert answer.status_code == status
     assert next(iter(changes)) in answer.text

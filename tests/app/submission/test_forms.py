@@ -1,4 +1,4 @@
-"""The form drawn from a schema, and what is read from it."""
+"""The form that is generated from a schema, and how it is parsed."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.app.conftest import CONFIG, SCHEMA
 
 
 def _posted(config: dict[str, Any]) -> dict[str, str]:
-    """Return what a browser would send of the form for this configuration."""
+    """Return what a browser sends from the form for this configuration."""
     inputs = [each for group in field_sets(SCHEMA, config, {}) for each in group.inputs]
     inputs.append(precision_input(SCHEMA, config, {}))
     return {
@@ -38,8 +38,8 @@ def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("typed", ["many", "", "1e999", "1.5", "0x10"])
-def test_what_was_typed_is_shown_again(typed: str) -> None:
-    """Whatever cannot be read stays in its input, beside the error."""
+def test_input_is_preserved(typed: str) -> None:
+    """Invalid input stays in its field, with the error."""
     posted = _posted(CONFIG) | {"training.steps": typed}
     config = read(SCHEMA, posted)
     groups = field_sets(SCHEMA, config, {"training.steps": "wrong"})
@@ -66,7 +66,7 @@ def test_inputs_know_their_bounds() -> None:
     assert inputs["training.fused"].kind == "checkbox"
 
 
-def test_advanced_groups_open_for_what_is_in_them() -> None:
+def test_advanced_groups_open_for_their_errors() -> None:
     """The scaler's group is closed until something in it differs or is wrong."""
 
     def is_open(config: dict[str, Any], errors: dict[str, str]) -> bool:

@@ -14,8 +14,8 @@ from db.settings import Settings
 from db.tables import Run, User
 from halfstep.config_groups import Weights
 from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
-from tests.db.files.test_checkpoints import saved_weights
-from tests.db.health.test_findings import make_weights
+from tests.db.files.checkpoints_made import saved_weights
+from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import record
 from tests.spool_made import checkpoint_of
 
@@ -24,7 +24,7 @@ WEIGHTS = {"title": "Initial weights"} | Weights.model_json_schema()
 
 @pytest.fixture
 def saved(database: Database, ada: User) -> Run:
-    """A run with weights at two steps, next to a worker whose recipe may start from them."""
+    """A run with weights at two steps, and a worker with a recipe that can start from them."""
     schema = SCHEMA | {"properties": SCHEMA["properties"] | {"weights": WEIGHTS}}
     recipes = [DIGITS | {"schema": schema}]
     with database.writing() as session:
@@ -71,7 +71,7 @@ def test_weights_are_named_by_run_and_step_or_by_path(
         ({"path": "a" * 1001}, "weights.path", "allowed: text of at most 1000 characters"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(
+def test_errors_are_at_their_fields(
     saved: Run, script: TestClient, weights: dict[str, Any], field: str, message: str
 ) -> None:
     """At once, and not when the run starts."""
@@ -81,10 +81,10 @@ def test_what_is_wrong_is_said_at_its_field(
     assert field in str(answer.json())
 
 
-def test_an_upload_that_has_gone_is_said_before_a_run_waits_for_it(
+def test_an_expired_upload_is_reported_before_a_run_waits_for_it(
     settings: Settings, saved: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """By API, form and sweep; an existing one is kept for another day, while the run is created."""
+    """By API, form and sweep; a run's creation preserves an upload for another day."""
     upload = f"{'0' * 64}/net.pt"
     place = settings.data / uploads.key(upload)
     place.parent.mkdir(parents=True)

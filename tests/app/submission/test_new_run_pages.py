@@ -12,22 +12,10 @@ from db.access.permissions import VIEWER
 from db.database import Database
 from db.runs import runs
 from db.tables import Run, User
-from tests.app.auth.test_users_pages import browser_of
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.app.submission.new_run_pages_made import FORM
 from tests.db.conftest import add_worker
-
-FORM = {
-    "recipe": "digits",
-    "precision": "fp16",
-    "training.steps": "400",
-    "training.batch_size": "64",
-    "training.max_grad_norm": "1",
-    "training.fused": "true",
-    "scaler.enabled": "true",
-    "scaler.init_scale": "16777216",
-    "priority": "0",
-    "devices_per_node": "1",
-}
 
 
 def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
@@ -83,7 +71,7 @@ def test_submitting_queues_the_run(database: Database, offered: None, browser: T
         ({"recipe": "gpt"}, "recipe", "There is no recipe"),
     ],
 )
-def test_mistakes_stand_beside_their_fields_and_lose_nothing(
+def test_errors_appear_at_their_fields_and_input_is_preserved(
     database: Database,
     offered: None,
     browser: TestClient,
@@ -139,7 +127,7 @@ def test_a_checkpoint_to_start_from_must_exist(
     assert "no checkpoint at step 40" in answer.text
 
 
-def test_a_number_that_is_too_small_is_told_beside_its_field(
+def test_a_number_that_is_too_small_is_reported_at_its_field(
     offered: None, browser: TestClient
 ) -> None:
     """The form is shown again with the entered values and the allowed ones."""
@@ -162,7 +150,7 @@ def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
     assert form.count('name="name"') == 1
 
 
-def test_another_recipe_takes_over_what_was_changed(
+def test_another_recipe_takes_over_changed_settings(
     database: Database, browser: TestClient
 ) -> None:
     """Common fields that the user changed stay; values that it does not allow are named and left
@@ -187,7 +175,7 @@ def test_another_recipe_takes_over_what_was_changed(
     assert "No worker offers the recipe" in browser.post("/runs/new", data={"other": "x"}).text
 
 
-def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient) -> None:
+def test_errors_use_labels(offered: None, browser: TestClient) -> None:
     """The summary takes the focus; the field is marked as invalid, with the message."""
     page = browser.post("/runs", data=FORM | {"training.steps": "0", "after_id": "77"}).text
     assert '<a href="#training.steps">Steps</a>' in page

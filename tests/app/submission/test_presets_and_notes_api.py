@@ -1,4 +1,4 @@
-"""Presets, notes and rules of retention by the API: who may, and what is written down of it."""
+"""Presets, notes and retention rules by API: permissions and audit log."""
 
 import pytest
 from fastapi import FastAPI
@@ -9,7 +9,7 @@ from db.access import accounts, projects
 from db.database import Database
 from db.files import retention
 from db.tables import AuditEvent, User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import submit
 
 PRESET = {"name": "quick", "recipe": "digits", "config": {}, "project": "vision"}
@@ -26,7 +26,7 @@ def scripts(app: FastAPI, database: Database, offered: None) -> dict[str, TestCl
         people |= {name: accounts.make_user(session, name) for name in ("viewer", "outsider")}
         for role in ("maintainer", "member", "viewer"):
             projects.set_role(session, people[role], "vision", role)
-    return {name: _script(app, database, user) for name, user in people.items()}
+    return {name: script_of(app, database, user) for name, user in people.items()}
 
 
 @pytest.mark.slow
@@ -35,8 +35,8 @@ def test_roles_allow_what_they_do_on_the_pages(
 ) -> None:
     """Members write, maintainers set rules, viewers read notes; an outsider finds nothing."""
     submit(database, ada, project="vision")
-    refusals = {"maintainer": 0, "member": 0, "viewer": 403, "outsider": 404}
-    for name, refused in refusals.items():
+    rejections = {"maintainer": 0, "member": 0, "viewer": 403, "outsider": 404}
+    for name, refused in rejections.items():
         script = scripts[name]
         assert script.post("/api/v1/presets", json=PRESET).status_code == (refused or 201)
         for note in (NOTE, {"note": "both", "runs": "1"}):

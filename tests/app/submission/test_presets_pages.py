@@ -1,4 +1,4 @@
-"""Presets of the form of a new run: saved, chosen, replaced, deleted, and by whom."""
+"""Presets of the new-run form: saved, chosen, replaced and deleted, and by which users."""
 
 import re
 
@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from db.access import accounts, projects
 from db.database import Database
 from db.runs import presets
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 
 FORM = {
     "recipe": "digits",
@@ -57,8 +57,8 @@ def test_what_the_form_holds_is_saved_and_fills_it_again(
     assert browser.get("/runs/new?preset=1").status_code == 404
 
 
-def test_what_could_not_be_started_is_not_saved(offered: None, browser: TestClient) -> None:
-    """Each mistake at its field, with what was typed; a preset without a name, and one too many."""
+def test_invalid_presets_are_not_saved(offered: None, browser: TestClient) -> None:
+    """Errors at their fields with the input preserved; also a missing name and too many presets."""
     wrong = browser.post("/presets", data=FORM | {"training.steps": "0", "priority": "x"})
     assert wrong.status_code == 422
     assert "Steps is 0" in wrong.text
@@ -81,7 +81,7 @@ def test_presets_are_of_who_may_submit_to_their_project(
         for role in ("member", "viewer"):
             projects.set_role(session, people[role], "vision", role)
         projects.set_role(session, people["other"], projects.DEFAULT, "member")
-    scripts = {name: _script(app, database, user) for name, user in people.items()}
+    scripts = {name: script_of(app, database, user) for name, user in people.items()}
     wanted = FORM | {"project": "vision", "priority": "0"}
     assert scripts["member"].post("/presets", data=wanted).status_code == 303
     assert scripts["viewer"].post("/presets", data=wanted).status_code == 403

@@ -43,10 +43,8 @@ def offer(database: Database) -> None:
     add_worker(database, "w1", [SHIPPED, MINE, BROKEN, LACKING], [CPU])
 
 
-def test_each_recipe_stands_there_with_where_it_comes_from(
-    database: Database, browser: TestClient
-) -> None:
-    """Title, name, source, what the check said; and those that could not be loaded, with why."""
+def test_each_recipe_is_listed_with_its_source(database: Database, browser: TestClient) -> None:
+    """With title, name and result of the check; recipes that failed to load with the reason."""
     assert "No worker is up" in browser.get("/recipes").text
     offer(database)
     page = " ".join(html.unescape(browser.get("/recipes").text).split())
@@ -68,7 +66,7 @@ def test_each_recipe_stands_there_with_where_it_comes_from(
 
 
 def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestClient) -> None:
-    """Path, default and what is allowed; by its path it is found too, and another is not."""
+    """Path, default and allowed values; recipes are also found by path; unknown ones are not."""
     offer(database)
     page = browser.get("/recipes/mine").text
     assert "<code>training.batch_size</code>" in page
@@ -85,7 +83,7 @@ def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestCl
     assert browser.get("/recipes/mine").status_code == 404
 
 
-def test_workers_with_other_versions_are_told(database: Database, browser: TestClient) -> None:
+def test_workers_with_other_versions_are_reported(database: Database, browser: TestClient) -> None:
     """One entry names both workers, and says that they differ."""
     offer(database)
     add_worker(database, "w2", [{**MINE, "schema": {**SCHEMA, "title": "newer"}}], [CPU])
@@ -94,10 +92,10 @@ def test_workers_with_other_versions_are_told(database: Database, browser: TestC
     assert page.count("Workers have different versions; a run") == 1
 
 
-def test_a_declared_name_stands_for_its_file(
+def test_a_declared_name_replaces_the_path(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """A run that names the path goes by the name; a fork of a run that has the path keeps it."""
+    """A run submitted by path gets the name; a fork of a run with the path keeps the path."""
     offer(database)
     body = {"recipe": f"{FILE}:Mine", "config": CONFIG}
     queued = script.post("/api/v1/runs", json=body).json()

@@ -16,7 +16,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import CONTROL, SUBMIT, Run, User
-from tests.app.sweeps.test_sweep_submission import finish
+from tests.app.sweeps.sweep_submission_made import finish
 
 SWEEP: dict[str, Any] = {
     "command": {
@@ -43,7 +43,7 @@ def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> Tes
     return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
 
 
-def refusal(database: Database) -> str | None:
+def rejection(database: Database) -> str | None:
     """Return why the sweep cannot continue."""
     with database.reading() as session:
         return sweeps.get(session, 1).error
@@ -116,7 +116,7 @@ def test_points_are_drawn_for_placeholders(
         ({"nodes": 2}, "nodes", "2 is not allowed; allowed: 1"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_by_its_field(
+def test_invalid_sweeps_are_rejected_by_field(
     database: Database, script: TestClient, changes: dict[str, Any], field: str, message: str
 ) -> None:
     """The path, the value, and the allowed values; nothing is begun."""
@@ -158,7 +158,9 @@ def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
         ({"values": 1}, {"type": "integer"}),
     ],
 )
-def test_what_nobody_declared_is_what_is_tried_of_it(tried: Any, kind: dict[str, Any]) -> None:
+def test_an_undeclared_direction_is_that_of_the_tried_values(
+    tried: Any, kind: dict[str, Any]
+) -> None:
     """Values say their type, as they do of a single run."""
     assert search_space.guessed(tried) == kind
 
@@ -208,13 +210,13 @@ def test_it_stops_once_its_owner_may_run_no_commands(
     finish(database, 1)
     sweep_submission.submit_due(database)
     assert client.get("/api/v1/sweeps/1").json()["status"] == "failed"
-    assert "require a separate permission" in str(refusal(database))
+    assert "require a separate permission" in str(rejection(database))
     with database.writing() as session:
         session.get_one(User, bob.id).runs_commands = True
     assert client.post("/api/v1/sweeps/1/resumption").json()["submitted"] == 2
 
 
-def test_each_submission_asks_for_its_secrets(
+def test_each_submission_requests_its_secrets(
     database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
     """The sweep has only their names; a deleted one stops it, and no value is shown."""
@@ -231,10 +233,10 @@ def test_each_submission_asks_for_its_secrets(
     assert script.delete("/api/v1/secrets/API_KEY").status_code == 204
     finish(database, 1)
     sweep_submission.submit_due(database)
-    assert "there is no secret 'API_KEY'" in str(refusal(database))
+    assert "there is no secret 'API_KEY'" in str(rejection(database))
 
 
-def test_its_page_says_what_is_run(browser: TestClient) -> None:
+def test_its_page_shows_the_command(browser: TestClient) -> None:
     """The line, hostile as it may be, and the values that all of its runs have."""
     line = "python train.py {lr} {name} '<script>alert(1)</script>'"
     body = given(command={"line": line}, config={"name": "</dd><b>"}, space={"lr": "0.1, 0.2"})
@@ -312,7 +314,7 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
     ],
 )
-def test_mistakes_stand_beside_their_fields(
+def test_mistakes_appear_at_their_fields(
     browser: TestClient, changes: dict[str, str], path: str, message: str
 ) -> None:
     """The form is shown again with the entered values and the errors; nothing is begun."""

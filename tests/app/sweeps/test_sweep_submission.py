@@ -1,4 +1,4 @@
-"""Sweeps on a real database: what they submit, when, and that they submit it once."""
+"""Which runs sweeps submit and when, each once."""
 
 import math
 import threading
@@ -9,7 +9,6 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.sweeps import hyperband, sweep_submission, tpe
-from app.sweeps.sweep_submission import SweepSubmission
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.files import erasure
@@ -19,38 +18,11 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import LatestMetric, Run, Status, Sweep, Trial, User, Worker
-from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.app.conftest import CPU
+from tests.app.sweeps.sweep_submission_made import LRS, begin, finish, members
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.sql
-
-LRS = {"training.max_grad_norm": "0.1, 1, off"}
-
-
-def begin(database: Database, owner: User, **changes: Any) -> int:
-    """Begin a sweep of digits; return its number."""
-    values: dict[str, Any] = {"recipe": "digits", "space": LRS, "goal": "minimise"}
-    with database.writing() as session:
-        return sweep_submission.begin(session, owner, SweepSubmission(**(values | changes))).id
-
-
-def finish(
-    database: Database, run_id: int, loss: float = 1.0, status: Status = Status.FINISHED
-) -> None:
-    """End a run as if it had trained five steps."""
-    with database.writing() as session:
-        run = runs.get(session, run_id, lock=True)
-        run.step, run.loss = 5, loss
-        run.last_flags = 0 if math.isfinite(loss) else NONFINITE_LOSS
-        runs.set_status(session, run, status)
-
-
-def members(database: Database, sweep_id: int) -> list[tuple[int, dict[str, Any], str, Any]]:
-    """Number, settings, state and value of each trial."""
-    with database.reading() as session:
-        query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
-        return [(row.number, row.params, row.state, row.value) for row in session.scalars(query)]
 
 
 def the_sweep(database: Database, sweep_id: int = 1) -> tuple[Sweep, str]:
@@ -136,10 +108,10 @@ def test_a_kill_between_run_and_trial_leaves_neither(
     assert [each[2] for each in members(database, 1)] == ["complete", "open"]
 
 
-def test_a_grid_goes_on_after_a_run_of_it_is_erased(
+def test_a_grid_continues_after_one_of_its_runs_is_deleted(
     database: Database, settings: Settings, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """Its point stays used: only points without a run are left, and its page says so."""
+    """The deleted run's point counts as used; only untried points remain, as the page says."""
     begin(database, ada, at_once=1)
     finish(database, 1, 0.25)
     sweep_submission.submit_due(database)
@@ -290,7 +262,7 @@ def test_hyperband_gives_up_what_falls_behind(
         more(database, run_id, [float(run_id)] * 36)
     sweep_submission.submit_due(database)
     reports = rows_of(database, 1, "reports")
-    assert [[each["rung"] for each in told] for told in reports] == [[1, 3]] * 10
+    assert [[each["rung"] for each in reported] for reported in reports] == [[1, 3]] * 10
     with database.reading() as session:
         sweep = sweeps.get(session, 1)
         behind = hyperband.weak_trials(sweep, sweeps.all_trials(session, sweep))
@@ -480,7 +452,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
     ],
 )  # fmt: skip
 @pytest.mark.only_on("sqlite")
-def test_what_is_wrong_is_named(
+def test_errors_are_named(
     database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str
 ) -> None:
     """The field, its value, and the allowed values; nothing is begun."""

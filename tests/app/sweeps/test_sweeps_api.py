@@ -12,7 +12,7 @@ from db.database import Database
 from db.sweeps import sweeps
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
-from tests.app.sweeps.test_sweep_submission import begin, finish
+from tests.app.sweeps.sweep_submission_made import begin, finish
 
 SWEEP: dict[str, Any] = {
     "recipe": "digits",
@@ -144,9 +144,7 @@ def test_the_form_counts_before_it_queues(
     }  # fmt: skip
 
 
-def test_the_form_says_what_is_wrong_and_keeps_what_was_typed(
-    offered: None, browser: TestClient
-) -> None:
+def test_the_form_shows_errors_and_preserves_input(offered: None, browser: TestClient) -> None:
     """Each field's own message; numbers that are none, distributions in a grid, and no search."""
     typed = FORM | {"training.steps": "uniform(1, 5)", "at_once": "<b>", "training.fused": "true"}
     page = browser.post("/sweeps", data=typed)
@@ -222,7 +220,7 @@ def test_buttons_of_a_sweep(
         assert sweeps.get(session, 1).runs_total == 5
 
 
-def test_a_look_for_news_tells_of_changes(database: Database, ada: User, offered: None) -> None:
+def test_a_poll_reports_changes(database: Database, ada: User, offered: None) -> None:
     """Of the sweep and of its active runs; a client with the current state gets nothing."""
     begin(database, ada)
     look = sweep_updates.of_sweep(database, 1)

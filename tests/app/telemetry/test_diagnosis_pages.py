@@ -89,7 +89,7 @@ def test_replay_that_is_not_exact_says_why(
 @pytest.mark.parametrize(
     ("name", "value", "kind"), [("scale", 1024, "scale"), ("replays", 7, "replay")]
 )
-def test_wishes_work_as_form_and_as_call(
+def test_controls_work_by_form_and_api(
     database: Database, running: Run, browser: TestClient, name: str, value: int, kind: str
 ) -> None:
     """A form leads back to the run; a call answers with the request's number."""
@@ -102,7 +102,7 @@ def test_wishes_work_as_form_and_as_call(
         assert session.get_one(ControlRequest, 2).value == value
 
 
-def test_wish_that_makes_no_sense_is_refused_in_words(running: Run, browser: TestClient) -> None:
+def test_an_impossible_request_is_rejected_with_a_reason(running: Run, browser: TestClient) -> None:
     """The message has the value and the allowed ones."""
     answer = browser.post("/api/v1/runs/1/scale", json={"scale": -1})
     assert answer.status_code == 422
@@ -122,7 +122,7 @@ def test_histograms_come_by_module(database: Database, running: Run, browser: Te
     assert "<option>head</option>" in browser.get("/runs/1").text
 
 
-def test_live_news_bring_diagnoses(
+def test_live_updates_include_diagnoses(
     database: Database, settings: Settings, running: Run, browser: TestClient
 ) -> None:
     """A replay changes its skip's row, and a histogram is announced, once."""

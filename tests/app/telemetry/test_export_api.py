@@ -61,9 +61,7 @@ def test_export_is_behind_the_sign_in(recorded: None, stranger: TestClient) -> N
     ("path", "status"),
     [("7/export/steps.csv", 404), ("1/export/users.csv", 422), ("1/export/steps.xls", 422)],
 )
-def test_what_is_not_there_is_refused(
-    running: Run, script: TestClient, path: str, status: int
-) -> None:
+def test_unknown_ids_are_rejected(running: Run, script: TestClient, path: str, status: int) -> None:
     """An unknown run, table or format is an error before anything is sent."""
     assert script.get(f"/api/v1/runs/{path}").status_code == status
 
@@ -78,7 +76,7 @@ def test_page_links_every_file(recorded: None, browser: TestClient) -> None:
 
 @pytest.mark.slow
 def test_api_documents_its_files(script: TestClient) -> None:
-    """OpenAPI says what can be exported, and as what."""
+    """OpenAPI lists the exports and their formats."""
     description = script.get("/api/v1/openapi.json").json()
     operation = description["paths"]["/api/v1/runs/{run_id}/export/{name}.{kind}"]["get"]
     choices = [each["schema"].get("enum") for each in operation["parameters"]]

@@ -24,8 +24,8 @@ def test_names_say_it(name: str, is_lowest: bool | None) -> None:
     assert metric_direction.lowest(name, [{}]) is is_lowest
 
 
-def test_best_checkpoint_says_it() -> None:
-    """What a run keeps its best checkpoint by prevails over the name, unless runs disagree."""
+def test_best_checkpoint_decides_the_direction() -> None:
+    """The metric of a run's best checkpoint overrides the name, unless runs disagree."""
     low = {"checkpoints": {"keep_best": "val/accuracy", "best_is": "lowest"}}
     high = {"checkpoints": {"keep_best": "val/accuracy"}}
     assert metric_direction.lowest("val/accuracy", [low, {}]) is True
@@ -34,7 +34,7 @@ def test_best_checkpoint_says_it() -> None:
 
 
 def test_best_is_of_finite_values_that_differ() -> None:
-    """Equals share it; one value alone, or all the same, is no best."""
+    """Equal values share it; a single value or all-equal values have no best."""
     assert metric_direction.best([2.0, math.nan, 1.0, None, 1.0], is_lowest=True) == {2, 4}
     assert metric_direction.best([2.0, math.inf, 1.0], is_lowest=False) == {0}
     assert metric_direction.best([1.0, None], is_lowest=True) == frozenset()

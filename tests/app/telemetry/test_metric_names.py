@@ -42,7 +42,7 @@ def test_page_shows_a_page_of_metrics(many: Run, browser: TestClient) -> None:
 
 
 def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestClient) -> None:
-    """In any case; what a pattern of SQL would match is text."""
+    """Case-insensitive; SQL wildcards are matched literally."""
     for search, found in (("LAYER12", 10), ("%", 0), ("_", 0), ("nothing", 0)):
         page = browser.get(f"/runs/{many.id}", params={"metric_search": search}).text
         assert page.count("data-metric=") == found, search
@@ -58,7 +58,7 @@ def test_page_of_few_metrics_has_no_search(
 
 
 def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> None:
-    """The pages have every name once; a name can be asked for beside them."""
+    """Pages contain every name once; a name can be requested in addition."""
     address, result = f"/api/v1/runs/{many.id}/series", list[str]()
     after: str | None = ""
     for expected in (MOST_SHOWN, MOST_SHOWN, MANY - 2 * MOST_SHOWN):
@@ -87,7 +87,7 @@ def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
     assert script.get(address).json()["metrics"][0] == row
 
 
-def test_names_and_searches_that_are_too_long_are_refused(many: Run, script: TestClient) -> None:
+def test_long_names_and_searches_are_rejected(many: Run, script: TestClient) -> None:
     """As any text that is typed."""
     for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 51}, {"metric_search": "\0"}):
         answer = script.get(f"/api/v1/runs/{many.id}/series", params=query)
@@ -95,7 +95,7 @@ def test_names_and_searches_that_are_too_long_are_refused(many: Run, script: Tes
 
 
 @pytest.mark.slow
-def test_news_are_of_the_metrics_that_a_viewer_shows(
+def test_updates_have_the_visible_metrics(
     database: Database, settings: Settings, many: Run
 ) -> None:
     """Points and rows of the others are left out."""

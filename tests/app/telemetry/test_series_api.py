@@ -1,4 +1,4 @@
-"""What a training told, by the JSON API."""
+"""Telemetry by the JSON API."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -32,7 +32,7 @@ def test_few_steps_come_as_they_are(database: Database, running: Run, script: Te
 def test_many_steps_keep_their_extremes(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """However few points are asked for, the one spike among thousands is there."""
+    """For any number of points the single spike among thousands of steps is included."""
     losses = [1.0] * 3000
     losses[1234] = 50.0
     record(database, running, make_steps(losses))
@@ -48,7 +48,7 @@ def test_many_steps_keep_their_extremes(
 
 
 def test_run_without_steps_has_empty_series(running: Run, script: TestClient) -> None:
-    """A run that has told nothing yet is no error."""
+    """Not an error."""
     page = script.get("/api/v1/runs/1/series").json()
     assert (page["total"], page["x"], page["series"]["loss"]["y"]) == (0, [], [])
 
@@ -116,8 +116,8 @@ def test_series_of_no_run(script: TestClient) -> None:
         assert script.get(f"/api/v1/runs/7/{name}").status_code == 404, name
 
 
-def test_stream_of_a_run_that_there_is_not(script: TestClient) -> None:
-    """Nobody waits for news that cannot come."""
+def test_stream_of_an_unknown_run(script: TestClient) -> None:
+    """Responds with 404 instead of waiting."""
     answer = script.get("/api/v1/runs/9/live")
     assert (answer.status_code, answer.json()["detail"]) == (404, "There is no run 9.")
 

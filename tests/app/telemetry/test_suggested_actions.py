@@ -1,56 +1,20 @@
-"""What is offered against what is wrong, and that a click on it fills in the form."""
+"""Which actions are suggested for a problem, and that a click fills in the form."""
 
 import math
-from copy import deepcopy
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from db.database import Database
-from db.files import checkpoints
 from db.queue import workers
 from db.tables import User
-from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, start_run
-from tests.db.telemetry.telemetry_made import make_skip, make_steps, record
-from tests.spool_made import checkpoint_of
-
-RATE = {"title": "Learning rate", "type": "number", "exclusiveMinimum": 0, "default": 0.01}
-FLOOR = {"title": "Floor", "type": "number", "minimum": 0, "default": 0.0}
-
-
-def offer(database: Database, *, bf16: bool) -> None:
-    """Register a worker whose recipe has a learning rate and a floor."""
-    schema: dict[str, Any] = deepcopy(SCHEMA)
-    schema["properties"]["training"]["properties"]["learning_rate"] = RATE
-    schema["properties"]["scaler"]["properties"]["floor"] = FLOOR
-    what: dict[str, Any] = {"devices": [CPU | {"bf16": bf16}], "versions": {}}
-    with database.writing() as session:
-        recipes = [DIGITS | {"schema": schema}]
-        workers.register(session, name="w1", host="host", pid=1, recipes=recipes, **what)
-
-
-def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
-    """A run whose scale fell below 1 at step 7, with checkpoints at 5 and 9."""
-    training = {**CONFIG["training"], "learning_rate": rate}
-    scaler = {**CONFIG["scaler"], "floor": 0.0}
-    run = start_run(database, ada, config=CONFIG | {"training": training, "scaler": scaler})
-    skips = [make_skip(step, "head.bias") | {"loss_nonfinite": True} for step in range(7, 41)]
-    for i, skip in enumerate(skips):
-        skip |= {"scale_before": 2.0**-i, "scale_after": 2.0 ** -(i + 1)}
-    record(database, run, make_steps([1.0] * 6), events=[])
-    steps = make_steps([math.nan] * 34, first=7, skipped=range(7, 41))
-    steps["scale"] = [skip["scale_before"] for skip in skips]
-    record(database, run, steps, events=skips)
-    for step in (5, 9):
-        files = [{"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}]
-        event = {"step": step, "reason": "asked", "request": None, "files": files}
-        with database.writing() as session:
-            checkpoints.publish(session, 1, 1, checkpoint_of(event), [f"{step}.pt"])
+from tests.app.conftest import CPU, start_run
+from tests.app.telemetry.suggested_actions_made import fall, offer
+from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 @pytest.mark.parametrize("bf16", [True, False])
-def test_what_is_possible_is_a_click_away(
+def test_possible_actions_are_one_click_away(
     database: Database, ada: User, browser: TestClient, bf16: bool
 ) -> None:
     """A fork from before the overflow with a lower rate; bf16 where the devices have it."""
@@ -78,7 +42,7 @@ def test_what_is_possible_is_a_click_away(
     assert 'name="parent_step" value="5"' in form
 
 
-def test_a_rate_beyond_reason_is_what_is_mended_first(
+def test_an_extreme_learning_rate_is_the_first_suggestion(
     database: Database, ada: User, browser: TestClient
 ) -> None:
     """By the recipe's own rate; of no other finding anything is offered, for nothing else helps."""
@@ -92,7 +56,7 @@ def test_a_rate_beyond_reason_is_what_is_mended_first(
     assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
 
 
-def test_what_is_not_possible_is_not_offered(
+def test_impossible_actions_are_not_offered(
     database: Database, ada: User, browser: TestClient
 ) -> None:
     """Where no worker offers the recipe any more nothing is; a changed setting is checked."""
@@ -113,7 +77,7 @@ def test_what_is_not_possible_is_not_offered(
 def test_a_loss_that_is_nan_from_the_first_step_on_is_tried_in_fp32(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """That alone is offered: it shows whether the precision has a part in it."""
+    """The only suggestion; it shows whether the precision is a cause."""
     offer(database, bf16=True)
     run = start_run(database, ada)
     record(database, run, make_steps([math.nan] * 20, skipped=range(1, 21)))

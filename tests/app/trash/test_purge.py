@@ -1,4 +1,4 @@
-"""What the server does beside serving."""
+"""Purge of deleted runs."""
 
 import logging
 from threading import Event
@@ -31,10 +31,10 @@ def erased(database: Database) -> list[int]:
         return list(session.scalars(query.order_by(Run.id)))
 
 
-def test_what_is_due_goes_and_no_run_keeps_another(
+def test_due_runs_are_purged_each_by_itself(
     database: Database, settings: Settings, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One whose folder cannot be deleted is told of once, and tried again later."""
+    """A folder that cannot be deleted is reported once and tried again later."""
     stuck, next_one, binned = (deleted(database, ada) for _ in range(3))
     with database.writing() as session:
         for run_id in (stuck, next_one):

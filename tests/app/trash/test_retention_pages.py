@@ -1,4 +1,4 @@
-"""Rules of retention: previewed, set, ended, by whom, and what they then delete."""
+"""Retention rules: preview, permissions, changes, and the files that they delete."""
 
 import threading
 from typing import Any
@@ -17,9 +17,9 @@ from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import AuditEvent, CheckpointFile, Status, User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import start_run, submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.spool_made import checkpoint_of
 
 RULE = {"scope": "in:", "checkpoint_days": "30", "log_days": ""}
@@ -54,8 +54,10 @@ def confirmed(page: str) -> str:
 def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
     database: Database, browser: TestClient, settings: Settings, old: int
 ) -> None:
-    """What would go is named, and nothing goes; changed meanwhile, it is previewed anew; once set,
-    it deletes that, and what is left of the run stays however often it acts."""
+    """The preview lists the files and deletes nothing; if they change meanwhile, it is shown again.
+
+    Once set, the rule deletes them, and further passes delete nothing else.
+    """
     assert "No rules: nothing is deleted" in browser.get("/retention").text
     page = browser.post("/retention", data=RULE).text
     assert "This would delete 20 B of checkpoints of 1 run now" in page
@@ -87,10 +89,10 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
     assert "No rules: nothing is deleted" in browser.get("/retention").text
 
 
-def test_a_projects_own_rule_goes_before_that_of_the_instance(
+def test_a_projects_rule_overrides_that_of_the_instance(
     database: Database, ada: User, old: int
 ) -> None:
-    """And a run that trains is nobody's to prune."""
+    """Active runs are not pruned."""
     with database.writing() as session:
         projects.make(session, "vision")
         retention.set_rule(session, ada, None, Rules(checkpoint_days=30))
@@ -114,10 +116,10 @@ def test_a_projects_own_rule_goes_before_that_of_the_instance(
         ({"scope": "x"}, "allowed: all, or in:PROJECT"),
     ],
 )
-def test_what_is_no_rule_is_refused(
+def test_invalid_rules_are_rejected(
     browser: TestClient, changes: dict[str, Any], text: str
 ) -> None:
-    """By field, with what was typed and what is allowed."""
+    """By field, with the input and the allowed values."""
     page = browser.post("/retention", data=RULE | changes)
     assert page.status_code == 422
     assert text in page.text
@@ -138,7 +140,7 @@ def test_only_who_manages_a_project_sets_its_rule(
         retention.set_rule(session, ada, "hidden", Rules(log_days=3))
     allowed = {("maintainer", "in:vision"): 200, ("member", "in:vision"): 403}
     for (role, scope), status in allowed.items():
-        script = _script(app, database, people[role])
+        script = script_of(app, database, people[role])
         assert script.post("/retention", data={**RULE, "scope": scope}).status_code == status
         assert script.post("/retention", data={**RULE, "scope": "all"}).status_code == 403
         assert script.post("/retention", data={**RULE, "scope": "in:hidden"}).status_code == 404

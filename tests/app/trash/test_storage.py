@@ -12,7 +12,7 @@ from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import CheckpointFile, Run, Status, User
 from tests.app.conftest import submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.site import halfstep
 from tests.spool_made import checkpoint_of
 
@@ -25,7 +25,7 @@ def old(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:
-    """An ended run, whose installation the commands find."""
+    """An ended run in an installation that the commands find."""
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     url = database.engine.url.render_as_string(hide_password=False)
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", url)
@@ -63,7 +63,7 @@ def test_the_largest_come_first(old: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
+def test_files_to_delete_are_listed_first(old: int, settings: Settings) -> None:
     """With --dry-run nothing is deleted; with --yes the listed files are."""
     folder = settings.run_folder(old) / "checkpoints"
     result = typed("prune", "--checkpoints", "30", "--dry-run")

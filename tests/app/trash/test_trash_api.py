@@ -63,8 +63,8 @@ def test_a_label_changed_meanwhile_is_not_overwritten(script: TestClient, runnin
     assert script.get(address).json()["note"] == "theirs"
 
 
-def test_there_and_back(script: TestClient, ended: int) -> None:
-    """Deleted a run is found in the trash alone; restored it is where it was."""
+def test_delete_and_restore(script: TestClient, ended: int) -> None:
+    """A deleted run is listed only in the trash; restored it is back in the list."""
     for _again in range(2):
         assert script.delete(f"/api/v1/runs/{ended}").status_code == 204
     gone = script.get(f"/api/v1/runs/{ended}")
@@ -119,7 +119,7 @@ def test_of_many_what_can_be_done_is_done(
         {"runs": [1], "action": "delete", "tag": "x"},
     ],
 )
-def test_what_makes_no_sense_is_refused(script: TestClient, body: dict[str, object]) -> None:
+def test_invalid_requests_are_rejected(script: TestClient, body: dict[str, object]) -> None:
     """422, and nothing is done."""
     assert script.post("/api/v1/runs/bulk", json=body).status_code == 422
 

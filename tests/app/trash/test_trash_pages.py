@@ -1,4 +1,4 @@
-"""The trash, its buttons, and what is written of a run."""
+"""The trash, its buttons, and notes and tags of a run."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from db.runs import run_metadata, runs, trash
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.spool_made import checkpoint_of
 
 
@@ -63,7 +63,7 @@ def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient)
     assert f'data-key="{ended}"' not in browser.get(f"/runs?deleted={ended}").text
 
 
-def test_the_bin_is_shown_page_by_page(
+def test_the_trash_is_shown_page_by_page(
     database: Database, ada: User, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest first."""
@@ -82,7 +82,7 @@ def test_the_bin_is_shown_page_by_page(
     assert "3 runs, 0 B" in browser.get("/runs").text
 
 
-def test_a_full_disk_is_told_of(
+def test_a_full_disk_is_reported(
     settings: Settings, ended: int, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the files are on this machine's disk the list has a gauge, and warns in time."""
@@ -99,17 +99,15 @@ def test_a_full_disk_is_told_of(
     assert disk.disk(settings) == Disk(10**12, 10**10)
 
 
-def test_a_disk_that_does_not_answer_is_not_told_of(tmp_path: Path) -> None:
+def test_an_unresponsive_disk_is_not_reported(tmp_path: Path) -> None:
     """The list does without."""
     assert disk.disk(Settings(data=tmp_path / "nowhere")) is None
 
 
-def test_a_page_shows_what_was_written_of_a_run(
+def test_a_page_shows_notes_tags_and_sizes(
     database: Database, ended: int, ada: User, browser: TestClient
 ) -> None:
-    """The note as HTML that does nothing, tags as searches, what its files take; and who watches
-    is told that it is another.
-    """
+    """The note as safe HTML, tags as searches, sizes of files; open pages learn of changes."""
     with database.writing() as session:
         before = labels_mark(runs.get(session, ended))
         note = {"note": "**why** <script>x</script>", "tags": ["a&b"]}

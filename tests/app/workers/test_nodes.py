@@ -8,7 +8,7 @@ from db.queue import claims, workers
 from db.runs import runs
 from db.tables import Run, Status, Sweep, User
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
-from tests.app.submission.test_new_run_pages import FORM
+from tests.app.submission.new_run_pages_made import FORM
 
 WIDE = {"nodes": 2, "devices_per_node": 3}
 
@@ -53,10 +53,10 @@ def test_a_run_says_how_many_nodes_it_has_and_where_they_are(
     assert other["waiting"] == f"it is next: {text}"
 
 
-def test_what_follows_from_a_run_has_its_nodes(
+def test_derived_runs_have_the_same_nodes(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """Each of a comparison, what goes on, and the runs of a sweep."""
+    """Runs of a precision comparison, continued runs, and runs of a sweep."""
     add_workers(database)
     submit(database, ada, **WIDE)
     assert script.post("/api/v1/runs/1/comparison").status_code == 201
@@ -96,10 +96,8 @@ def test_how_long_a_run_takes_is_noted_when_it_is_submitted(
         assert session.scalars(query).all() == [CONFIG["training"]["steps"] / 2.0, *[None] * 3]
 
 
-def test_a_number_of_nodes_that_cannot_be_is_refused(
-    database: Database, script: TestClient
-) -> None:
-    """With what is allowed; of a command it is one."""
+def test_an_invalid_number_of_nodes_is_rejected(database: Database, script: TestClient) -> None:
+    """With the allowed values; a command has one node."""
     add_workers(database)
     for body, message in (
         ({"recipe": "digits", "nodes": 0}, "nodes: 0 is not allowed; allowed: a whole number"),
@@ -112,10 +110,10 @@ def test_a_number_of_nodes_that_cannot_be_is_refused(
     assert script.get("/api/v1/estimates", params=asked).status_code == 422
 
 
-def test_settings_that_do_not_go_together_are_refused_before_workers_are_taken(
+def test_conflicting_settings_are_rejected_before_workers_are_claimed(
     database: Database, script: TestClient
 ) -> None:
-    """In the words of the worker, beside the setting that they begin with."""
+    """With the worker's error message, at the first setting of the conflict."""
     offered = [{**DIGITS, "name": "gpt", "schema": {"type": "object"}}]
     with database.writing() as session:
         known = {"devices": [CPU], "recipes": offered, "versions": {}}

@@ -1,4 +1,4 @@
-"""Why a queued run waits: the runs that stand before it, as far as whoever asks may see them."""
+"""Reasons why a run is queued: earlier runs, as far as the user may see them."""
 
 import json
 
@@ -11,7 +11,7 @@ from db.access import accounts, people, permissions, projects
 from db.database import Database
 from db.settings import Settings
 from db.tables import User
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import offer_digits, start_run, submit
 
 pytestmark = pytest.mark.sql
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.sql
 
 @pytest.fixture
 def other(app: FastAPI, database: Database, ada: User) -> TestClient:
-    """Somebody who sees Default project alone."""
+    """A user who can see only the Default project."""
     with database.writing() as session:
         projects.make(session, "hush")
         user = accounts.make_user(session, "other")
         projects.set_role(session, user, "", "viewer")
-    return _script(app, database, user)
+    return script_of(app, database, user)
 
 
 def waiting(script: TestClient, run_id: int) -> str:
-    """What a run waits for; what is told to be named is in it, in its order."""
+    """Return the reason of a queued run, with the given parts in order."""
     result = script.get(f"/api/v1/runs/{run_id}").json()
     text = rest = str(result["waiting"])
     for each in result["waiting_for"]:
@@ -66,10 +66,10 @@ def test_runs_ahead_are_named_to_who_sees_them(
         assert "hidden-one" in browser.get(path).text
 
 
-def test_runs_with_the_devices_are_named_to_who_sees_them(
+def test_runs_with_the_devices_are_named_to_users_who_may_see_them(
     database: Database, settings: Settings, ada: User, browser: TestClient, other: TestClient
 ) -> None:
-    """And so in the stream of a run that both watch, each of them by what they see."""
+    """Also in the stream of a run that both users watch."""
     offer_digits(database)
     start_run(database, ada, name="hidden-one", project="hush")
     follower = submit(database, ada, after_id=1)

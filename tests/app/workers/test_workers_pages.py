@@ -16,9 +16,9 @@ from db.access.permissions import Grants
 from db.database import Database
 from db.queue import workers
 from db.tables import Run, RunNode, SystemSample, User, Worker
-from tests.app.auth.test_permissions import _script
+from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import CPU, submit
-from tests.app.test_looks import noted
+from tests.app.looks_made import noted
 from tests.db.conftest import add_worker
 from tests.site import type_command
 
@@ -111,7 +111,7 @@ def test_two_hundred_workers_cost_ten_queries(
     assert len(statements) <= 10, statements
 
 
-def test_the_queue_stands_below_the_grid_in_order(
+def test_the_queue_is_below_the_grid_in_order(
     app: FastAPI, database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
     """With the reason of each; runs of hidden projects count and have no name."""
@@ -128,7 +128,7 @@ def test_the_queue_stands_below_the_grid_in_order(
     used = f'<a href="/runs/1">1 ({running.name})</a>'
     assert f"it is next: the only device is used by run {used}" in queue
     assert '1 run is ahead: <a href="/runs/3">3 (sooner)</a>' in queue
-    unseen = _script(app, database, other).get("/workers").text.partition("data-queue")[2]
+    unseen = script_of(app, database, other).get("/workers").text.partition("data-queue")[2]
     assert "sooner" not in unseen
     assert re.findall(r'<td class="number">(\d)</td><td class="name">', unseen) == ["2"]
     assert "of 2 queued runs" in unseen

@@ -32,10 +32,10 @@ def test_link_expires(database: Database, ada: User) -> None:
 @pytest.mark.parametrize(
     ("name", "password"), [("ada", "wrong password"), ("bob", "correct horse"), ("ada", "")]
 )
-def test_wrong_name_or_password_is_refused_alike(
+def test_wrong_names_and_passwords_get_the_same_error(
     database: Database, ada: User, name: str, password: str
 ) -> None:
-    """The message does not tell which of the two was wrong."""
+    """The message does not reveal which of the two was wrong."""
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), "correct horse")
         assert accounts.check_password(session, "ada", "correct horse").id == ada.id
@@ -80,7 +80,7 @@ def test_session_ends_at_sign_out_expiry_and_new_password(database: Database, ad
 
 
 def test_api_token_works_until_revoked_by_its_owner(database: Database, ada: User) -> None:
-    """A token signs its user in; somebody else cannot revoke it; it is kept as a hash."""
+    """A token authenticates its user; other users cannot revoke it; it is stored as a hash."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         token, row = accounts.make_api_token(session, ada, "laptop")

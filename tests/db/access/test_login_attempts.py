@@ -19,7 +19,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Time that passes when a test says so."""
+    """A clock that tests advance."""
     clock = Clock()
     monkeypatch.setattr("db.access.login_attempts.now", lambda: literal(clock.now))
     return clock
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def take(database: Database, clock: Clock) -> Callable[..., int]:
-    """Count a try; tell how long it has to wait, 0 if it need not."""
+    """Count an attempt; return the seconds to wait, 0 for none."""
 
     def take(**who: str) -> int:
         try:
@@ -58,7 +58,7 @@ def _client(address: str, name: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_strangers_keep_nobody_out(take: Callable[..., int]) -> None:
+def test_strangers_cannot_lock_users_out(take: Callable[..., int]) -> None:
     """However many addresses guess at a name, another is not braked; an address that guesses at
     many names is, and a /64 is one address.
     """
@@ -73,12 +73,10 @@ def test_strangers_keep_nobody_out(take: Callable[..., int]) -> None:
     assert not take(**_client("2001:db8:0:1::", "ada"))
 
 
-def test_a_right_password_and_time_make_it_forget(
+def test_attempts_are_reset_by_success_and_time(
     database: Database, take: Callable[..., int], clock: Clock
 ) -> None:
-    """Who knows the password, or comes back much later, has the free tries again; of what is
-    forgotten nothing is kept.
-    """
+    """Both restore the free attempts; expired rows are deleted."""
     for _ in range(2):
         for _ in range(FREE_ATTEMPTS["name"]):
             assert not take(address="a", name="ada")

@@ -1,4 +1,4 @@
-"""Secrets, which the database holds as ciphertext alone."""
+"""Secrets, stored as ciphertext."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def key(tmp_path: Path) -> Path:
 def test_a_secret_is_read_back_and_stored_encrypted(
     database: Database, ada: User, key: Path
 ) -> None:
-    """The row has neither the value nor the key, whose file is its user's alone."""
+    """The row contains neither value nor key; the key's file is private to its user."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", "an older value")
         secrets.put(session, key, ada, "TOKEN", VALUE)
@@ -41,7 +41,7 @@ def test_a_secret_is_read_back_and_stored_encrypted(
 
 
 def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> None:
-    """Whoever still asks for it is told its name."""
+    """Later requests get an error with its name."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", VALUE)
         secrets.delete(session, "TOKEN")
@@ -52,10 +52,10 @@ def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> N
             secrets.delete(session, "TOKEN")
 
 
-def test_a_key_that_is_missing_or_another_is_said(
+def test_a_missing_or_wrong_key_is_an_error(
     database: Database, ada: User, key: Path, tmp_path: Path
 ) -> None:
-    """The message names the setting and the file; without secrets no key is asked for."""
+    """It names the setting and the file; without secrets no key is needed."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", VALUE)
     other, broken = tmp_path / "other.key", tmp_path / "broken.key"
@@ -84,7 +84,7 @@ def test_a_key_that_is_missing_or_another_is_said(
         ("A", "sesame\ud800open", "value", "no variable can hold"),
     ],
 )
-def test_what_is_no_secret_is_refused(
+def test_invalid_secrets_are_rejected(
     database: Database, ada: User, key: Path, name: str, value: str, field: str, message: str
 ) -> None:
     """The field is named, and its value is not repeated."""

@@ -61,7 +61,7 @@ def end(database: Database, run: Run, status: Status = Status.FINISHED, **how: A
         runs.set_status(session, row, status, **how)
 
 
-def test_a_condition_is_told_once_until_it_was_well_again(
+def test_a_condition_is_reported_once_until_it_was_resolved(
     database: Database, running: Run, ada: User
 ) -> None:
     """True, still true, false, and true again: two alerts, each with its end."""
@@ -80,9 +80,7 @@ def test_a_condition_is_told_once_until_it_was_well_again(
     assert second.content["run"]["loss"] == "Infinity"
 
 
-def test_a_restart_tells_nothing_twice_and_misses_nothing(
-    database: Database, running: Run, ada: User
-) -> None:
+def test_a_restart_repeats_and_misses_nothing(database: Database, running: Run, ada: User) -> None:
     """A server that starts finds runs that ended since the last evaluation, and alerts sent
     already."""
     rule(database, ada, "ended")
@@ -96,7 +94,7 @@ def test_a_restart_tells_nothing_twice_and_misses_nothing(
     assert alerts(database)[-1].text == "Run 1, digits-fp16, failed: ValueError: no."
 
 
-def test_of_two_servers_that_look_at_once_one_tells(
+def test_one_of_two_servers_that_poll_at_once_sends(
     database: Database, running: Run, ada: User
 ) -> None:
     """Both find that it holds before either has written."""
@@ -108,7 +106,7 @@ def test_of_two_servers_that_look_at_once_one_tells(
     assert len(alerts(database)) == 1
 
 
-def test_what_was_found_before_another_server_wrote_is_dropped(
+def test_results_from_before_another_servers_write_are_dropped(
     database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that found the condition true must not alert once another has found it false."""
@@ -172,7 +170,7 @@ def test_only_runs_that_changed_are_read(
     assert len(read[-1]) == 8
 
 
-def test_a_storm_of_notices_is_told_in_pieces(
+def test_many_notifications_are_sent_in_batches(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no long transaction; nothing is lost, including runs that have ended."""
@@ -285,7 +283,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
 
 
 @pytest.mark.parametrize("condition", ["diverged", "nonfinite_loss"])
-def test_a_lost_loss_is_told_with_its_first_step_and_cause(
+def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
     database: Database, running: Run, ada: User, condition: str
 ) -> None:
     """Gradients that were lost at step 101 are named at 101, and the loss at 102, not at 105."""

@@ -22,35 +22,35 @@ SECONDS = 20
 @contextmanager
 def listening(database: Any) -> Iterator[tuple[Listener, Callable[[], set[int]]]]:
     """Listen, and give what waits for the next word."""
-    heard: SimpleQueue[set[int]] = SimpleQueue()
-    listener = Listener(database, heard.put)
+    received: SimpleQueue[set[int]] = SimpleQueue()
+    listener = Listener(database, received.put)
     listener.start()
-    yield listener, lambda: heard.get(timeout=SECONDS)
+    yield listener, lambda: received.get(timeout=SECONDS)
     listener.close()
 
 
-def test_those_are_told_who_have_something_to_do(
+def test_only_affected_listeners_are_notified(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Everybody of a run in the queue and of what comes free while one waits, once a transaction;
-    of a gang those that take part; a worker that is drained.
+    """All workers of a queued run and of released devices while a run is queued, once per
+    transaction; the members of a gang; a drained worker.
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
-    with listening(database) as (listener, heard):
-        assert heard() == {SIGNED_IN}
+    with listening(database) as (listener, received):
+        assert received() == {SIGNED_IN}
         assert (listener.is_listening, listener.problem) == (True, None)
         with database.writing() as session:
             first, second = (submit(session, ada, nodes=2) for _ in range(2))
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
         with database.writing() as session:
             assert claim(session, worker) is not None
-        assert heard() == {other.id}
+        assert received() == {other.id}
         with database.writing() as session:
             queue.end(session, first.id, 1, Status.FINISHED)
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
         with database.writing() as session:
             assert claim(session, worker) is not None
-        assert heard() == {other.id}
+        assert received() == {other.id}
         with database.writing() as session:
             queue.end(session, second.id, 1, Status.FINISHED)  # for which nobody waits
         with database.writing() as session:
@@ -58,20 +58,20 @@ def test_those_are_told_who_have_something_to_do(
             session.rollback()  # nor for what never was
         with database.writing() as session:
             workers.drain(session, worker.id)
-        assert heard() == {worker.id}
+        assert received() == {worker.id}
         with database.writing() as session:
             notify(session, *range(10**6, 10**6 + 2000))  # more than a word holds
             submit(session, ada)
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
 
 
-def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
+def test_a_listener_reconnects_and_polls_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it may have missed meanwhile it makes good by one look of everybody."""
+    """Every waiting function polls once for notifications that were lost meanwhile."""
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", 0.05)
-    with listening(database) as (listener, heard):
-        assert heard() == {SIGNED_IN}
+    with listening(database) as (listener, received):
+        assert received() == {SIGNED_IN}
         with database.engine.begin() as connection:
             connection.execute(
                 text(
@@ -79,15 +79,16 @@ def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
                     "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
                 )
             )
-        assert heard() == {SIGNED_IN}
+        assert received() == {SIGNED_IN}
         assert (listener.is_listening, listener.problem) == (True, None)
 
 
-def test_a_listener_that_is_told_nothing_says_so(
+def test_a_listener_without_notifications_reports_it(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a pooler that takes LISTEN and lends the connection to others: here what it sends
-    to itself goes to another database.
+    """As behind a pooler that accepts LISTEN and shares the connection.
+
+    Here the listener's test notification goes to another database.
     """
     monkeypatch.setattr("db.alerts.notifications.PROOF_SECONDS", 0.05)
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", SECONDS)

@@ -2,8 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import Column, func, select
+from sqlalchemy import Column, select
 
 from db.access import accounts, audit, shared_links
 from db.alerts import deliveries
@@ -25,8 +23,8 @@ from db.queue import queue
 from db.runs import config_values, history, runs
 from db.tables import Channel, CheckpointFile, Delivery, Run, Status, Table, User
 from db.telemetry import series, telemetry
-from tests import swept
 from tests.db.conftest import submit
+from tests.db.files.backup_made import contents, empty_database
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.spool_made import artifact_of, checkpoint_of
 
@@ -282,22 +280,6 @@ def test_summaries_are_the_same_after_a_restore(
         assert before[name] == after[name] != []
 
 
-@contextmanager
-def empty_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Yield a migrated database without rows."""
-    if kind == "sqlite":
-        target = Database(f"sqlite:///{folder / 'other.db'}")
-        target.migrate()
-        yield target
-        target.dispose()
-        return
-    server = request.getfixturevalue("postgresql_server")
-    with swept.fresh(server, request.getfixturevalue("postgresql_template")) as name:
-        target = Database(server.format(name=name))
-        yield target
-        target.dispose()
-
-
 def test_restored_sign_ins_end_and_valid_secrets_are_listed(
     database: Database, ada: User, tmp_path: Path
 ) -> None:
@@ -389,22 +371,10 @@ def test_weights_that_are_not_set_name_no_upload(database: Database, ada: User) 
         assert uploads.named(session) == set()
 
 
-def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
-    """All rows of all tables, in order of their keys."""
-    with database.reading() as session:
-        return {
-            table.name: [
-                tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))
-            ]
-            for table in Table.metadata.sorted_tables
-            if session.scalar(select(func.count()).select_from(table))
-        }
-
-
 def test_a_key_that_leads_out_of_the_backup_is_left_out(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """Whoever could write a row cannot write beside the backup: it is named and passed over."""
+    """A manipulated row cannot make the backup write elsewhere: the key is reported and skipped."""
     key = "../../outside.pt"
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().key = key
@@ -413,10 +383,10 @@ def test_a_key_that_leads_out_of_the_backup_is_left_out(
     assert not list(tmp_path.rglob("outside.pt"))
 
 
-def test_mending_is_told_to_whoever_watches(
+def test_viewers_are_notified_of_repairs(
     database: Database, store: MemoryStore, running: Run
 ) -> None:
-    """A page that shows the deleted row hears of it; so does one of artifacts."""
+    """A page with the deleted row is updated, and so is one with artifacts."""
     with database.reading() as session:
         seen = history.cursor_now(session, runs.get(session, running.id))
     for key in (CHECKPOINT, ARTIFACT):

@@ -31,7 +31,7 @@ from db.runs import trash
 from db.settings import Settings
 from db.tables import Artifact, Run, Status, User
 from tests.buckets import Bucket
-from tests.db.runs.test_trash import move_to_trash
+from tests.db.runs.trash_made import move_to_trash
 from tests.site import until
 
 pytestmark = pytest.mark.xdist_group("bucket")
@@ -80,7 +80,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_condit
     assert not {name for name in asked if name.startswith("if-")}
 
 
-def test_what_a_killed_upload_left_is_in_nobodys_way(
+def test_remains_of_a_killed_upload_do_no_harm(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
     """It is not a file, so half of one is never read; the next upload is complete, and leaves
@@ -205,7 +205,7 @@ def test_what_does_not_match_is_found_by_pages(
         assert artifacts.count(session, running.id) == len(keys) - 2
 
 
-def test_a_bucket_that_refuses_is_named_at_the_start(
+def test_a_bucket_without_access_is_named_at_the_start(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message, with the setting and the bucket's error; nothing for a working one."""

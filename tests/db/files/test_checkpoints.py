@@ -17,14 +17,9 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Metric, Run, Status, User
 from tests.db.conftest import config, submit, submit_command
+from tests.db.files.checkpoints_made import in_shards, saved, saved_weights
 from tests.db.telemetry.telemetry_made import record
 from tests.spool_made import checkpoint_of
-
-
-def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
-    path = f"checkpoints/step-{step:08}.pt"
-    file = {"kind": "checkpoint", "path": path, "size_bytes": 10, "sha256": sha256}
-    return {"step": step, "reason": "interval", "request": request, "files": [file]}
 
 
 def test_published_twice_is_listed_once(database: Database, running: Run) -> None:
@@ -51,7 +46,9 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
         assert checkpoints.of_run(session, running.id) == []
 
 
-def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
+def test_a_request_is_acknowledged_by_its_checkpoint(
+    database: Database, running: Run, ada: User
+) -> None:
     """Once published, a requested checkpoint is not requested again; other requests stay."""
     with database.writing() as session:
         scale = run_control.request_scale(session, running.id, ada, 512.0)
@@ -101,15 +98,6 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
 
 
-def in_shards(step: int, ranks: int) -> dict[str, Any]:
-    """A checkpoint of which each rank has written its part."""
-    event = saved(step)
-    for name in ("metadata", *map(str, range(ranks))):
-        file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}
-        event["files"].append({**file, "size_bytes": 100, "sha256": "dd"})
-    return event
-
-
 def test_shards_come_and_go_with_their_checkpoint(database: Database, running: Run) -> None:
     """Those of a state are found with it, and it is deleted with all of them. Saved once more by
     fewer ranks, it has those of fewer.
@@ -134,17 +122,6 @@ def test_shards_come_and_go_with_their_checkpoint(database: Database, running: R
         gone = checkpoints.retire(session, running.id, 1, {"keep_last": 1})
         assert sorted(gone) == ["10-checkpoint", *(f"10-{kind}" for kind in kinds)]
         assert run.stored_bytes == 10 + 3 * 100
-
-
-def saved_weights(step: int, *modules: str) -> dict[str, Any]:
-    """A checkpoint with a file of weights for each module, and their averages."""
-    event = saved(step)
-    for module in modules or ("",):
-        for kind in ("weights", "ema"):
-            name = f"{kind}{module and f'.{module}'}"
-            file = {"kind": name, "path": f"checkpoints/{step}.{name}.safetensors"}
-            event["files"].append({**file, "size_bytes": 3, "sha256": "cc"})
-    return event
 
 
 def test_weights_to_start_from_are_those_of_all_modules(database: Database, running: Run) -> None:
@@ -226,7 +203,7 @@ def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
         get_file(store, "runs/1/b.pt", tmp_path / "b.pt", sha256=sha256)
 
 
-def test_altered_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_altered_file_is_rejected_by_name(tmp_path: Path) -> None:
     """A file that differs from its record raises an error with its key."""
     path = tmp_path / "a.pt"
     path.write_bytes(b"cut shor")

@@ -17,7 +17,7 @@ from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import CheckpointFile, LogLine, Metric, Run, Status, SystemSample, User
 from tests.db.conftest import config, submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
 from tests.spool_made import checkpoint_of
 
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 @pytest.fixture
 def old(database: Database, running: Run, store: LocalStore) -> int:
-    """A run that ended 40 days ago: checkpoints at 10 to 50, of which 30 is the best."""
+    """A run that ended 40 days ago, with checkpoints at 10 to 50; 30 is the best."""
     with database.writing() as session:
         for step in range(10, 60, 10):
             key = f"runs/{running.id}/checkpoints/{step}.pt"
@@ -49,10 +49,10 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
     return running.id
 
 
-def test_what_would_go_is_said_and_then_goes(
+def test_old_checkpoints_are_previewed_and_deleted(
     database: Database, old: int, store: LocalStore
 ) -> None:
-    """All but the last and the best; files, sizes and history say so."""
+    """All except the last and the best; files, sizes and history agree."""
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.reading() as session:
         [planned] = pruning.plan(session, rules)
@@ -74,7 +74,7 @@ def test_what_would_go_is_said_and_then_goes(
     assert sorted(left) == [f"runs/{old}/checkpoints/{step}.pt" for step in (30, 50)]
 
 
-def test_what_another_started_from_or_is_pinned_keeps_all(
+def test_pinned_runs_and_parents_of_forks_keep_all(
     database: Database, old: int, store: LocalStore, ada: User
 ) -> None:
     """Neither is planned for nor touched, though it was planned for before."""
@@ -97,14 +97,14 @@ def test_what_another_started_from_or_is_pinned_keeps_all(
 @pytest.mark.parametrize(
     "rules", [Rules(), Rules(checkpoint_days=50), Rules(log_days=50), Rules(50, 50)]
 )
-def test_what_is_younger_stays(database: Database, old: int, rules: Rules) -> None:
-    """Nor does anything go of which no rule is told."""
+def test_younger_checkpoints_stay(database: Database, old: int, rules: Rules) -> None:
+    """Without a rule nothing is deleted."""
     with database.reading() as session:
         assert list(pruning.plan(session, rules)) == []
 
 
-def test_a_run_that_has_not_ended_keeps_all(database: Database, old: int) -> None:
-    """Its own policy decides what it needs."""
+def test_active_runs_are_not_pruned(database: Database, old: int) -> None:
+    """Their own policy decides."""
     with database.writing() as session:
         runs.get(session, old).status = Status.RUNNING
         assert list(pruning.plan(session, Rules(30, 30))) == []

@@ -11,6 +11,7 @@ from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import (
     make_histogram,
     make_metric,
@@ -278,7 +279,7 @@ def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [WATCH, COMMAND])
-def test_a_script_is_told_what_its_author_can_do(
+def test_a_message_to_a_script_names_the_remedy(
     database: Database, running: Run, source: str
 ) -> None:
     """There are no settings of ours, no replay and no comparison of precisions."""
@@ -305,7 +306,7 @@ def test_a_script_is_told_what_its_author_can_do(
     assert "torch.autocast(device, enabled=False)" in texts()
 
 
-def test_a_replay_is_advised_while_the_run_trains_alone(database: Database, running: Run) -> None:
+def test_a_replay_is_suggested_only_while_the_run_trains(database: Database, running: Run) -> None:
     """Its button is gone with the training."""
     steps = make_steps([1.0] * 40, skipped=range(1, 41))
     steps["scale"] = 0.5
@@ -380,14 +381,6 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
     assert found.text.startswith("model.attention.out_proj: modules.fp32")
 
 
-def make_weights(**changes: Any) -> dict[str, Any]:
-    """Event of loaded weights."""
-    lists: dict[str, Any] = {"missing": [], "unexpected": [], "mismatched": []} | changes
-    counts = {f"{name}_count": len(names) for name, names in lists.items()}
-    event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
-    return event | {"loaded": 12, "count": 14} | lists | counts
-
-
 def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
     """Missing, mismatched and unexpected ones, by name; no finding if all match."""
     record(database, running, make_steps([1.0] * 40), events=[make_weights()])
@@ -411,7 +404,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
 
 
 def headroom_of(**activations: float | str) -> dict[str, Any]:
-    """Measurement of modules of which one is in fp32, and one's gradient is near the limit."""
+    """Measurement of modules, one of them in fp32, one with a gradient near the limit."""
     modules = [
         {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
         for name, each in activations.items()

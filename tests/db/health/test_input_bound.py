@@ -33,7 +33,7 @@ def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> 
     )
 
 
-def test_a_loop_that_is_fed_is_not_told_of(database: Database, running: Run) -> None:
+def test_a_loop_without_data_wait_is_not_reported(database: Database, running: Run) -> None:
     """A few steps that wait, or all of them for a moment, are worth no words."""
     steps = make_steps([1.0] * 100)
     steps["step_us"], steps["data_us"] = 1000, 20
@@ -44,8 +44,8 @@ def test_a_loop_that_is_fed_is_not_told_of(database: Database, running: Run) -> 
     assert (found.waited, found.is_real, texts) == (5, False, [])
 
 
-def test_of_steps_without_the_column_nothing_is_said(database: Database, running: Run) -> None:
-    """Nor where there are no steps; of a run that goes on after an upgrade, those that have it."""
+def test_steps_without_data_times_are_left_out(database: Database, running: Run) -> None:
+    """Without any such step the result is unknown; a run continued after an upgrade has some."""
     assert look(database, running)[0] is None
     steps = make_steps([1.0] * 60)
     steps["data_us"] = UNKNOWN_US

@@ -1,4 +1,4 @@
-"""What monitoring is told, on both databases."""
+"""Metrics for monitoring systems, on both databases."""
 
 from pathlib import Path
 from threading import Event
@@ -70,8 +70,10 @@ def test_devices_workers_and_runs(database: Database, ada: User) -> None:
 
 
 @pytest.mark.slow
-def test_counters_never_fall(database: Database, running: Run, ada: User, tmp_path: Path) -> None:
-    """Neither by a flush that is told twice, nor a rewind, nor the bin, nor an erasure."""
+def test_counters_never_decrease(
+    database: Database, running: Run, ada: User, tmp_path: Path
+) -> None:
+    """Neither by a repeated flush, nor a rewind, nor the trash, nor a purge."""
     for _ in range(2):
         record(database, running, make_steps([1.0] * 9, skipped=[3, 6]))
     found = read(database)

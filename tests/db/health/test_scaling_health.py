@@ -45,8 +45,8 @@ def test_word_follows_from_the_skips(
     assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
 
 
-def test_a_scale_that_is_tried_as_often_as_it_was_asked_to_is_healthy() -> None:
-    """One skip a growth interval is what the interval says, unless it costs much."""
+def test_one_skip_per_growth_interval_is_healthy() -> None:
+    """That is the configured rate, unless it costs much."""
     figures = health.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
     words = [health.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)]
     assert words == ["oscillating", "oscillating", "healthy", "healthy", "oscillating"]
@@ -64,8 +64,8 @@ def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
     assert "the last 1 step ago" in found.reason
 
 
-def test_skips_after_a_new_scaler_are_not_called_a_growth(database: Database, running: Run) -> None:
-    """A scaler whose state was not restored searches again: the health agrees with the finding."""
+def test_skips_of_a_new_scaler_are_not_skips_of_growth(database: Database, running: Run) -> None:
+    """A scaler that was not restored searches again: health agrees with the finding."""
     skips = [*SEARCH, 320, 321, 322, 399]
     found = health.judge(health.count(400, skips, 2.0**19, replaced_at=319))
     assert "a new scaler, of another scale, replaced the old one 81 steps ago" in found.reason
@@ -118,7 +118,7 @@ def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
 def test_a_fork_is_judged_by_its_own_steps(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:
-    """What its parent attempted tells nothing of it: not the word, nor the shares, nor the line."""
+    """The parent's steps influence neither its health, nor the shares, nor the explanation."""
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 4000, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
@@ -143,7 +143,7 @@ def test_a_fork_is_judged_by_its_own_steps(
 @pytest.mark.parametrize(
     ("precision", "scaler"), [("bf16", {}), ("fp32", {}), ("fp16", {"enabled": False})]
 )
-def test_what_is_not_scaled_has_no_verdict(
+def test_a_run_without_a_scaler_has_no_scaling_health(
     database: Database, ada: User, precision: str, scaler: dict[str, bool]
 ) -> None:
     """bf16, fp32 and fp16 without a scaler skip nothing, so there is nothing to judge."""

@@ -11,62 +11,16 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.queue import claims, pending_reasons, queue, quotas, reservations, run_control, workers
+from db.queue import pending_reasons, queue, quotas, reservations, run_control, workers
 from db.runs import runs
 from db.tables import Project, Run, RunNode, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, blocked, submit
-
-Claimed = tuple[int, int, list[int]]
-
-
-def add_workers(
-    database: Database, *devices: int, torch: str = "2.13.0", prefix: str = "w", **changes: Any
-) -> list[Worker]:
-    """Register workers with so many devices each."""
-    with database.writing() as session:
-        return [
-            workers.register(
-                session,
-                name=f"{prefix}{number}",
-                host=f"{prefix}{number}",
-                pid=1,
-                devices=[{**CPU, "index": index, **changes} for index in range(count)],
-                recipes=[DIGITS],
-                versions={"torch": torch},
-            )
-            for number, count in enumerate(devices)
-        ]
-
-
-def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
-    """Let a worker ask, which believes all its devices to be free."""
-    values: dict[str, Any] = {
-        "recipes": ["digits"],
-        "precisions": ["fp32", "fp16"],
-        "free_devices": range(len(worker.devices)),
-        "device_memory_bytes": workers.device_memory_bytes(worker.devices),
-        "lease_seconds": 60.0,
-    }
-    return claims.claim(session, worker.id, **(values | changes))
-
-
-def nodes(session: Session, run: Run | None) -> list[Claimed]:
-    """Where the nodes of a run are: number, worker, devices."""
-    assert run is not None
-    query = select(RunNode).where(RunNode.run_id == run.id, RunNode.attempt == run.attempt)
-    found = session.scalars(query.order_by(RunNode.node))
-    return [(node.node, node.worker_id or 0, node.devices) for node in found]
+from tests.db.queue.claims_made import add_workers, claim, finish, nodes
 
 
 def why(session: Session, run: Run) -> str:
     """Return why a queued run waits."""
     return pending_reasons.reason(run, pending_reasons.Queue.read(session)).text
-
-
-def finish(session: Session, run: Run) -> None:
-    """End a run and all its nodes."""
-    session.execute(update(RunNode).where(RunNode.run_id == run.id).values(ended_at=now()))
-    runs.set_status(session, run, Status.FINISHED)
 
 
 def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
@@ -75,19 +29,23 @@ def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
     """The claiming worker is node 0; each node has its lease; the others find their nodes."""
     one, two, three = add_workers(database, 2, 2, 4)
     with database.writing() as session:
-        gang = submit(session, ada, nodes=3, devices_per_node=2)
+        node_group = submit(session, ada, nodes=3, devices_per_node=2)
         busy = submit(session, ada, priority=1)
         assert claim(session, one) == busy
         assert claim(session, two) is None  # one of the three has no room
         assert nodes(session, busy) == [(0, one.id, [0])]
         finish(session, busy)
-        assert claim(session, two) == gang
-        assert nodes(session, gang) == [
+        assert claim(session, two) == node_group
+        assert nodes(session, node_group) == [
             (0, two.id, [0, 1]),
             (1, one.id, [0, 1]),
             (2, three.id, [0, 1]),
         ]
-        assert (gang.status, gang.attempt, gang.worker_id) == (Status.STARTING, 1, two.id)
+        assert (node_group.status, node_group.attempt, node_group.worker_id) == (
+            Status.STARTING,
+            1,
+            two.id,
+        )
         assert [node.node for node in queue.nodes_of_worker(session, three.id)] == [2]
         alive = select(RunNode).where(RunNode.lease_expires_at > now())
         assert len(session.scalars(alive).all()) == 4
@@ -157,7 +115,7 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         first = submit(session, ada)
-        gang = submit(session, ada, nodes=2, after_id=first.id, priority=9)
+        node_group = submit(session, ada, nodes=2, after_id=first.id, priority=9)
         assert claim(session, one) == first
         assert claim(session, two) is None
         finish(session, first)
@@ -165,7 +123,7 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
         assert claim(session, two, runs_per_user=1) == passed
         finish(session, passed)
         assert claim(session, one, runs_per_user=1, only=first.id) is None
-        assert claim(session, one, runs_per_user=1) == gang
+        assert claim(session, one, runs_per_user=1) == node_group
         submit(session, ada, nodes=2)
         assert claim(session, one, runs_per_user=1) is None
 
@@ -178,19 +136,19 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         small = [submit(session, ada) for _ in range(8)]
         for worker in (*up, *up):
             assert claim(session, worker) in small
-        gang = submit(session, ada, nodes=3)
+        node_group = submit(session, ada, nodes=3)
         later = submit(session, ada)
         finish(session, small[0])
         assert claim(session, one, reserve_after_seconds=1e9) == later  # it has not waited yet
-        session.refresh(gang)
-        assert gang.first_since is not None
+        session.refresh(node_group)
+        assert node_group.first_since is not None
         finish(session, later)
         later = submit(session, ada)
         assert claim(session, one, reserve_after_seconds=0) is None
-        session.refresh(gang)
-        assert gang.reservation is not None
-        assert gang.reservation["until"] is None  # nobody knows when these end
-        assert gang.reservation["worker_ids"] == [one.id, two.id, three.id]
+        session.refresh(node_group)
+        assert node_group.reservation is not None
+        assert node_group.reservation["until"] is None  # nobody knows when these end
+        assert node_group.reservation["worker_ids"] == [one.id, two.id, three.id]
         finish(session, small[4])
         assert claim(session, one, reserve_after_seconds=1e9) == later  # two are free, it needs one
         finish(session, small[3])
@@ -205,13 +163,13 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         assert claim(session, two, reserve_after_seconds=1e9) is None
         assert "devices are reserved for run" in why(session, held)
         finish(session, small[2])
-        assert claim(session, two, reserve_after_seconds=1e9) == gang
-        assert (gang.first_since, gang.reservation) == (None, None)
-        finish(session, gang)
+        assert claim(session, two, reserve_after_seconds=1e9) == node_group
+        assert (node_group.first_since, node_group.reservation) == (None, None)
+        finish(session, node_group)
         assert claim(session, three) == held
 
 
-def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: User) -> None:
+def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User) -> None:
     """After each further period another worker is reserved, and others instead of lost ones."""
     up = add_workers(database, 2, 2, 2)
     with database.writing() as session:
@@ -245,24 +203,31 @@ def test_a_run_that_ends_before_the_gang_can_start_goes_first(
     with database.writing() as session:
         long = submit(session, ada, expected_seconds=1000.0)
         assert claim(session, two) == long
-        gang = submit(session, ada, nodes=2)
+        node_group = submit(session, ada, nodes=2)
         for seconds in (None, 2000.0):
             submit(session, ada, expected_seconds=seconds)
         assert claim(session, one, reserve_after_seconds=0) is None
-        session.refresh(gang)
-        assert gang.reservation is not None
-        assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(1000)
+        session.refresh(node_group)
+        assert node_group.reservation is not None
+        assert node_group.reservation["until"] - node_group.reservation["since"] == pytest.approx(
+            1000
+        )
         short = submit(session, ada, expected_seconds=500.0)
         assert claim(session, one) == short
         finish(session, short)
-        gang.reservation = {**gang.reservation, "until": gang.reservation["since"] + 400}
+        node_group.reservation = {
+            **node_group.reservation,
+            "until": node_group.reservation["since"] + 400,
+        }
         submit(session, ada, expected_seconds=500.0)
         assert claim(session, one) is None
         long.step, long.steps_total, long.steps_per_second = 40, 50, 0.5
-        gang.reservation = None
+        node_group.reservation = None
         assert claim(session, one, reserve_after_seconds=0) is None
-        session.refresh(gang)
-        assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(20)
+        session.refresh(node_group)
+        assert node_group.reservation["until"] - node_group.reservation["since"] == pytest.approx(
+            20
+        )
 
 
 def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> None:
@@ -281,7 +246,7 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
         assert first.reservation is None
 
 
-def test_what_no_workers_could_train_hides_nobody(
+def test_runs_that_no_worker_could_train_hide_no_other(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many of them are ahead, the first that can be trained is looked at."""
@@ -291,8 +256,8 @@ def test_what_no_workers_could_train_hides_nobody(
         for changes in ({"nodes": 3}, {"devices_per_node": 2}, {"recipe": "other"}):
             submit(session, ada, **({"nodes": 2} | changes))
         assert claim(session, one) is None
-        gang = submit(session, ada, nodes=2)
-        assert claim(session, one) == gang
+        node_group = submit(session, ada, nodes=2)
+        assert claim(session, one) == node_group
 
 
 def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
@@ -333,14 +298,14 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
 
 
 @pytest.mark.only_on("postgresql")
-def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: User) -> None:
+def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -> None:
     """Neither for a claim of limited devices, nor for a holder of the longest waiting run: these
     might wait for its locks."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         session.add(Project(name="vision", devices=3))
-        gang = submit(session, ada, nodes=2, project="vision")
-        gang_id = gang.id
+        node_group = submit(session, ada, nodes=2, project="vision")
+        gang_id = node_group.id
         submit(session, ada, recipe="other", project="vision")
         busy = submit(session, ada, project="vision", priority=1)
         assert claim(session, one) == busy

@@ -1,4 +1,4 @@
-"""What a run is likely to cost, by those that are like it."""
+"""Estimates of a run's cost from similar runs."""
 
 from typing import Any
 
@@ -7,9 +7,10 @@ import pytest
 from db.database import Database
 from db.queue import estimates
 from db.queue.estimates import Alike
-from db.runs import runs, trash
-from db.tables import CheckpointFile, Run, Status, User
+from db.runs import trash
+from db.tables import Run, User
 from tests.db.conftest import config, submit
+from tests.db.queue.estimates_made import finished
 
 ASKED: dict[str, Any] = {
     "recipes": {"digits"},
@@ -21,28 +22,13 @@ ASKED: dict[str, Any] = {
 }
 
 
-def finished(database: Database, ada: User, speed: float, batch_size: int, *sizes: int) -> int:
-    """Add a run that made its steps at a speed, with files of its last checkpoint and an older."""
-    with database.writing() as session:
-        run = submit(session, ada, config=config(batch_size=batch_size))
-        runs.set_status(session, run, Status.FINISHED)
-        run.steps_per_second = speed
-        for step in (50, 100):
-            for number, size in enumerate(sizes):
-                kind = "checkpoint" if not number else "weights"
-                file = {"kind": kind, "key": "k", "attempt": 1, "reason": "end", "sha256": "ab"}
-                size_bytes = size if step == 100 else 1
-                session.add(CheckpointFile(run_id=run.id, step=step, size_bytes=size_bytes, **file))
-        return run.id
-
-
 def asked(database: Database, **changes: Any) -> Alike:
     with database.reading() as session:
         return estimates.alike(session, **(ASKED | changes))
 
 
-def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None:
-    """Runs that have not finished, were deleted, or are of something else tell nothing."""
+def test_no_estimate_without_evidence(database: Database, ada: User) -> None:
+    """Unfinished, deleted and dissimilar runs do not count."""
     with database.writing() as session:
         submit(session, ada).steps_per_second = 5.0
     deleted = finished(database, ada, 3.0, 8, 10)
@@ -71,10 +57,10 @@ def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) 
     assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
 
 
-def test_only_the_latest_runs_are_looked_through(
+def test_only_the_latest_runs_are_searched(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An old one costs nobody a search."""
+    """Old runs cost no time."""
     finished(database, ada, 3.0, 8)
     monkeypatch.setattr(estimates, "SEARCHED", 1)
     assert asked(database).runs == [1]

@@ -1,4 +1,4 @@
-"""What a cluster was asked for, and for how long it is wanted."""
+"""Jobs submitted to a cluster, and how long they are needed."""
 
 from db.database import Database
 from db.queue import placements, queue, workers
@@ -33,8 +33,8 @@ def take(database: Database, run: Run, *, only_run_id: int | None) -> None:
         assert claimed.id == run.id
 
 
-def test_workers_are_wanted_as_long_as_they_train_the_run(database: Database, ada: User) -> None:
-    """Whatever was last heard of the cluster, which nobody may have asked for a while."""
+def test_workers_are_needed_as_long_as_they_train_the_run(database: Database, ada: User) -> None:
+    """Whatever the last known state of the cluster, which may be old."""
     with database.writing() as session:
         run = submit(session, ada)
     begin(database, run)

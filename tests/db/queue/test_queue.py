@@ -67,7 +67,7 @@ def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, work
     assert claimed.id == fits.id
 
 
-def test_a_wish_for_more_memory_than_any_number_of_bytes_waits(
+def test_a_request_for_more_memory_than_any_number_of_bytes_waits(
     database: Database, ada: User, worker: Worker
 ) -> None:
     """It hinders no other run's claim, and the list says why it waits."""
@@ -195,12 +195,14 @@ def test_a_gang_is_queued_again_only_when_every_node_is_gone(
 def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
     """Renewing keeps the run, and says what people want of it."""
     with database.writing() as session:
-        wishes = queue.renew(session, running.id, 1, 60.0)
+        control = queue.renew(session, running.id, 1, 60.0)
         assert find_silent(session) == set()
-    assert wishes == queue.DesiredState("run")
+    assert control == queue.DesiredState("run")
 
 
-def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:
+def test_control_messages_carry_cancel_and_requests(
+    database: Database, running: Run, ada: User
+) -> None:
     """User requests reach the holder of the lease, each with its id, in order."""
     with database.writing() as session:
         run_control.request_checkpoint(session, running.id, ada)
@@ -208,14 +210,14 @@ def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada:
             run_control.request_scale(session, running.id, ada, scale)
         run_control.request_replay(session, running.id, ada, 7)
         run_control.cancel(session, running.id, ada)
-        wishes = queue.renew(session, running.id, 1, 60.0)
-    asked = [(request.kind, request.value) for request in wishes.requests]
+        control = queue.renew(session, running.id, 1, 60.0)
+    asked = [(request.kind, request.value) for request in control.requests]
     assert asked == [("checkpoint", None), ("scale", 512.0), ("scale", 512.0), ("replay", 7.0)]
-    assert len({request.id for request in wishes.requests}) == 4
-    assert wishes.desired_state == "cancel"
+    assert len({request.id for request in control.requests}) == 4
+    assert control.desired_state == "cancel"
 
 
-def test_a_request_stands_until_it_is_told_to_be_obeyed(
+def test_a_request_is_pending_until_acknowledged(
     database: Database, running: Run, ada: User
 ) -> None:
     """Only its own event marks it; invalid ones are rejected.
@@ -229,8 +231,8 @@ def test_a_request_stands_until_it_is_told_to_be_obeyed(
         queue.renew(session, running.id, 1, 60.0)
     record(database, running, events=[{"event": "obeyed", "step": 5, "request": first.id}])
     with database.writing() as session:
-        wishes = queue.renew(session, running.id, 1, 60.0)
-    assert [request.id for request in wishes.requests] == [again.id]
+        control = queue.renew(session, running.id, 1, 60.0)
+    assert [request.id for request in control.requests] == [again.id]
     for act in (
         lambda session: run_control.request_scale(session, running.id, ada, 0.0),
         lambda session: run_control.request_scale(session, running.id, ada, 1e-40),
@@ -281,7 +283,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         ({}, "1 run is ahead: 1 (digits-fp16)"),
     ],
 )
-def test_what_a_run_waits_for_is_said(
+def test_a_queued_run_shows_its_pending_reason(
     database: Database, ada: User, changes: dict[str, Any], reason: str
 ) -> None:
     """A run that no worker can train shows the reason."""
@@ -314,7 +316,7 @@ def test_a_run_that_is_killed_again_and_again_fails(
 
 
 def test_attempts_are_limited(database: Database, running: Run) -> None:
-    """The last allowed attempt fails the run, with what is known of its death."""
+    """The last allowed attempt fails the run with the known reason."""
     with database.writing() as session:
         limits = {"max_attempts": 1, "max_stalled_attempts": 5}
         queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
@@ -377,9 +379,7 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
     assert status == Status.CANCELLED
 
 
-def test_a_run_that_is_killed_as_wished_says_so(
-    database: Database, running: Run, ada: User
-) -> None:
+def test_a_run_killed_on_request_says_so(database: Database, running: Run, ada: User) -> None:
     """Its killed process is not an error then."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
@@ -391,7 +391,7 @@ def test_a_run_that_is_killed_as_wished_says_so(
 
 
 @pytest.mark.parametrize("act", [run_control.cancel, run_control.pause], ids=lambda f: f.__name__)
-def test_a_run_that_finishes_all_the_same_says_nothing_of_the_wish(
+def test_a_run_that_finishes_in_spite_of_a_request_does_not_mention_it(
     database: Database, running: Run, ada: User, act: Any
 ) -> None:
     """Its last step came before the wish did."""

@@ -17,7 +17,7 @@ from db.queue import pending_reasons, quotas
 from db.runs import runs
 from db.tables import Run, Status, User, Worker
 from tests.db.conftest import submit
-from tests.db.queue.test_claims import add_workers, claim, finish, nodes
+from tests.db.queue.claims_made import add_workers, claim, finish, nodes
 from tests.site import until
 
 
@@ -36,18 +36,18 @@ def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> N
     one, two = add_workers(database, 4, 4)
     with database.writing() as session:
         make(session, "vision", devices=5)
-        gang = submit(session, ada, project="vision", nodes=2, devices_per_node=2)
+        node_group = submit(session, ada, project="vision", nodes=2, devices_per_node=2)
         too_large = submit(session, ada, project="vision", devices_per_node=2)
         last, over = (submit(session, ada, project="vision") for _ in range(2))
         other = submit(session, ada)
-        assert [claim(session, one) for _ in range(3)] == [gang, other, last]
+        assert [claim(session, one) for _ in range(3)] == [node_group, other, last]
         assert claim(session, two) is None
         assert why(session, over) == "project vision uses 5 devices, the limit"
         finish(session, last)
         said = "project vision uses 4 of at most 5 devices, and the run needs 2"
         assert why(session, too_large) == said
         assert claim(session, two) == over
-        finish(session, gang)
+        finish(session, node_group)
         assert claim(session, two) == too_large
 
 
@@ -58,14 +58,16 @@ def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None
     most = {"devices_per_user": 3, "reserve_after_seconds": 0.0}
     with database.writing() as session:
         first = submit(session, ada, devices_per_node=2)
-        gang = submit(session, ada, nodes=2)
+        node_group = submit(session, ada, nodes=2)
         small = submit(session, ada)
         bobs = submit(session, accounts.user_named(session, "bob"))
         assert claim(session, one, **most) == first
         assert claim(session, two, **most) == small
-        assert why(session, gang, devices_per_user=3) == ("its owner uses 3 devices, the limit")
+        assert why(session, node_group, devices_per_user=3) == (
+            "its owner uses 3 devices, the limit"
+        )
         assert claim(session, two, **most) == bobs
-        assert gang.reservation is None
+        assert node_group.reservation is None
 
 
 @pytest.mark.only_on("postgresql")
@@ -122,14 +124,14 @@ def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> N
         held = [submit(session, ada, project="large", devices_per_node=each) for each in (2, 2, 1)]
         assert [claim(session, each) for each in up] == held
         many = [submit(session, ada, project="large") for _ in range(3)]
-        gang = submit(session, ada, project="small", nodes=2, devices_per_node=2)
+        node_group = submit(session, ada, project="small", nodes=2, devices_per_node=2)
         assert claim(session, one) is None
         finish(session, held[1])
         assert claim(session, two, reserve_after_seconds=0.0) is None
-        assert why(session, many[0]).startswith(f"devices are reserved for run {gang.id}")
+        assert why(session, many[0]).startswith(f"devices are reserved for run {node_group.id}")
         finish(session, held[0])
-        assert claim(session, two, reserve_after_seconds=0.0) == gang
-        assert len(nodes(session, gang)) == 2
+        assert claim(session, two, reserve_after_seconds=0.0) == node_group
+        assert len(nodes(session, node_group)) == 2
 
 
 @pytest.mark.slow
@@ -141,7 +143,7 @@ def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> N
     share=st.sampled_from([0.01, 1.0, 100.0]),
     ends=st.lists(st.integers(0, 1), min_size=13, max_size=13),
 )
-def test_nobody_waits_for_ever_whose_project_uses_nothing(
+def test_a_project_without_use_does_not_wait_for_ever(
     database: Database,
     ada: User,
     worker: Worker,
@@ -173,7 +175,7 @@ def test_nobody_waits_for_ever_whose_project_uses_nothing(
         session.rollback()
 
 
-def test_what_is_beyond_a_quota_is_not_queued(database: Database, ada: User) -> None:
+def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> None:
     """Neither of a project nor of a user, nor where files take too much, which a finding says."""
     with database.writing() as session:
         make(session, "vision", queued=2, stored_gib=1)

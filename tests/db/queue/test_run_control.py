@@ -12,10 +12,10 @@ from db.tables import Run, Status, User, Worker
 from tests.db.conftest import claim, config, submit
 
 
-def test_cancel_ends_a_waiting_run_and_asks_a_training_one(
+def test_cancel_ends_a_queued_run_and_stops_a_running_one(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A queued run is cancelled at once; a running one is stopping until its training obeys."""
+    """A queued run is cancelled at once; a running one is stopping until its training stops."""
     with database.writing() as session:
         waiting = submit(session, ada)
         assert run_control.cancel(session, waiting.id, ada).status == Status.CANCELLED
@@ -52,10 +52,10 @@ def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
     [run_control.cancel, run_control.pause, run_control.resume, run_control.request_checkpoint],
     ids=lambda f: f.__name__,
 )
-def test_an_ended_run_obeys_nothing(
+def test_an_ended_run_cannot_be_controlled(
     database: Database, running: Run, ada: User, act: object
 ) -> None:
-    """What an ended run cannot do is refused with its status."""
+    """The error contains its status."""
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.FINISHED)
     with pytest.raises(Conflict, match="finished"), database.writing() as session:
@@ -69,10 +69,10 @@ def test_an_ended_run_obeys_nothing(
         ({"scaler": {"enabled": False}}, "scaler.enabled false: it has no loss scale"),
     ],
 )
-def test_a_run_without_a_loss_scale_refuses_one(
+def test_a_run_without_a_loss_scale_rejects_one(
     database: Database, ada: User, worker: Worker, changes: dict[str, Any], message: str
 ) -> None:
-    """Told to be obeyed, it would leave no trace in the run."""
+    """The request would have no effect."""
     with database.writing() as session:
         submit(session, ada, config=config() | changes)
         run = claim(session, worker)
@@ -81,10 +81,8 @@ def test_a_run_without_a_loss_scale_refuses_one(
         run_control.request_scale(session, run.id, ada, 512.0)
 
 
-def test_a_scale_set_by_hand_stands_in_the_history(
-    database: Database, running: Run, ada: User
-) -> None:
-    """Who asked for it, and for which."""
+def test_a_scale_set_by_hand_is_in_the_history(database: Database, running: Run, ada: User) -> None:
+    """With the user and the value."""
     with database.writing() as session:
         run_control.request_scale(session, running.id, ada, 512.0)
         last = runs.statuses(session, running.id)[-1]

@@ -19,7 +19,7 @@ def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker:
         assert workers.recipes(session) == []
 
 
-def test_a_name_that_is_alive_on_another_host_is_refused(
+def test_a_worker_name_in_use_on_another_host_is_rejected(
     database: Database, worker: Worker
 ) -> None:
     """Two machines of one name would take each other's runs for lost."""
@@ -32,7 +32,7 @@ def test_a_name_that_is_alive_on_another_host_is_refused(
 
 
 def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Worker) -> None:
-    """A worker is alive while it is heard of and has not said goodbye."""
+    """A worker is alive while its heartbeat is recent and it has not signed off."""
 
     def is_alive() -> bool:
         with database.reading() as session:
@@ -59,17 +59,17 @@ def test_living_workers_word_on_a_recipe_counts_first(database: Database, worker
         assert workers.recipes(session) == [DIGITS]
 
 
-def test_unknown_recipe_names_those_there_are(database: Database, worker: Worker) -> None:
-    """Asking for a recipe that nobody offers lists what is offered; broken ones are not."""
+def test_an_unknown_recipe_is_an_error_with_the_offered_ones(
+    database: Database, worker: Worker
+) -> None:
+    """Broken recipes are not listed."""
     add_worker(database, "w2", [{"name": "mine", "error": "SyntaxError"}])
     with pytest.raises(NotFound, match=r"'mine'.*digits"), database.reading() as session:
         workers.recipe(session, "mine")
 
 
-def test_a_recipe_of_a_file_goes_by_its_name_and_by_its_path(
-    database: Database, worker: Worker, ada: User
-) -> None:
-    """Runs of an earlier version have the path; the worker is told which file to load."""
+def test_a_recipe_file_has_a_name_and_a_path(database: Database, worker: Worker, ada: User) -> None:
+    """Runs of an earlier version have the path; the worker gets the file to load."""
     mine = {**DIGITS, "name": "mine", "reference": "/a/mine.py:Mine", "file": "/a/mine.py"}
     with database.writing() as session:
         workers.offer(session, worker.id, [DIGITS, mine])
@@ -82,10 +82,10 @@ def test_a_recipe_of_a_file_goes_by_its_name_and_by_its_path(
             assert workers.reference(workers.get(session, run.worker_id), run.recipe) == loaded
 
 
-def test_a_drained_worker_takes_nothing_and_runs_say_so(
+def test_a_drained_worker_claims_nothing_as_pending_reasons_say(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Neither a run of its own nor a part in another's; what it has goes on. Back again it does."""
+    """Neither a run nor a part of one; its present run continues. Undrained it claims again."""
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with database.writing() as session:
         mine = submit(session, ada)

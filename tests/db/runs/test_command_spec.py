@@ -25,7 +25,7 @@ def test_a_submitted_command_is_read() -> None:
     assert read.parameters == {"lr": {"type": "number", "minimum": 0}}
 
 
-def test_what_is_no_command_is_an_error() -> None:
+def test_an_unknown_command_is_an_error() -> None:
     """The run fails to start, with the field that is wrong."""
     with pytest.raises(ValueError, match="line"):
         read_command({})

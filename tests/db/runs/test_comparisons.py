@@ -1,4 +1,4 @@
-"""Any runs side by side: what is read of many at once."""
+"""Comparison of any runs: data of many runs in few queries."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_windows_of_several_runs_are_those_of_each(
 def test_names_that_most_runs_have_come_first(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Of more metrics than are asked for, those are named that most of the runs share."""
+    """If there are more metrics than requested, the most common ones are returned."""
     for names in (("b", "c"), ("a", "c")):
         run = _start(database, ada, worker)
         record(database, run, events=[make_metric(1, 1.0, name) for name in names])
@@ -97,8 +97,10 @@ def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Wo
         assert comparisons.lowest_losses(session, [1, 2, 3]) == {1: -1.5, 3: 0.5}
 
 
-def test_forks_go_on_counting_examples(database: Database, ada: User, worker: Worker) -> None:
-    """Each generation counts by its own batch; where one of them is not known, nothing is said."""
+def test_forks_continue_the_count_of_examples(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Each generation by its own batch size; if one is unknown, so is the count."""
     for _ in range(4):
         _start(database, ada, worker)
     _change(database, 1, workload={"examples": 10})
@@ -116,8 +118,8 @@ def test_forks_go_on_counting_examples(database: Database, ada: User, worker: Wo
         assert comparisons.examples(session, [session.get_one(Run, 3)]) == {}
 
 
-def test_relatives_are_offered_first(database: Database, ada: User, worker: Worker) -> None:
-    """Parent, forks and group, then the newest of the same recipe; never what is shown already."""
+def test_related_runs_are_suggested_first(database: Database, ada: User, worker: Worker) -> None:
+    """Parent, forks and group, then the newest of the same recipe; never runs already shown."""
     for recipe in ("digits", "digits", "other", "digits", "digits", "digits"):
         with database.writing() as session:
             submit(session, ada, recipe=recipe)

@@ -1,4 +1,4 @@
-"""What attempts were started in, as it is kept."""
+"""Stored environments of attempts."""
 
 from db.database import Database
 from db.runs import environments
@@ -6,8 +6,10 @@ from db.runs.environments import LONGEST_BYTES, Texts
 from db.tables import Run
 
 
-def test_the_latest_attempt_is_told_and_its_texts_are_cut(database: Database, running: Run) -> None:
-    """Whole characters up to the limit; what is written again takes the earlier one's place."""
+def test_the_latest_attempt_is_returned_with_truncated_texts(
+    database: Database, running: Run
+) -> None:
+    """Truncated between characters; a second write replaces the first."""
     with database.writing() as session:
         for attempt, source in ((1, "one"), (2, "two"), (2, "é" * LONGEST_BYTES)):
             texts = Texts(source, None)

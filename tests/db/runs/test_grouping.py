@@ -1,4 +1,4 @@
-"""Runs grouped by what they have in common, in one query on both databases."""
+"""Groups of runs in one query on both databases."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some:
 
 
 def test_it_is_ordered_and_filtered_as_the_list_is(database: Database, some: None) -> None:
-    """By the mean of a column, how many there are, or what they have in common; nulls last."""
+    """By the mean of a column, by the number of runs, or by the common value; nulls last."""
     for sort, values in (
         ("loss", [0.1, 0.2, None]),
         ("-loss", [0.2, 0.1, None]),

@@ -1,4 +1,4 @@
-"""Groups of runs, and what is known of their members."""
+"""Groups of runs and their members."""
 
 import pytest
 
@@ -9,9 +9,11 @@ from db.tables import User
 from tests.db.conftest import config, submit
 
 
-def test_variant_tells_a_missing_scaler() -> None:
-    """fp16 without a scaler is a variant of its own; elsewhere the scaler has no say. So is TF32,
-    of fp32 alone."""
+def test_variant_names_a_missing_scaler() -> None:
+    """fp16 without a scaler is a variant; in other precisions the scaler is irrelevant.
+
+    TF32 is a variant of fp32 only.
+    """
     assert groups.variant(config()) == "fp16"
     assert groups.variant(config() | {"scaler": {"enabled": False}}) == "fp16 without scaler"
     assert groups.variant(config(precision="bf16") | {"scaler": {"enabled": False}}) == "bf16"
@@ -19,8 +21,8 @@ def test_variant_tells_a_missing_scaler() -> None:
     assert groups.variant(config(precision="fp16", tf32=True)) == "fp16"
 
 
-def test_members_come_as_they_were_queued(database: Database, ada: User) -> None:
-    """A group has its own runs alone; one without any is none."""
+def test_members_are_ordered_as_queued(database: Database, ada: User) -> None:
+    """A group contains only its own runs; without any it does not exist."""
     with database.writing() as session:
         first, second, _other = (submit(session, ada) for _ in range(3))
         first.group_id = second.group_id = first.id

@@ -1,4 +1,4 @@
-"""What lists find runs by is kept up with what runs are."""
+"""Filter columns are updated with their runs."""
 
 from typing import Any
 
@@ -146,7 +146,7 @@ NAMED = ("loss", "step", "id", "status", "name", "duration", "skips")
 
 @pytest.mark.only_on("sqlite")
 def test_a_list_reads_no_long_rows(database: Database) -> None:
-    """Filter, order and count alike go by the index that holds what they need."""
+    """Filter, order and count use a covering index."""
     conditions = [
         *(Compared(name, ">", 1.0, "1") for name in NUMBERS),
         *(Text(name, "x") for name in TEXTS),

@@ -9,7 +9,7 @@ from db.errors import Changed, Invalid
 from db.runs import run_metadata, runs
 from db.tables import Run, User
 from db.telemetry import ingest
-from tests.db.runs.test_trash import WATCHED
+from tests.db.runs.trash_made import WATCHED
 
 
 def edit(database: Database, run_id: int, ada: User, **wanted: Any) -> Run:
@@ -17,10 +17,8 @@ def edit(database: Database, run_id: int, ada: User, **wanted: Any) -> Run:
         return run_metadata.edit(session, run_id, ada, wanted)
 
 
-def test_what_is_told_changes_and_the_rest_stays(
-    database: Database, running: Run, ada: User
-) -> None:
-    """A new name stands in the history; viewers hear of each change."""
+def test_only_given_fields_change(database: Database, running: Run, ada: User) -> None:
+    """A new name is in the history; viewers are notified of each change."""
     before = running.revision
     edit(database, running.id, ada, note="# Why\r\nbigger *batch* \n\n")
     run = edit(database, running.id, ada, name=" baseline ", tags=["a", " b", "a", ""])
@@ -45,7 +43,7 @@ def test_what_is_told_changes_and_the_rest_stays(
 def test_bad_values_are_named(
     database: Database, running: Run, ada: User, wanted: dict[str, Any], field: str, message: str
 ) -> None:
-    """The field, what it was and what is allowed; nothing is written."""
+    """With field, value and allowed values; nothing is written."""
     with pytest.raises(Invalid) as refused:
         edit(database, running.id, ada, **{"note": "fine", **wanted})
     assert refused.value.errors == {field: message}
@@ -53,8 +51,10 @@ def test_bad_values_are_named(
         assert runs.get(session, running.id).note == ""
 
 
-def test_of_two_who_edit_the_second_is_told(database: Database, running: Run, ada: User) -> None:
-    """Whoever writes over what they have not seen is refused; other fields do not matter."""
+def test_the_second_of_two_conflicting_edits_is_rejected(
+    database: Database, running: Run, ada: User
+) -> None:
+    """An edit of an outdated value is an error; edits of other fields do not conflict."""
     edit(database, running.id, ada, note="theirs", tags=["x"])
     for wanted, seen in (({"note": "mine"}, {"note": ""}), ({"tags": ["y"]}, {"tags": []})):
         with pytest.raises(Changed, match="changed meanwhile"), database.writing() as session:
@@ -68,8 +68,8 @@ def test_of_two_who_edit_the_second_is_told(database: Database, running: Run, ad
         assert (run.name, run.tags, run.note) == ("n", "x", "both")
 
 
-def test_tags_come_and_go_one_by_one(database: Database, running: Run, ada: User) -> None:
-    """Added twice a tag is there once; the others stay as they were."""
+def test_tags_are_added_and_removed_one_by_one(database: Database, running: Run, ada: User) -> None:
+    """Adding a tag twice has no effect; other tags stay."""
     with database.writing() as session:
         for tag in ("a", "b", "a "):
             run_metadata.add_tag(session, running.id, ada, tag)
@@ -82,7 +82,7 @@ def test_tags_come_and_go_one_by_one(database: Database, running: Run, ada: User
                 run_metadata.add_tag(session, running.id, ada, wrong)
 
 
-def test_a_script_does_not_overwrite_what_a_person_wrote(database: Database, ada: User) -> None:
+def test_a_script_does_not_overwrite_edits_of_users(database: Database, ada: User) -> None:
     """A watched run's name and tags are its script's to begin with, and then people's."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "b" * 32, 1, **(WATCHED | {"tags": "old"})).run_id

@@ -106,7 +106,7 @@ def test_runs_that_need_attention_are_found(database: Database, ada: User) -> No
 
 
 def test_hints_reach_sqlite(database: Database, ada: User) -> None:
-    """A query by a setting says which index is to be used; PostgreSQL is told nothing."""
+    """A query by setting names its index for SQLite; PostgreSQL gets no hint."""
     with database.writing() as session:
         submit(session, ada)
     with database.reading() as session:
@@ -118,7 +118,7 @@ def test_hints_reach_sqlite(database: Database, ada: User) -> None:
 
 
 def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run, ada: User) -> None:
-    """It stands still meanwhile, and goes on from there; in filters, orders and rows alike."""
+    """The duration stops and continues with the run, in filters, orders and rows alike."""
     with database.writing() as session:
         queue.seconds_since_start(session, session.get_one(Run, running.id))
         session.get_one(Run, running.id).status = Status.PAUSED

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import obstore
 import pytest
@@ -19,13 +18,11 @@ from db.settings import Settings
 from db.tables import Channel, Run, SharedLink, Status, Step, StepBucket, SystemSample, User
 from db.telemetry import ingest
 from tests.db.conftest import config, submit
-from tests.db.files.test_checkpoints import saved
+from tests.db.files.checkpoints_made import saved
+from tests.db.migrations_made import a_value
+from tests.db.runs.trash_made import WATCHED, move_to_trash
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
-from tests.db.test_migrations import a_value
 from tests.spool_made import checkpoint_of
-
-WATCHED: dict[str, Any] = {"name": "n", "project": "", "config": {}, "tags": "", "started_at": 0.0}
-WATCHED |= {"host": "h", "versions": {}}
 
 
 @pytest.fixture
@@ -45,11 +42,6 @@ def ended(database: Database, running: Run) -> int:
         )
         queue.end(session, running.id, 1, Status.FINISHED)
     return running.id
-
-
-def move_to_trash(database: Database, ada: User, run_id: int) -> None:
-    with database.writing() as session:
-        trash.delete(session, run_id, ada)
 
 
 def erase_now(database: Database, settings: Settings, ada: User, run_id: int) -> None:
@@ -98,12 +90,14 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
 
 
 def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: User) -> None:
-    """An active run must be cancelled first, and the message says so."""
+    """An active run must be cancelled first, as the message says."""
     with pytest.raises(Conflict, match=r"is running.*Cancel it first"):
         move_to_trash(database, ada, running.id)
 
 
-def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: User) -> None:
+def test_a_checkpoint_that_a_run_starts_from_is_kept(
+    database: Database, ended: int, ada: User
+) -> None:
     """A fork that has not ended keeps its parent, as weights keep theirs; then it may go."""
     place = {"parent_id": ended, "parent_step": 10}
     with database.writing() as session:
@@ -131,7 +125,7 @@ def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada
         groups.join(session, submit(session, ada), ended)
 
 
-def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -> None:
+def test_a_watched_run_in_the_trash_takes_nothing(database: Database, ada: User) -> None:
     """Its script gets the reason; after the erasure the script begins another run."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
@@ -244,7 +238,7 @@ def test_files_go_wherever_they_are(
     assert outside.exists()
 
 
-def test_only_what_is_due_is_erased(
+def test_only_due_runs_are_purged(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
     """Days are counted by the database's clock; restored runs stay."""
@@ -262,7 +256,7 @@ def test_only_what_is_due_is_erased(
         assert runs.get(session, ended).erased_at is None
 
 
-def test_what_is_being_erased_is_not_restored(database: Database, ended: int, ada: User) -> None:
+def test_a_run_being_purged_is_not_restored(database: Database, ended: int, ada: User) -> None:
     """Half of a run would be worth nothing."""
     move_to_trash(database, ada, ended)
     with database.writing() as session:
@@ -286,7 +280,7 @@ class CutOff:
 
 
 @pytest.mark.slow
-def test_stopped_anywhere_it_goes_on(
+def test_stopped_anywhere_it_continues(
     database: Database,
     settings: Settings,
     ended: int,
@@ -315,7 +309,7 @@ def test_stopped_anywhere_it_goes_on(
     assert rows_left(database, ended) == 0
 
 
-def test_it_stops_when_it_is_asked_to(
+def test_it_stops_on_request(
     database: Database,
     settings: Settings,
     ended: int,

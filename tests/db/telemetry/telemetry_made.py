@@ -90,7 +90,7 @@ def step_event(fields: dict[str, Any]) -> StepEvent:
 
 
 def forget(database: Database, run: Run) -> None:
-    """Empty a run again, so that the next example of a property begins anew."""
+    """Delete all rows of a run, for the next example of a property test."""
     with database.writing() as session:
         for table in (Step, StepBucket, Metric, MetricBucket, LatestMetric, ScalerEvent):
             session.execute(delete(table).where(table.run_id == run.id))
@@ -123,7 +123,7 @@ def make_histogram(step: int, *modules: dict[str, Any], scale: float = 2.0**16) 
 
 
 def make_headroom(step: int, **modules: tuple[Any, Any]) -> dict[str, Any]:
-    """A look at modules' largest activations and gradients, as it comes out of a spool."""
+    """Return a measurement of modules' largest activations and gradients, as from a spool."""
     evaluated_at = [
         {"name": name, "activation": activation, "gradient": gradient}
         for name, (activation, gradient) in modules.items()

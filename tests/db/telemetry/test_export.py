@@ -51,7 +51,7 @@ def test_csv_has_every_step(database: Database, recorded: Run) -> None:
 
 
 def test_parquet_has_the_same_steps(database: Database, recorded: Run) -> None:
-    """Parquet keeps each number as it is; NaN is NaN."""
+    """Parquet stores each number exactly; NaN is NaN."""
     rows = read_parquet(database, recorded, "steps")
     result = read_csv(database, recorded, "steps")
     assert list(rows[0]) == list(result[0])
@@ -76,8 +76,8 @@ def test_events_bring_their_culprits(database: Database, recorded: Run) -> None:
 
 
 def test_no_cell_is_a_formula(database: Database, running: Run) -> None:
-    """A spreadsheet takes a name that begins as a formula for text; numbers stay numbers, and
-    Parquet has names as they are.
+    """In CSV a name that begins like a formula is text, and numbers stay numbers; Parquet has the
+    names unchanged.
     """
     formulas = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"]
     metrics = [make_metric(1, -2.5, name) for name in [*formulas, "val/loss"]]
@@ -107,15 +107,13 @@ def test_metrics_come_by_name(database: Database, recorded: Run) -> None:
 
 @pytest.mark.parametrize("name", export.EXPORTS)
 def test_run_without_rows_gives_an_empty_table(database: Database, running: Run, name: str) -> None:
-    """Nothing recorded: a header alone, and a Parquet file that can be read."""
+    """A header in CSV, and a readable Parquet file."""
     assert read_csv(database, running, name) == []
     assert read_parquet(database, running, name) == []
 
 
-def test_what_a_step_waited_for_data_is_a_number_or_not_known(
-    database: Database, running: Run
-) -> None:
-    """What nobody knows is NaN in CSV, so that all of a column are numbers, and null in Parquet."""
+def test_the_data_wait_of_a_step_is_a_number_or_unknown(database: Database, running: Run) -> None:
+    """Unknown is NaN in CSV, so that the column stays numeric, and null in Parquet."""
     steps = make_steps([1.0] * 3)
     steps["data_us"][0] = UNKNOWN_US
     record(database, running, steps)

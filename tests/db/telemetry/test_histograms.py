@@ -23,8 +23,8 @@ def test_modules_add_up_exponent_by_exponent() -> None:
     assert histograms.together([])["counts"] == []
 
 
-def test_samples_are_thinned_but_for_the_last(database: Database, running: Run) -> None:
-    """About as many as asked for, evenly, in order of step, of one module or of all."""
+def test_samples_are_thinned_except_the_last(database: Database, running: Run) -> None:
+    """Evenly, to about the requested number, ordered by step, of one module or all."""
     events = [
         make_histogram(step, make_module("body", -8, [step]), make_module("head", -8, [1]))
         for step in range(1, 12)
@@ -55,7 +55,7 @@ def make_layers(step: int, **norms: float | str) -> dict[str, Any]:
 
 
 def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: Run) -> None:
-    """A list a layer, a number a step; one that was not there yet has none; inf is kept."""
+    """One list per layer, one number per step; null before the layer existed; inf is preserved."""
     events = [make_layers(50, body=1.0, head="Infinity"), make_layers(100, body=2.0, tail=3.0)]
     record(database, running, events=events)
     with database.reading() as session:
@@ -80,7 +80,7 @@ def test_headroom_of_modules_is_rows_in_forward_order(database: Database, runnin
 
 
 def test_many_norms_of_layers_are_thinned_evenly(database: Database, running: Run) -> None:
-    """At most about as many as are asked for, the last one always there."""
+    """To about the requested number, including the last one."""
     record(database, running, events=[make_layers(step, body=1.0) for step in range(1, 102)])
     with database.reading() as session:
         steps = histograms.layer_norms(session, running.id, most=10)["steps"]

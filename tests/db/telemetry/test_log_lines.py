@@ -20,7 +20,7 @@ from halfstep.telemetry.events import LogPart
 def test_the_database_keeps_a_bounded_number_of_lines(
     database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first and the newest stay, and what went is named by its numbers, however often."""
+    """The first and the newest lines; deleted ones are identified by number."""
     monkeypatch.setattr(telemetry, "FIRST_LINES", 10)
     monkeypatch.setattr(telemetry, "MOST_LINES", 100)
     monkeypatch.setattr(telemetry, "LINES_PER_CHECK", 50)

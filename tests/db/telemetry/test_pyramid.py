@@ -1,4 +1,4 @@
-"""The pyramid: its stones are what the raw steps say, however these arrived."""
+"""The pyramid: its blocks agree with the raw steps for any order of arrival."""
 
 import math
 from typing import Any
@@ -94,7 +94,7 @@ def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
 def test_rebuilding_gives_the_same_bytes(
     database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
 ) -> None:
-    """A pyramid made anew is identical to the one written batch by batch."""
+    """A rebuilt pyramid is identical to one written batch by batch."""
     forget(database, running)
     record(database, running, *history[1], events=[make_metric(s, s / 3) for s in (1, 70, 900)])
     written = _stones(database)
@@ -115,7 +115,7 @@ metric_points = st.tuples(
 @pytest.mark.slow
 @given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
 @anyhow
-def test_metrics_summed_up_together_are_those_summed_up_alone(
+def test_metrics_summarized_together_equal_those_summarized_one_by_one(
     database: Database, running: Run, flushes: list[list[tuple[str, int, int, float]]]
 ) -> None:
     """Names of a flush share their queries; buckets and latest points are as of each by itself."""
@@ -140,7 +140,7 @@ def test_metrics_summed_up_together_are_those_summed_up_alone(
 @pytest.mark.slow
 @given(history=histories(), data=st.data())
 @anyhow
-def test_truncating_leaves_what_a_rebuild_would(
+def test_truncating_equals_a_rebuild(
     database: Database,
     running: Run,
     history: tuple[NDArray[Any], list[NDArray[Any]]],
@@ -181,7 +181,7 @@ def test_points_far_apart_are_summed_up_however_many_come_at_once(
 
 
 def test_runs_do_not_mix(database: Database, running: Run) -> None:
-    """A rebuild of one run leaves the stones of another alone."""
+    """A rebuild of one run does not change the blocks of another."""
     record(database, running, make_steps([1.0] * 100))
     written = _stones(database)
     with database.writing() as session:
@@ -288,8 +288,8 @@ def test_summaries_made_before_a_series_was_kept_are_read(database: Database, ru
     assert np.isnan(found[512].high[0, -1])
 
 
-def test_a_series_that_is_nowhere_known_has_no_extremes(database: Database, running: Run) -> None:
-    """What is kept as whole numbers has no NaN: its count says that there is no value."""
+def test_a_series_without_known_values_has_no_extremes(database: Database, running: Run) -> None:
+    """Whole-number columns have no NaN: a count of 0 says that there is no value."""
     steps = make_steps([1.0] * 130)
     steps["data_us"][:64] = UNKNOWN_US
     record(database, running, steps)

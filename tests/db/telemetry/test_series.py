@@ -1,4 +1,4 @@
-"""What is new since a cursor."""
+"""Changes since a cursor."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
 
 
 @pytest.mark.parametrize("field", ["attempt", "event", "metric", "diagnosis"])
-def test_a_cursor_beyond_what_a_column_of_ids_holds_is_as_good_as_none(
+def test_a_cursor_beyond_the_range_of_ids_counts_as_none(
     database: Database, running: Run, field: str
 ) -> None:
     """PostgreSQL would refuse to compare an id with such a number."""
@@ -114,7 +114,7 @@ def test_a_cursor_beyond_what_a_column_of_ids_holds_is_as_good_as_none(
 def test_pages_of_metrics_are_read_in_the_order_of_an_index(
     database: Database, running: Run
 ) -> None:
-    """Points come as they were recorded; SQLite, whose plans tell so, sorts none of them."""
+    """In order of recording; SQLite's query plan has no sort."""
     names = ["val/loss", "accuracy"]
     recorded = [{"name": name, "step": step} for name in names for step in (3, 1, 2)]
     with database.writing() as session:

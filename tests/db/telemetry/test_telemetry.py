@@ -43,9 +43,9 @@ def test_steps_are_read_back_as_they_were_recorded(database: Database, running: 
 
 
 def test_an_exact_replay_outlives_an_inexact_one(database: Database, running: Run) -> None:
-    """Asked for again by hand, later, a step has other weights: what was found then stands.
+    """A later replay of the same step has other weights, so that the first result is preserved.
 
-    Also if both come at once, or recorded twice; an inexact one gives way to any other.
+    Also if both arrive in one batch, or twice; an inexact result is replaced by any other.
     """
     by_hand = {"exact": False, "requested": True}
     events = [make_replay(1), make_replay(1, **by_hand), make_replay(2, **by_hand)]
@@ -59,7 +59,7 @@ def test_an_exact_replay_outlives_an_inexact_one(database: Database, running: Ru
 
 
 def test_flags_follow_what_happened(database: Database, running: Run) -> None:
-    """A skip is flagged as told, a loss that is not finite whether told or not."""
+    """A skip is flagged as sent, a nonfinite loss whether flagged or not."""
     steps = make_steps([1.0, float("nan"), 1.0], skipped=[1])
     steps["flags"][2] |= 2
     record(database, running, steps)
@@ -101,7 +101,7 @@ def test_steps_run_again_within_a_batch_replace_the_earlier(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_of_a_metric_told_several_times_of_a_step_the_last_is_kept(
+def test_the_last_value_of_a_metric_in_a_step_counts(
     database: Database, running: Run, at_once: bool
 ) -> None:
     """In one flush, and in several."""
@@ -155,8 +155,8 @@ def test_a_short_pause_changes_the_speed_little(database: Database, running: Run
         assert speed == pytest.approx(1e6 / (0.99 * 1000 + 0.01 * 50_000))
 
 
-def test_log_lines_and_samples_are_kept(database: Database, running: Run) -> None:
-    """What was printed, and how busy the machine was, arrive with the steps."""
+def test_log_lines_and_samples_are_recorded(database: Database, running: Run) -> None:
+    """They arrive together with the steps."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stdout", "text": "hello"}
     sample = {
         "device": -1,
@@ -183,8 +183,8 @@ def test_given_up_attempt_writes_nothing(database: Database, running: Run) -> No
     assert read(database, running)["step"] == []
 
 
-def test_epochs_tell_how_long_a_run_is(database: Database, running: Run) -> None:
-    """The number of steps that the training has come to is the run's, and a metric may be at 0."""
+def test_the_length_of_a_run_follows_from_epochs(database: Database, running: Run) -> None:
+    """The run gets the number of steps that the training computed; a metric may be at step 0."""
     events = [{"event": "length", "step": 0, "steps": 1234}, make_metric(0, 0.25)]
     record(database, running, make_steps([1.0]), events=events)
     with database.reading() as session:

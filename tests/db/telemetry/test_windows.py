@@ -103,7 +103,7 @@ def _assert_line(line: Line, raw: dict[int, float]) -> None:
 
 
 def _assert_scale(line: Line, raw: NDArray[Any], most: int) -> None:
-    """Each point holds until the next; with more changes than points, extremes are kept."""
+    """Each point holds until the next; with more changes than points, extremes are included."""
     assert len(line.x) <= most
     changes = np.count_nonzero(raw["flags"][:-1] & 1)
     if changes <= most - 2:
@@ -126,7 +126,7 @@ def _assert_ticks(ticks: Ticks, happened: NDArray[Any], bucket: int, most: int) 
 
 
 def test_close_zoom_is_raw(database: Database, running: Run) -> None:
-    """A window with no more steps than points has each step, infinities by name and NaN as None."""
+    """A window with no more steps than points has each step, infinities as strings, NaN as None."""
     record(database, running, make_steps([1.0, float("nan"), float("inf"), -float("inf")] * 100))
     window = look(database, running, first=101, last=104)
     assert window.bucket == 1
@@ -191,7 +191,7 @@ def test_run_without_steps_has_no_window(database: Database, running: Run) -> No
         assert windows.window(session, running.id, first=11) is None
 
 
-def test_window_of_too_few_points_is_refused(database: Database, running: Run) -> None:
+def test_window_of_too_few_points_is_rejected(database: Database, running: Run) -> None:
     """Less than 32 points cannot hold the ends and the extremes of a window."""
     record(database, running, make_steps([1.0]))
     with database.reading() as session, pytest.raises(ValueError, match="at least 32"):

@@ -68,7 +68,7 @@ def auxiliary_head(watch: WatchCall, precision: str = "fp16", fused: bool = Fals
 
 
 class Straight(nn.Module):
-    """An encoder whose codes go through numpy, which the graph does not follow."""
+    """An encoder with codes computed by numpy, outside of the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Straight(nn.Module):
 
 @loop(cause="no_gradient", harmful=HARMFUL)
 def codes_through_numpy(watch: WatchCall) -> None:
-    """An autoencoder with rounded codes: two optimizers, of which the encoder's learns nothing."""
+    """An autoencoder with rounded codes and two optimizers; the encoder's learns nothing."""
     net = Straight()
     optimizer = torch.optim.Adam(
         [{"params": net.encoder.parameters()}, {"params": net.decoder.parameters(), "lr": 3e-3}]
@@ -160,7 +160,9 @@ def dead_units(watch: WatchCall) -> None:
 
 @loop(cause="zero_gradients", harmful=HARMFUL)
 def adapter_of_two_zeros(watch: WatchCall) -> None:
-    """A low-rank adapter, both of whose factors begin at 0: each gradient is times the other."""
+    """A low-rank adapter with both factors initialized to 0: each gradient is multiplied by the
+    other.
+    """
     base = mlp().requires_grad_(False)
     down, up = nn.Linear(8, 2, bias=False), nn.Linear(2, 4, bias=False)
     nn.init.zeros_(down.weight)
@@ -199,7 +201,7 @@ def descent_by_hand(watch: WatchCall, precision: str = "fp32") -> None:
 
 @loop(cause="no_optimizer_step", harmful=HARMFUL, precision="fp32")
 def momentum_by_foreach(watch: WatchCall) -> None:
-    """Momentum of one's own by torch._foreach functions, on gradients of autograd.grad."""
+    """A hand-written momentum with torch._foreach functions on gradients of autograd.grad."""
     net = GRUNet()
     parameters = list(net.parameters())
     velocity = [torch.zeros_like(p) for p in parameters]

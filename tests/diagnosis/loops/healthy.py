@@ -305,7 +305,7 @@ def layer_drop(watch: WatchCall) -> None:
 
 @loop(cause=HEALTHY, variants=[{"listed": False}, {"listed": True}])
 def frozen_body(watch: WatchCall, listed: bool = False) -> None:
-    """A frozen body, whose parameters are in the optimizer."""
+    """A frozen body with its parameters in the optimizer."""
     net = mlp(8, 32, 16)
     head = nn.Linear(16, 4)
     net.requires_grad_(False)
@@ -323,7 +323,7 @@ def frozen_body(watch: WatchCall, listed: bool = False) -> None:
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer next to a trained one of rank 2, whose second factor begins at 0."""
+    """A frozen linear layer and a trained one of rank 2 with its second factor initialized to 0."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()

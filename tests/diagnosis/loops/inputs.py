@@ -56,7 +56,7 @@ def constant_pictures(watch: WatchCall) -> None:
 
 
 class Conditioned(nn.Module):
-    """A network of two inputs, of which the second may be absent."""
+    """A network with two inputs; the second one may be absent."""
 
     def __init__(self) -> None:
         super().__init__()

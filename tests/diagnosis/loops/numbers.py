@@ -40,7 +40,7 @@ def spike_before_a_norm(watch: WatchCall, fused: bool = False) -> None:
 
 
 class Normalised(nn.Module):
-    """A network that keeps the mean and variance of what it observes, as agents do."""
+    """A network that tracks the mean and variance of its inputs, as agents do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def perplexity_in_half(watch: WatchCall) -> None:
 
 @loop(cause="metric_nonfinite", harmful=METRIC, precision="fp32")
 def precision_of_no_positive(watch: WatchCall) -> None:
-    """True positives divided by predicted ones, of which there is none: 0 / 0, at every step."""
+    """True positives divided by predicted positives, which are 0 at every step."""
     net = mlp(8, 32, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     handle = watch(net, name="positives")

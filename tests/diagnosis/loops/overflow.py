@@ -81,7 +81,7 @@ def exponential_in_half(watch: WatchCall) -> None:
 
 
 class AttentionClassifier(nn.Module):
-    """Attention whose scores nobody divides by the root of the width."""
+    """Attention with scores that are not divided by the root of the width."""
 
     def __init__(self, temperature: float) -> None:
         super().__init__()

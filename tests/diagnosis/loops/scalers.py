@@ -89,7 +89,7 @@ def copied_before_training(watch: WatchCall) -> None:
     variants=[{"precision": "bf16"}, {"precision": "fp32"}],
 )
 def scaler_for_nothing(watch: WatchCall, precision: str = "bf16") -> None:
-    """A scaler around a loop in bf16 or fp32, whose range needs none."""
+    """A scaler around a loop in bf16 or fp32, which does not need it."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**16)
@@ -124,7 +124,7 @@ def weights_in_bfloat16(watch: WatchCall) -> None:
 
 @loop(cause="scaler_without_fp16", harmful={*SCALE, "lower_rate", "clip"}, precision="fp32")
 def autocast_that_is_off(watch: WatchCall) -> None:
-    """use_amp is False for autocast, and nobody told the scaler."""
+    """use_amp is False for autocast but not for the scaler."""
     net = ConvNet()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
     scaler = grad_scaler(2.0**16)

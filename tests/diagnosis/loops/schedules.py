@@ -88,7 +88,7 @@ def between_step_and_update(watch: WatchCall) -> None:
 
 @loop(cause="schedule_in_skipped_steps", harmful=HARMFUL)
 def of_one_of_two_optimizers(watch: WatchCall) -> None:
-    """Two optimizers of one scaler, the second of which overflows and has a schedule."""
+    """Two optimizers of one scaler; the second one overflows and has a schedule."""
     body, head = mlp(8, 32, 16), nn.Linear(16, 4)
     first = torch.optim.AdamW(body.parameters(), lr=1e-3)
     second = torch.optim.AdamW(head.parameters(), lr=1e-3)

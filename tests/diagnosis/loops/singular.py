@@ -40,7 +40,7 @@ def root_of_a_distance(
 
 
 class Entropy(nn.Module):
-    """The entropy of a gate, by the log of probabilities of which ReLU makes some exactly 0."""
+    """The entropy of a gate: the log of probabilities that ReLU made exactly 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class SafeRoot(torch.autograd.Function):
 
 @loop(cause="singular_gradient", harmful=HARMFUL)
 def function_of_its_own(watch: WatchCall) -> None:
-    """A custom autograd Function whose backward divides 0 by 0."""
+    """A custom autograd Function with a backward that divides 0 by 0."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()

@@ -63,7 +63,7 @@ def never_cleared_and_finite(
 
 @loop(cause="gradients_not_cleared", harmful=HARMFUL)
 def one_of_two_is_cleared(watch: WatchCall) -> None:
-    """Two optimizers without a scaler, of which the second one is never cleared."""
+    """Two optimizers without a scaler; the second one is never cleared."""
     body, head = mlp(8, 32, 16), nn.Linear(16, 4)
     first = torch.optim.SGD(body.parameters(), lr=0.01)
     second = torch.optim.SGD(head.parameters(), lr=0.01)
@@ -95,7 +95,7 @@ def cleared_after_good_steps(watch: WatchCall) -> None:
 
 @loop(cause="gradients_not_cleared", harmful=HARMFUL)
 def cleared_of_the_other(watch: WatchCall) -> None:
-    """Two optimizers, of which the first one is cleared twice."""
+    """Two optimizers; the first one is cleared twice, the second one never."""
     body, head = mlp(8, 32, 16), nn.Linear(16, 4)
     first = torch.optim.AdamW(body.parameters(), lr=1e-3)
     second = torch.optim.SGD(head.parameters(), lr=0.05)

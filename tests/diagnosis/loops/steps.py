@@ -35,7 +35,7 @@ def clip_before_unscale(watch: WatchCall, fused: bool = False, growth: int = 200
 
 @loop(cause="scaled_gradients_clipped", harmful=CLIP)
 def clip_of_one_in_two(watch: WatchCall) -> None:
-    """Two optimizers, of which only the first one's gradients are unscaled before the clip."""
+    """Two optimizers; only the first one's gradients are unscaled before the clip."""
     body, head = mlp(8, 32, 16), nn.Linear(16, 4)
     net = nn.Sequential(body, nn.ReLU(), head)
     first = torch.optim.AdamW(body.parameters(), lr=1e-3)
@@ -78,7 +78,7 @@ def clip_by_hand(watch: WatchCall, fused: bool = False) -> None:
 
 @loop(cause="scaled_gradients_clipped", harmful=CLIP)
 def clip_with_accumulation(watch: WatchCall) -> None:
-    """A language model's loop of four micro-batches, which clips what is scaled."""
+    """A language model's loop with four micro-batches that clips scaled gradients."""
     net = TinyGPT()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**8, growth_interval=5)
@@ -114,7 +114,7 @@ def stepped_twice(watch: WatchCall, fused: bool = False) -> None:
 
 @loop(cause="step_outside_scaler", harmful=OUTSIDE)
 def stepped_twice_into_nan(watch: WatchCall) -> None:
-    """The second step applies what the scaler had skipped: from then on all weights are NaN."""
+    """The second step applies the gradients that the scaler skipped: all weights become NaN."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**28)
@@ -188,7 +188,7 @@ def step_forgotten(watch: WatchCall, fused: bool = False) -> None:
 
 @loop(cause="step_left_out", harmful=LEFT_OUT)
 def step_filtered_by_norm(watch: WatchCall) -> None:
-    """A loop that passes over steps whose norm is above a bound, and the bound is too low."""
+    """A loop that skips steps with a norm above a bound, which is too low."""
     net = ConvNet()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     scaler = grad_scaler()

@@ -99,7 +99,7 @@ def scaling_by_hand(watch: WatchCall, scale: float = 2.0**26) -> None:
 
 @loop(cause="nonfinite_without_scaler", harmful={"zero_grad", "restore", "growth_interval"})
 def scaling_by_hand_unchecked(watch: WatchCall) -> None:
-    """A fixed scale that is too large, whose gradients nobody checks."""
+    """A fixed scale that is too large, with unchecked gradients."""
     _scaled_by_hand(watch, 2.0**26, is_checked=False)
 
 
@@ -187,7 +187,7 @@ def closures_into_a_pole(watch: WatchCall) -> None:
 def region_without_autocast(watch: WatchCall) -> None:
     """Autocast is off for the loss, but its input is still half: squares exceed 65,504."""
     net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
     scaler = grad_scaler(2.0**8)
     watch(net, name="region")
     for number, (x, y) in enumerate(labelled(80)):
@@ -203,7 +203,7 @@ def region_without_autocast(watch: WatchCall) -> None:
 
 @loop(cause=HEALTHY)
 def region_in_fp32(watch: WatchCall) -> None:
-    """The same region, whose input is converted first."""
+    """The same region with its input converted first."""
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
     scaler = grad_scaler(2.0**-10)

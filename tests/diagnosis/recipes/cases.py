@@ -49,7 +49,7 @@ def trained(
     watch: WatchCall,
     items: list[Any] | None = None,
 ) -> None:
-    """Train a recipe as the trainer does. items: gets what it tells, in order."""
+    """Train a recipe as the trainer does. items: receives its events in order."""
     handles: list[Handle] = []
 
     class Seen(recipe):  # type: ignore[misc, valid-type]

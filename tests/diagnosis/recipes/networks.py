@@ -159,7 +159,7 @@ class MissingValues(Sound):
 
 
 class UnusedHead(Sound):
-    """A second head whose output is not in the loss."""
+    """A second head that the loss does not use."""
 
     name: ClassVar = "unused_head"
     defaults: ClassVar = {**Sound.defaults, "training": {"steps": 200, "batch_size": 32}}

@@ -1,5 +1,7 @@
-"""Which server and which token: what was said first counts."""
+"""Server and token: arguments, environment and stored login, in this order."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +50,7 @@ def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
+def test_login_stores_the_token_privately(stranger: Path) -> None:
     """Mode 0600; the token came as input, and is not printed. The client has it then."""
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
@@ -62,6 +64,18 @@ def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
     with Client() as client:
         assert client._http.headers["Authorization"] == "Bearer another"
         assert str(client._http.base_url) == "http://there"
+
+
+def test_a_file_left_by_a_killed_process_of_this_number_is_replaced(tmp_path: Path) -> None:
+    """Numbers of processes are used again, in containers soon."""
+    path = tmp_path / "login.json"
+    left = tmp_path / f".login.json.{os.getpid()}"
+    left.write_text("half")
+    left.chmod(0o644)
+    assert credentials.write_private(path, {"token": "new"}) == path
+    assert json.loads(path.read_text()) == {"token": "new"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not left.exists()
 
 
 def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,16 +96,16 @@ def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
         credentials.known()
 
 
-def test_login_says_what_is_allowed() -> None:
+def test_login_names_the_allowed_values() -> None:
     """An address without a scheme, and no token."""
     assert "url is 'there'; allowed: http://" in login("token", "there").stderr
     assert "there is no token: type it" in login("", "http://there").stderr
 
 
-def test_what_cannot_be_used_is_named_with_where_it_stands(
+def test_invalid_credentials_are_named_with_their_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An address without a host, a token of other characters; the token is not told."""
+    """A URL without a host, a token with invalid characters; the token is not printed."""
     monkeypatch.setenv("HALFSTEP_TOKEN", "hs_é")
     with pytest.raises(Unreadable, match="HALFSTEP_TOKEN: the token has the character 'é'"):
         Client("http://there")
@@ -111,7 +125,7 @@ def test_what_cannot_be_used_is_named_with_where_it_stands(
 
 
 def test_a_damaged_file_is_named(stranger: Path) -> None:
-    """With what writes it anew."""
+    """With the command that replaces it."""
     path = credentials.store(STORED)
     for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
         path.write_text(text)

@@ -1,5 +1,6 @@
 """A server on this machine that scripts of its user find."""
 
+import fcntl
 import json
 import stat
 import sys
@@ -52,6 +53,20 @@ def test_the_server_that_started_last_is_found(tmp_path: Path) -> None:
         assert found.token == "hs_2"
 
 
+def test_a_script_that_looks_delays_a_server_only(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script shares the lock for the moment of its look."""
+    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+        [path] = state.glob("*.lock")
+    look = path.open()
+    fcntl.flock(look, fcntl.LOCK_SH)
+    monkeypatch.setattr(local_server.time, "sleep", lambda _seconds: look.close())
+    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+        assert look.closed
+        assert local_server.running() is not None
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -78,6 +93,7 @@ def _watch(folder: Path) -> str:
     return ended.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: str) -> None:
     """Its run is the operator's; the next start reuses the token; a stopped server is not found."""

@@ -22,7 +22,7 @@ def test_a_terminal_sees_how_far_it_is(
     assert drawn[-1] == ""
 
 
-def test_nobody_else_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_outputs_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     """A log file holds no bars."""
     with Progress("run 1") as result:
         result(1, 2)

@@ -20,7 +20,7 @@ from tests.spool_made import checkpoint_of
 
 
 def test_every_step_is_an_element(client: Client) -> None:
-    """Exactly what was recorded, infinities too; or a range of it."""
+    """Exactly as recorded, including infinities; all steps or a range."""
     series = client.series(1)
     assert series["loss"].step.tolist() == list(range(1, STEPS + 1))
     expected = 1 / np.arange(1, STEPS + 1, dtype=np.float64)
@@ -32,7 +32,7 @@ def test_every_step_is_an_element(client: Client) -> None:
 
 
 def test_points_are_a_charts(client: Client) -> None:
-    """Where fewer are asked for, extremes stay."""
+    """With fewer points than steps, extremes are included."""
     loss = client.series(1, points=32)["loss"]
     assert 2 < len(loss.step) < STEPS
     assert loss.value[0] == 1
@@ -89,7 +89,7 @@ def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[s
     assert [json.loads(line) for line in said] == client.findings(1)
 
 
-def test_a_scale_is_asked_for(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a running run, once."""
     type_command("run", "scale", "1", "4096")
     assert "4096" in capsys.readouterr().out
@@ -98,7 +98,7 @@ def test_a_scale_is_asked_for(client: Client, capsys: pytest.CaptureFixture[str]
 
 
 def test_ada_forks(client: Client, database: Database, ada: User) -> None:
-    """A fork is configured as its parent was, but for what is said."""
+    """A fork has its parent's configuration with the given changes."""
     from db.files import checkpoints
 
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "0" * 64}
@@ -121,7 +121,7 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
 def test_metrics_of_many_names_come_in_pages(
     database: Database, running: Run, client: Client
 ) -> None:
-    """All of them are returned; a chart has a page, what is searched for, and what is named."""
+    """The client returns all; a chart requests a page, a search or names."""
     names = [f"layer{number:03d}" for number in range(MOST_SHOWN + 20)]
     record(database, running, events=[make_metric(1, 0.5, name) for name in names])
     every = ['a "b",\u2028c', *names]

@@ -8,7 +8,7 @@ from halfstep.cli.command_line import filled, placeholders, ranks_fault, words
 
 
 def test_placeholders_are_named_once_in_order() -> None:
-    """Other braces are themselves, and doubled ones stand for single ones."""
+    """Other braces stay, and doubled braces become single ones."""
     line = """python t.py {b} --x={a}{b} '{"k": {"n": 1}}' {{c}} {1} {} {é}"""
     assert placeholders(line) == ["b", "a"]
     assert filled(line, {"a": 1e-05, "b": True}) == [
@@ -27,7 +27,7 @@ def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
     ("line", "message"),
     [("", "empty"), ("''", "empty"), ("a 'b", "no closing quotation"), ("{a}", "placeholder")],
 )
-def test_what_is_no_command_line_is_said(line: str, message: str) -> None:
+def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
     """In words for people."""
     with pytest.raises(ValueError, match=message):
         words(line)

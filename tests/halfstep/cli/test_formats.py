@@ -3,21 +3,7 @@
 import pytest
 
 from halfstep.cli import formats
-
-RUN = {
-    "id": 7,
-    "name": "baseline",
-    "status": "running",
-    "attempt": 2,
-    "step": 352_889,
-    "steps_total": 3_000_000,
-    "loss": 0.01812,
-    "scale": 524288.0,
-    "skipped": 1234,
-    "health": {"word": "healthy", "reason": "No step was skipped."},
-    "seconds_left": 20160.0,
-    "error": None,
-}
+from tests.halfstep.cli.formats_made import RUN
 
 
 @pytest.mark.parametrize(
@@ -58,8 +44,8 @@ def test_a_duration_has_two_units(seconds: float | None, text: str) -> None:
     assert formats.duration(seconds) == text
 
 
-def test_the_status_line_has_what_one_watches() -> None:
-    """Loss, scale, skipped steps, health and ETA; what is not known is left out."""
+def test_the_status_line_has_the_key_figures() -> None:
+    """Loss, scale, skipped steps, health and ETA; unknown ones are left out."""
     line = formats.run_line(RUN)
     assert line == (
         "run 7  running  baseline  step 352,889/3,000,000  loss 0.01812  scale 2^19  "
@@ -72,7 +58,7 @@ def test_the_status_line_has_what_one_watches() -> None:
 
 
 def test_a_failed_run_has_the_reason_of_its_failure() -> None:
-    """Not of what was done with it later; in a list, which has no history, the last line."""
+    """Not that of a later action; in a list, which has no history, the last line of the error."""
     failed = RUN | {"status": "failed", "error": "Traceback:\n\nValueError: bye\n"}
     history = [
         {"status": "failed", "attempt": 1, "reason": "exit code 2"},
@@ -86,5 +72,5 @@ def test_a_failed_run_has_the_reason_of_its_failure() -> None:
 
 
 def test_text_cannot_control_the_terminal() -> None:
-    """A name with an escape sequence is shown, and obeyed by no terminal."""
+    """Escape sequences in a name are printed visibly."""
     assert formats.plain("a\x1b[2Jb\nc") == "a\ufffd[2Jb c"

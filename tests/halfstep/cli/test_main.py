@@ -75,6 +75,7 @@ def test_version_is_printed() -> None:
     assert halfstep("--version").stdout.strip() == __version__
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_another_package_adds_a_command(tmp_path: Path) -> None:
     """An entry point of the group is called with all arguments after its name."""
@@ -191,7 +192,7 @@ def test_unknown_command_is_named() -> None:
 def test_a_typing_error_is_one_sentence(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On one line of stderr, with the command whose --help explains more; the exit code is 2."""
+    """On one line of stderr, with the command that has --help; the exit code is 2."""
     assert type_command(*typed.split()) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"halfstep: {message}")
@@ -222,7 +223,7 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         ("recipe remove away.py", 1, "away.py is not "),
     ],
 )
-def test_what_goes_wrong_is_json_where_that_is_asked_for(
+def test_errors_are_json_if_requested(
     typed: str,
     code: int,
     message: str,

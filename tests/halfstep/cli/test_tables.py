@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from halfstep.cli import tables
-from tests.halfstep.cli.test_formats import RUN
+from tests.halfstep.cli.formats_made import RUN
 
 ROW: dict[str, Any] = RUN | {"steps_per_second": 131.1, "owner": "ada"}
 

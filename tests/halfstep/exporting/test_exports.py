@@ -1,4 +1,4 @@
-"""A run of the server, for what other loggers read: told back by their own readers, and ours."""
+"""Exports for other loggers, read back by their own readers and ours."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def lines(found: SourceRun) -> dict[str, list[Point]]:
 def test_tensorboard_reads_it(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TensorBoard's own reader finds every step, the metric, and what the run was."""
+    """TensorBoard's own reader finds every step, the metric, and the description."""
     place = export("tensorboard", tmp_path / "logs", capsys)
     read = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
     read.Reload()
@@ -48,7 +48,7 @@ def test_tensorboard_reads_it(
 
 
 @pytest.mark.parametrize("target", ["tensorboard", "mlflow"])
-def test_a_folder_whose_name_is_not_utf8_is_refused(
+def test_a_folder_whose_name_is_not_utf8_is_rejected(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
     """In a sentence, and nothing is written."""
@@ -77,7 +77,7 @@ def test_mlflows_folder_has_it(
 
 
 def test_a_name_may_be_a_folder_too(tmp_path: Path) -> None:
-    """`loss` beside `loss/train`, in either order; a name cannot leave its folder."""
+    """`loss` and `loss/train`, in either order; a name cannot leave its folder."""
     from halfstep.exporting.mlflow import _Files
 
     with _Files(tmp_path / "a") as files:

@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +21,6 @@ from pyarrow import parquet
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
@@ -30,27 +28,16 @@ from halfstep.importing.source import Media
 from halfstep.session.logged_values import Histogram, as_file
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.run_folder import read_run
+from tests.halfstep.importing.imports_made import (
+    MOMENT,
+    RECORDED,
+    Import,
+    event_file,
+    scalar,
+)
 from tests.halfstep.monitor.watch_made import Written
-from tests.site import type_command
 
-RECORDED = Path(__file__).parents[1] / "imported"
-MOMENT = 1_700_000_000.0
 PNG = as_file(np.zeros((2, 2), np.uint8))[1]
-
-Import = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture
-def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
-    """Run `halfstep import`; return its message on each run. code: its exit code."""
-
-    def type_it(source: str, path: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
-        folder = str(tmp_path / "halfstep")
-        options = ("--folder", folder, "--offline", "--json", *words)
-        assert type_command("import", source, str(path), *options) == code
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return type_it
 
 
 def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
@@ -83,7 +70,7 @@ def test_a_wandb_run(imported: Import) -> None:
     assert (outcome["status"], outcome["step"]) == ("finished", 12)
 
 
-def test_a_damaged_wandb_log_ends_its_run_alone(
+def test_a_damaged_wandb_log_affects_only_its_run(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Data before the damage are imported; the other run is complete."""
@@ -158,20 +145,6 @@ def test_damaged_stores_of_mlflow_are_named(
     ]
 
 
-def scalar(tag: str, step: int, value: float) -> Event:
-    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-    return Event(step=step, wall_time=MOMENT + step, summary=summary)
-
-
-def event_file(folder: Path, *events: Event) -> Path:
-    """Write an event file with TensorBoard's own writer."""
-    writer = EventFileWriter(str(folder))
-    for event in events:
-        writer.add_event(event)
-    writer.close()
-    return max(folder.glob("*tfevents*"))
-
-
 def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     """Each folder is a run; numbers are unchanged, and other values are counted."""
     image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
@@ -213,9 +186,9 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
     assert result["logs"]["steps"] == 1
 
 
-def files(told: dict[str, Any]) -> dict[str, bytes]:
+def files(entry: dict[str, Any]) -> dict[str, bytes]:
     """Return the files named in the spool of an imported run."""
-    folder = Path(told["folder"])
+    folder = Path(entry["folder"])
     found = {each["path"]: each["sha256"] for each in Written(folder).of("artifact")}
     contents = {path: (folder / path).read_bytes() for path in found}
     assert {path: hashlib.sha256(each).hexdigest() for path, each in contents.items()} == found
@@ -273,8 +246,8 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(PNG)
     (inside / "out.png").symlink_to(tmp_path / "secret.png")
 
-    def history(kind: str, **told: Any) -> dict[int, list[Any]]:
-        items = {"_type": kind} | told
+    def history(kind: str, **entry: Any) -> dict[int, list[Any]]:
+        items = {"_type": kind} | entry
         packed = [item(("val", "it", name), value) for name, value in items.items()]
         return {1: [item(("_step",), 4), *packed]}
 
@@ -286,8 +259,8 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
         history("image-file", path="media/images/out.png"),
         history("table-file", path="media/images/a.png"),
     )
-    told = [point for row in rows for point in wandb._row(row, tmp_path / "files", left_out)]
-    assert told == [Media("val.it", 4, None, PNG)] * 3
+    entry = [point for row in rows for point in wandb._row(row, tmp_path / "files", left_out)]
+    assert entry == [Media("val.it", 4, None, PNG)] * 3
     assert left_out == {"images/separated": 1, "image-file": 1, "table-file": 1}
 
 
@@ -297,9 +270,9 @@ def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> 
 
     def work(pictures: int) -> int:
         """Count what Python executes."""
-        told = {"_type": "image-file", "path": "none.png"}
-        paths = ((f"it {n}", name) for n in range(pictures) for name in told)
-        row = {1: [item(path, told[path[-1]]) for path in paths]}
+        entry = {"_type": "image-file", "path": "none.png"}
+        paths = ((f"it {n}", name) for n in range(pictures) for name in entry)
+        row = {1: [item(path, entry[path[-1]]) for path in paths]}
         executed = 0
 
         def count(frame: FrameType, event: str, _argument: Any) -> Any:
@@ -638,7 +611,7 @@ def test_names_that_are_evident() -> None:
     assert columns_of(["accuracy", "scale"]) == {}
 
 
-def test_a_path_that_holds_nothing_is_said(
+def test_a_path_without_runs_is_reported(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And one that is not there is typed wrongly."""

@@ -8,13 +8,13 @@ from sqlalchemy import select
 from db.access import accounts
 from db.database import Database
 from db.tables import Artifact, Metric, Run, Status, Step, User
-from tests.halfstep.importing.test_imports import RECORDED, event_file, scalar
+from tests.halfstep.importing.imports_made import RECORDED, event_file, scalar
 from tests.site import type_command
 
 
 @pytest.fixture
 def server(address: str, database: Database, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is known, by a token that may write alone."""
+    """A server that is known by a write-only token."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
     monkeypatch.setenv("HALFSTEP_URL", address)
@@ -25,9 +25,7 @@ def import_into(folder: Path, source: str, path: Path) -> None:
     assert type_command("import", source, str(path), "--folder", str(folder)) == 0
 
 
-def test_an_imported_run_stands_on_the_server_once(
-    server: None, database: Database, tmp_path: Path
-) -> None:
+def test_an_imported_run_exists_once(server: None, database: Database, tmp_path: Path) -> None:
     """With its own time, from another folder too, and however often."""
     for folder in ("here", "here", "there"):
         import_into(tmp_path / folder, "wandb", RECORDED / "wandb")
@@ -42,9 +40,7 @@ def test_an_imported_run_stands_on_the_server_once(
         assert len(session.scalars(select(Metric)).all()) == 14
 
 
-def test_what_became_files_stands_on_the_server(
-    server: None, database: Database, tmp_path: Path
-) -> None:
+def test_logged_files_are_on_the_server(server: None, database: Database, tmp_path: Path) -> None:
     """W&B's histograms and its table, at their steps."""
     import_into(tmp_path / "halfstep", "wandb", RECORDED / "wandb-media")
     with database.reading() as session:

@@ -14,7 +14,7 @@ from tests.halfstep.monitor.watch_made import Written
 
 
 def found(*tensors: tuple[str, Tensor]) -> list[list[str]]:
-    """Return what a search reports."""
+    """Return the result of a search."""
     reports: list[list[str]] = []
     host_copies = HostCopies()
     search(tensors, host_copies, reports.append)

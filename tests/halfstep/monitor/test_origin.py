@@ -1,4 +1,4 @@
-"""Armed steps: what is said of a graph that is observed in part."""
+"""Traced steps: the statements about a graph that is observed in part."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from halfstep.telemetry.events import Event
 
 
 def _observe(*, is_nan_at_end: bool) -> list[Event]:
-    """Back-propagate through a chain whose first or last node makes a NaN, in an armed step."""
+    """Back-propagate through a chain with a NaN at its first or last node, in a traced step."""
     events: list[Event] = []
     observed = Origin(events.append, HostCopies())
     x = torch.zeros(3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Backward passes that are not examined: what is recorded is the same as if all were."""
+"""Unexamined backward passes are recorded like examined ones."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ NEVER = 10**9
 
 
 class Loop:
-    """A loop whose iterations the test chooses."""
+    """A loop with iterations that the test chooses."""
 
     def __init__(self, *, is_fused: bool = False) -> None:
         torch.manual_seed(0)
@@ -288,7 +288,7 @@ def restored(loop: Loop) -> None:
 
 
 def interrupted(loop: Loop) -> None:
-    """The optimizer's step raises; the loop goes on with the next batch."""
+    """The optimizer's step raises; the loop continues with the next batch."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
 
@@ -354,7 +354,7 @@ KINDS: tuple[Callable[[Loop], None], ...] = (
 
 
 class Watched:
-    """What is recorded of a loop of usual steps, with one of these kinds after every eight."""
+    """The records of a loop of usual steps with one step of another kind after every eight."""
 
     def __init__(
         self,
@@ -439,7 +439,7 @@ def test_a_pass_before_the_update_is_no_later_steps_loss(
 
 @pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
-def test_each_kind_alone(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
+def test_each_kind_by_itself(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
     """As above, each kind twice."""
     examined = Watched(tmp_path, [kind, kind], plain_after=NEVER, is_fused=is_fused)
     usual = Watched(tmp_path, [kind, kind], plain_after=2, is_fused=is_fused)

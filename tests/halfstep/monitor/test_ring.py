@@ -1,4 +1,4 @@
-"""A ring of rows whose host writes what is too large for one, or is interrupted."""
+"""A ring of rows with values that are too large for a row, or with interrupted copies."""
 
 import math
 from typing import Any
@@ -10,8 +10,8 @@ from halfstep.clock import clock
 from halfstep.monitor.ring import Ring
 
 
-def test_a_number_beyond_fp32_arrives_as_the_device_would_have_it() -> None:
-    """Nothing is raised, and the other numbers of its row are what they were."""
+def test_a_number_beyond_fp32_becomes_infinite() -> None:
+    """Nothing raises, and the row's other numbers are unchanged."""
     found: list[list[float]] = []
     ring = Ring(
         3, 3, torch.device("cpu"), clock(), lambda _first, rows, _: found.extend(rows.tolist())
@@ -25,10 +25,10 @@ def test_a_number_beyond_fp32_arrives_as_the_device_would_have_it() -> None:
     assert math.isnan(found[1][2])
 
 
-def test_rows_whose_way_a_ctrl_c_broke_off_are_handed_over_later(
+def test_rows_interrupted_by_ctrl_c_are_flushed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each once, with its own step, by whoever goes on."""
+    """Each once, with its own step."""
     found: list[tuple[float, int]] = []
 
     def take(_first: int, rows: Any, records: Any) -> None:

@@ -81,7 +81,7 @@ def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["unfused", "fused", "two optimizers"])
-def test_a_device_that_the_host_cannot_read_tells_the_same(
+def test_a_device_that_the_host_cannot_read_gives_the_same_result(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows written by kernels, as on a GPU, hold what rows packed by the host do."""
@@ -182,8 +182,8 @@ class Lookahead(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("wrap", [AcceleratedOptimizer, Lookahead])
-def test_an_optimizer_around_another_is_heard(tmp_path: Path, wrap: Callable[..., Any]) -> None:
-    """The optimizer whose steps torch's hooks report is recorded, under its name."""
+def test_a_wrapped_optimizer_is_recorded(tmp_path: Path, wrap: Callable[..., Any]) -> None:
+    """The optimizer that torch's hooks report is recorded under its name."""
     weight = nn.Parameter(torch.full((2,), 2.0))
     inner = torch.optim.SGD([weight], lr=0.1)
     optimizer = wrap(inner if wrap is AcceleratedOptimizer else [weight])
@@ -215,7 +215,7 @@ def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> No
     )
 
 
-def test_what_was_measured_belongs_to_the_row_that_it_was_measured_in(tmp_path: Path) -> None:
+def test_measurements_belong_to_their_row(tmp_path: Path) -> None:
     """An optimizer that no scaler steps takes part in the rows of two scalers, each in its turn."""
     scaled, plain = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     first, other = torch.amp.GradScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)
@@ -281,7 +281,7 @@ def test_a_disabled_scaler_is_none(tmp_path: Path) -> None:
     assert np.isfinite(steps["loss"]).all()
 
 
-def test_a_scale_set_by_hand_is_told_as_set(tmp_path: Path) -> None:
+def test_a_scale_set_by_hand_is_reported_as_set(tmp_path: Path) -> None:
     """Instead of an update, or after one, it is no growth and no backoff."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -300,7 +300,7 @@ def test_a_scale_set_by_hand_is_told_as_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_a_schedule_that_advances_in_skipped_steps_is_told(tmp_path: Path) -> None:
+def test_a_schedule_that_advances_in_skipped_steps_is_reported(tmp_path: Path) -> None:
     """scheduler.step() after each attempt runs ahead; one that waits for the optimizer does not."""
     for waits in (False, True):
         net, scaler = Net(), GradScaler("cpu", init_scale=2.0**30)
@@ -329,7 +329,7 @@ def test_a_schedule_that_advances_in_skipped_steps_is_told(tmp_path: Path) -> No
             assert skipped / 2 < result[-1]["advanced"] <= skipped
 
 
-def test_an_optimizer_that_comes_later_lays_the_rows_out_anew(tmp_path: Path) -> None:
+def test_a_later_optimizer_changes_the_layout_of_rows(tmp_path: Path) -> None:
     """So does a group that is added; no step before is lost."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     first = torch.optim.SGD(net.head.parameters(), lr=1e-3)
@@ -351,7 +351,7 @@ def test_an_optimizer_that_comes_later_lays_the_rows_out_anew(tmp_path: Path) ->
     assert [each["name"] for each in skip["culprits"]] == [n for n, _ in net.named_parameters()]
 
 
-def test_what_is_said_of_the_loss_goes_before_what_is_scaled(tmp_path: Path) -> None:
+def test_a_finding_about_the_loss_precedes_one_about_scaling(tmp_path: Path) -> None:
     """loss() replaces the row's loss; several calls are averaged."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -428,8 +428,8 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
         assert f" is not logged: {kind} {allowed}" in line
 
 
-def test_of_several_files_of_a_name_in_a_step_the_last_is_kept(tmp_path: Path) -> None:
-    """As for numbers, of which the server stores the last one."""
+def test_the_last_file_of_a_name_in_a_step_counts(tmp_path: Path) -> None:
+    """As for numbers."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         for text in ("first", "last"):
             watch.log({"text": text})
@@ -483,7 +483,7 @@ def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
         assert np.frombuffer(sound.readframes(3), "<i2").tolist() == [0, 32767, -32767]
 
 
-def test_what_cannot_be_shown_is_said_and_not_logged(
+def test_values_that_cannot_be_shown_are_reported_and_not_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wrong shape, type or size, or an error of the plotting library: one line each, and the loop
@@ -508,7 +508,7 @@ def test_what_cannot_be_shown_is_said_and_not_logged(
     assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in result
 
 
-def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
+def test_an_invalid_number_is_reported_and_others_are_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Too large for a float, complex, without a value, or in no dictionary."""
@@ -548,7 +548,7 @@ UNLOGGED: list[tuple[dict[Any, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "said"), UNLOGGED)
-def test_what_is_not_logged_is_named_with_what_is_allowed(
+def test_rejected_values_are_named_with_the_allowed_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str
 ) -> None:
     """In one line, and the other logged values are recorded."""
@@ -631,7 +631,7 @@ def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("clock_set", [timedelta(), timedelta(days=-1)])
-def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta) -> None:
+def test_the_time_of_a_resumed_run_continues(tmp_path: Path, clock_set: timedelta) -> None:
     """From its first start, an hour ago; never back, though the machine's clock was set back."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         bf16(watch, epochs=2)
@@ -651,7 +651,7 @@ def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta)
 
 
 @pytest.mark.parametrize("how", ["run", "file"])
-def test_a_run_to_go_on_with_that_is_not_there_is_said(
+def test_an_unknown_run_to_continue_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     """A typo begins a new run with a message; continuing that one prints nothing."""
@@ -665,7 +665,7 @@ def test_a_run_to_go_on_with_that_is_not_there_is_said(
 
 
 @pytest.mark.parametrize("run", ["../off", "off ", "-off", "o" * 100 + "ff"])
-def test_no_other_run_is_gone_on_with_than_the_one_named(
+def test_only_the_named_run_is_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str
 ) -> None:
     """A name that no folder has begins a new run once, and is that run from then on."""
@@ -685,7 +685,7 @@ def test_no_other_run_is_gone_on_with_than_the_one_named(
     assert len(watching) == 2
 
 
-def test_a_run_is_gone_on_with_by_its_name_or_its_folders(
+def test_a_run_is_continued_by_its_name_or_its_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a name that no folder can have, too."""
@@ -696,7 +696,7 @@ def test_a_run_is_gone_on_with_by_its_name_or_its_folders(
     assert "there is no run" not in capsys.readouterr().err
 
 
-def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
+def test_a_resumed_run_is_configured_again(tmp_path: Path) -> None:
     """The new configuration replaces the keys that it names; None changes nothing."""
     for again, config in (
         ({"name": "it"}, {"lr": 0.1, "seed": 1, "model": {"depth": 2}}),
@@ -708,7 +708,7 @@ def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
     assert described["config"] == {"lr": 0.2, "seed": 1, "model": {"width": 8}}
 
 
-def test_a_configuration_that_is_none_is_said(
+def test_an_invalid_configuration_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the start or later, and the run continues with its configuration."""
@@ -741,7 +741,7 @@ def test_the_folder_of_runs_hides_no_module_of_ours(
     assert again.stdout == "watch\n"
 
 
-def test_runs_of_an_earlier_version_are_gone_on_with(
+def test_runs_of_an_earlier_version_are_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They lie in a folder of another name, which stays the one that is taken."""
@@ -808,7 +808,7 @@ def test_a_wrong_argument_ends_no_script(
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "given"),
     [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201)],
 )
 def test_where_it_is_written_is_not_guessed(
@@ -816,18 +816,18 @@ def test_where_it_is_written_is_not_guessed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     argument: str,
-    told: Any,
+    given: Any,
 ) -> None:
     """An invalid folder or run is named with the allowed values, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    assert halfstep.watch(**{argument: told}).folder is None
+    assert halfstep.watch(**{argument: given}).folder is None
     [line] = capsys.readouterr().err.splitlines()
-    assert f"ValueError: {argument} is {shown(told)[:200]}" in line
+    assert f"ValueError: {argument} is {shown(given)[:200]}" in line
     assert "; allowed: " in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_run_cannot_be_called_is_passed_over(
+def test_invalid_names_of_runs_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Invalid name, project and tags: one line each, and the run has the valid ones."""
@@ -878,7 +878,7 @@ WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_ONES)
-def test_where_what_is_to_be_heard_alone_is_wrong_all_is_heard(
+def test_with_invalid_filters_all_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """A line reports it, and every step and skip is recorded."""
@@ -985,7 +985,7 @@ def closed() -> io.StringIO:
 
 
 @pytest.mark.parametrize("stream", [closed(), None], ids=["closed", "none"])
-def test_an_error_that_nobody_can_be_told_of_ends_no_loop(
+def test_an_unreportable_error_ends_no_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
 ) -> None:
     """The script's stderr may be closed, or have been none from the start."""
@@ -1281,7 +1281,7 @@ def test_a_full_disk_does_not_end_watching(
 ) -> None:
     """Steps and files of that time are lost, with a message; later ones are recorded."""
     from halfstep.telemetry import patient_spool
-    from tests.halfstep.telemetry.test_patient_spool import full
+    from tests.halfstep.telemetry.patient_spool_made import full
 
     monkeypatch.setattr(patient_spool, "RETRY_SECONDS", 0)
     with halfstep.watch(folder=tmp_path, name="it") as watch:

@@ -1,4 +1,4 @@
-"""What a watched step calls: its cost without a clock."""
+"""Calls in a watched step: its cost without a clock."""
 
 import sys
 import types
@@ -57,7 +57,7 @@ def test_an_applied_step_takes_no_guarded_call(
 
 
 def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None:
-    """What is called without the guard takes any arguments."""
+    """Unguarded wrappers accept any arguments."""
     scaler = GradScaler("cpu", init_scale=8.0)
     with pytest.raises(TypeError) as unwatched:
         scaler.step()  # type: ignore[call-arg]
@@ -85,7 +85,7 @@ def test_usual_steps_leave_other_objects_to_the_loop(name: str, arguments: int) 
 
 
 @pytest.mark.parametrize("name", hooks.UNGUARDED)
-def test_what_is_called_without_the_guard_raises_nothing(name: str) -> None:
+def test_unguarded_calls_raise_nothing(name: str) -> None:
     """A scaler or optimizer of any kind costs no training."""
     listener = loop.Loop(lambda _: None, lambda _: None)
     getattr(listener, name)(object())

@@ -48,7 +48,7 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def train_on_meta(folder: Path, *, clip: bool, every: int = 0) -> Any:
-    """Watch three steps whose values nobody can read. every: the interval of all diagnoses."""
+    """Watch three steps with unreadable values. every: interval of all measurements."""
     net = nn.Linear(8, 1, device=META)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     scaler = GradScaler("cpu")
@@ -121,7 +121,7 @@ class Counter(TorchDispatchMode):
 
 
 class Many(nn.Module):
-    """As many parameters as are wanted."""
+    """A module with a given number of parameters."""
 
     def __init__(self, wanted: int) -> None:
         super().__init__()

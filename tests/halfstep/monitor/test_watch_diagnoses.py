@@ -82,7 +82,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_what_is_asked_for_is_what_passed(tmp_path: Path, fused: bool) -> None:
+def test_the_requested_steps_are_returned(tmp_path: Path, fused: bool) -> None:
     """Exponents, norms of layers and largest numbers equal the loop's own, only in due steps."""
     reference = Reference(fused=fused)
     reference.train(tmp_path, looks=True, **ALL)
@@ -118,7 +118,7 @@ def test_what_is_asked_for_is_what_passed(tmp_path: Path, fused: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
-def test_to_be_asked_changes_no_bit(tmp_path: Path, fused: bool) -> None:
+def test_a_request_changes_no_bit(tmp_path: Path, fused: bool) -> None:
     """Weights are those of a loop that is not looked at, in skipped steps too."""
     bare = Reference(fused=fused).train(tmp_path / "bare", looks=False)
     asked = dict.fromkeys(ALL, 1)
@@ -150,7 +150,7 @@ def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None
     assert all(module["activation"] < 100 for look in looks for module in look["modules"])
 
 
-def test_one_that_fails_is_told_once_and_dropped(
+def test_one_that_fails_is_reported_once_and_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The loop is watched on, and so are the others."""
@@ -169,7 +169,7 @@ def test_one_that_fails_is_told_once_and_dropped(
 
 
 @pytest.mark.slow
-def test_compiled_modules_are_not_compiled_anew(tmp_path: Path) -> None:
+def test_compiled_modules_are_not_recompiled(tmp_path: Path) -> None:
     """Where anything is compiled, headroom is given up, and says why."""
     torch._dynamo.reset()
     net = Net()
@@ -186,7 +186,7 @@ def test_compiled_modules_are_not_compiled_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 0.5, "often"])
-def test_an_interval_that_is_none_is_said(
+def test_an_invalid_interval_is_reported(
     tmp_path: Path, wrong: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By name, value and allowed values."""

@@ -1,4 +1,4 @@
-"""What rows of a watched loop say of steps: whose loss, applied or not, and which parameters."""
+"""Rows of a watched loop: loss, whether the step was applied, and overflowed parameters."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ def of(name: str, written: Written) -> list[tuple[int, float]]:
 
 
 def adversaries(folder: Path, critic_steps: int, iterations: int, scaler: Any = None) -> Written:
-    """Train D, whose losses are 100, 200, …, and G, whose losses are 1, 2, …."""
+    """Train D with losses of 100, 200, … and G with losses of 1, 2, …."""
     critic, maker = nn.Linear(4, 1), nn.Linear(4, 4)
     d = torch.optim.SGD(critic.parameters(), 1e-3)
     g = torch.optim.Adam(maker.parameters(), 1e-3)
@@ -90,7 +90,7 @@ def test_losses_belong_to_the_gradients_that_they_changed(tmp_path: Path) -> Non
 
 
 def test_one_loss_of_two_optimizers_is_recorded_once(tmp_path: Path) -> None:
-    """As of Muon beside AdamW, there are no metrics of each."""
+    """As with Muon and AdamW: there are no metrics per optimizer."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     pair = [torch.optim.SGD(part.parameters(), 0.0) for part in net]
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -208,7 +208,7 @@ def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
 
 
 class Ascent(torch.optim.Optimizer):
-    """Sharpness-aware minimisation around another optimizer, as it is commonly written."""
+    """Sharpness-aware minimization around another optimizer, as commonly written."""
 
     def __init__(self, parameters: Any, base: Any, **options: Any) -> None:
         super().__init__(parameters, options)
@@ -311,7 +311,7 @@ def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> 
     assert (event["count"], event["of"], event["optimizer"]) == (2, 2, "SGD")
 
 
-def test_a_loop_without_an_optimizer_is_told_what_is_missing(
+def test_a_loop_without_an_optimizer_gets_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After twenty backward passes, in one line."""

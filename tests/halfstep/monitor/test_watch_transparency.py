@@ -87,7 +87,7 @@ class Loop:
         return [self.net(x) * factor for x in batches]
 
     def call(self, action: Callable[["Loop"], Any]) -> None:
-        """Call, and keep what is returned or raised."""
+        """Call a function; return its result or exception."""
         try:
             self.came_to.append(plain(action(self)))
         except Exception as error:

@@ -19,7 +19,7 @@ STEPS = 40
 
 @dataclass
 class Truth:
-    """What a loop finds out by asking, which waits for the device: the reference."""
+    """A loop's own synchronous observations: the reference."""
 
     losses: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Script:
 
 
 class Written:
-    """What lies in a run's folder."""
+    """The contents of a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.steps: NDArray[Any]

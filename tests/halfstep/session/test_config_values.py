@@ -127,7 +127,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: str(type(value)))
 def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
-    """Alone and within others; numbers are numbers of Python, at their own precision."""
+    """At the top level and nested; numbers become Python's at full precision."""
     losses: list[str] = []
     found = as_config({"a": value, "b": [value]}, losses.append)
     assert found == {"a": expected, "b": [expected]}
@@ -136,7 +136,7 @@ def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
 
 
 class Raising:
-    """Raises whatever is asked of it."""
+    """Raises on every access."""
 
     x = property(lambda self: 1 / 0)
 
@@ -271,7 +271,7 @@ def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
     ids=["lists", "objects", "tree", "attributes"],
 )
 def test_all_entries_together_are_bounded(bad: Any) -> None:
-    """Those of the outer levels come first, so that no value costs another; few lines tell it."""
+    """Outer levels have priority, so that no value displaces others; a few lines say so."""
     lines: list[str] = []
     good = {"lr": 0.1, "optimizer": {"betas": [0.9, 0.999]}, "sizes": list(range(200))}
     found = as_config({"bad": bad} | good, lines.append)
@@ -280,7 +280,7 @@ def test_all_entries_together_are_bounded(bad: Any) -> None:
     assert 1 <= len(lines) <= MAX_LINES
 
 
-def test_omegaconf_marks_what_is_missing_or_cannot_be_resolved() -> None:
+def test_missing_and_unresolvable_values_of_omegaconf_are_marked() -> None:
     """Interpolations are resolved, and no other value is lost."""
     config = OmegaConf.create(
         {
@@ -301,7 +301,7 @@ def test_omegaconf_marks_what_is_missing_or_cannot_be_resolved() -> None:
     assert len(losses) == 4
 
 
-def test_what_is_too_long_is_bounded() -> None:
+def test_long_values_are_truncated() -> None:
     """A list is cut, and of a configuration beyond its bound the largest values go."""
     assert len(as_config({"a": list(range(10**5))})["a"]) == MAX_ITEMS + 1
     found = as_config({str(i): ["x" * 1900] * 10 for i in range(20)} | {"lr": 1})

@@ -232,7 +232,7 @@ def run(script: Path, kind: str, end: str) -> "subprocess.CompletedProcess[str]"
 
 
 def outcome(script: Path, name: str = "it") -> dict[str, Any]:
-    """Return the outcome of a run whose steps and numbers are all there."""
+    """Return the outcome of a run with complete steps and metrics."""
     folder = script.parent / "runs" / name
     written = Written(folder)
     assert written.steps["step"].tolist() == list(range(1, STEPS + 1))
@@ -339,7 +339,7 @@ def test_a_crash_is_sent_with_its_signal_and_place(
 
 
 def test_a_thread_that_trains_and_raises_has_failed(script: Path) -> None:
-    """The process goes on, and exits with 0."""
+    """The process continues, and exits with 0."""
     assert run(script, "thread", "raise").returncode == 0
     check(outcome(script), "failed", None, "ValueError: boom")
 

@@ -39,7 +39,7 @@ steps(3)
 
 
 def run(folder: Path, *cells: str) -> str:
-    """Run cells in one shell; return what was said on stderr."""
+    """Run cells in one shell; return its stderr."""
     done = preloaded.run(
         [sys.executable, "-c", SHELL, json.dumps([BEGIN, *cells])],
         cwd=folder,
@@ -78,7 +78,7 @@ def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
     assert said.count("watching; ") == 3
 
 
-def test_later_cells_go_on_with_the_run(tmp_path: Path) -> None:
+def test_later_cells_continue_with_the_run(tmp_path: Path) -> None:
     """Until `finish`, or a cell that watches again."""
     run(tmp_path, TRAIN.format(lr=1), "steps(2)", "watch.log({'accuracy': 0.5})", "watch.finish()")
     assert outcomes(tmp_path) == {"try": ("finished", 5, "")}
@@ -109,8 +109,8 @@ def test_the_exception_of_a_cell_is_recorded(
     assert bool(found[2]) == bool(error)
 
 
-def test_a_run_that_a_cell_raised_in_has_failed_when_another_begins(tmp_path: Path) -> None:
-    """Also one whose own first cell raised, or was interrupted by the user."""
+def test_a_run_with_a_failed_cell_has_failed_when_another_begins(tmp_path: Path) -> None:
+    """Also if its first cell raised, or was interrupted by the user."""
     first = TRAIN.format(lr=1) + "raise ValueError('first')"
     second = TRAIN.format(lr=2) + "raise KeyboardInterrupt"
     run(tmp_path, first, second, TRAIN.format(lr=3))

@@ -58,8 +58,8 @@ def test_the_run_is_the_queues_whatever_the_script_calls_it(
     assert json.loads((folder / "outcome-1.json").read_text())["status"] == "finished"
 
 
-def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
-    """Its own configuration is told beside what was submitted, and ends nothing."""
+def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
+    """Its own configuration is shown next to the submitted one."""
     run = halfstep.init(name="mine", config={"lr": 0.1})
     run.config.update({"more": 1})
     halfstep.log({"accuracy": 0.5})
@@ -72,7 +72,7 @@ def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
     assert not (folder / "run.json").exists()
 
 
-def test_what_a_script_is_configured_with_is_told_without_its_secrets(
+def test_the_configuration_of_a_script_is_recorded_without_secrets(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Those that the queue gave it by name; a text that is too long is cut, and ends nothing."""
@@ -90,7 +90,7 @@ def test_what_a_script_is_configured_with_is_told_without_its_secrets(
 
 
 @pytest.mark.slow
-def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:
+def test_several_trainings_of_one_script_continue_each_other(folder: Path) -> None:
     """The second one's steps follow on the first one's, in a file of its own."""
     train()
     train()
@@ -100,7 +100,7 @@ def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> 
     assert sorted(path.name for path in (folder / "spool").iterdir()) == ["1-0.spool", "1-1.spool"]
 
 
-def test_one_that_was_killed_is_gone_on_from(folder: Path) -> None:
+def test_a_killed_one_is_continued(folder: Path) -> None:
     """It could not say where it was, and its spool does."""
     SCRIPT.train(halfstep.watch)
     halfstep.watch()._loop.drain(60.0)
@@ -116,10 +116,10 @@ def test_one_that_was_killed_is_gone_on_from(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_next_attempt_begins_anew_unless_it_resumes(
+def test_the_next_attempt_starts_over_unless_it_resumes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody but the script knows from where it goes on."""
+    """Only the script knows the step that it resumes from."""
     train()
     attempt(folder, 2, monkeypatch)
     train()
@@ -136,7 +136,7 @@ def test_the_next_attempt_begins_anew_unless_it_resumes(
 def test_a_second_process_at_once_trains_unwatched(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It says so, and goes on."""
+    """It prints so and continues."""
     holds = (
         "from halfstep.session.queued_run import QueuedRun as Q; q = Q.taken(); print(flush=True)"
     )
@@ -153,7 +153,7 @@ def test_a_second_process_at_once_trains_unwatched(
     assert len(Written(folder).steps) > 0
 
 
-def test_without_locks_a_second_process_is_refused_as_well(
+def test_without_locks_a_second_process_is_rejected_as_well(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another error of a lock is none of another process's, and ends no watching."""

@@ -1,4 +1,4 @@
-"""Output of a watched script: where it went before, and kept beside."""
+"""Output of a watched script: forwarded to its destination and recorded."""
 
 import gzip
 import os
@@ -92,19 +92,19 @@ def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
     log = logged(tmp_path / "watched")
     assert sorted(log.splitlines()) == sorted(b"".join(watched).splitlines())
     lines = recorded(tmp_path / "watched", "line")
-    told = {
+    reported = {
         stream: [each["text"] for each in lines if each["stream"] == stream]
         for stream in ("stdout", "stderr")
     }
-    assert told["stdout"][:2] == ["out 0", "out 1"]
-    assert told["stdout"][-3:] == ["raw \ufffd bytes", "of a child", "日本語"]
-    assert told["stderr"][-1] == "its error"
+    assert reported["stdout"][:2] == ["out 0", "out 1"]
+    assert reported["stdout"][-3:] == ["raw \ufffd bytes", "of a child", "日本語"]
+    assert reported["stderr"][-1] == "its error"
     [part] = recorded(tmp_path / "watched", "log_part")
     assert part["path"] == "log/attempt-0001-000001.txt.gz"
 
 
 def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
-    """As `2>&1`: lines of both streams stay as they were printed."""
+    """With `2>&1` lines of both streams stay in the order of printing."""
     out, _ = start(tmp_path, PRINTS, stderr=subprocess.STDOUT).communicate(timeout=SECONDS)
     numbers = [line for line in out.splitlines() if line.startswith((b"out", b"err"))]
     assert numbers == [b"%s %d" % (name, i) for i in range(200) for name in (b"out", b"err")]
@@ -115,7 +115,7 @@ def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
     ("ending", "code"),
     [("raise ValueError('wrong')", 1), ("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)],
 )
-def test_what_a_script_printed_last_is_kept(tmp_path: Path, ending: str, code: int) -> None:
+def test_the_last_output_of_a_script_is_kept(tmp_path: Path, ending: str, code: int) -> None:
     """Also the traceback of its exception, and the words before a SIGKILL."""
     script = start(tmp_path, f"print('last words', flush=True)\n{ending}\n")
     _, errors = script.communicate(timeout=SECONDS)
@@ -128,7 +128,7 @@ def test_what_a_script_printed_last_is_kept(tmp_path: Path, ending: str, code: i
 
 
 def test_the_script_survives_its_sidecar(tmp_path: Path) -> None:
-    """Killed, it costs what is printed later its place in the log: nothing waits, nothing fails."""
+    """After the sidecar is killed, later output is missing in the log; nothing blocks or fails."""
     script = start(
         tmp_path,
         "print('first', flush=True)\nsys.stdin.readline()\n"
@@ -213,8 +213,8 @@ def test_finish_restores_the_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("console", [True, False])
-def test_a_run_that_raised_keeps_nothing_of_the_next(tmp_path: Path, console: bool) -> None:
-    """The process goes on after an exception that it caught, as a notebook or a sweep does."""
+def test_a_failed_runs_log_ends_when_the_next_begins(tmp_path: Path, console: bool) -> None:
+    """The process continues after a caught exception, as in notebooks and sweeps."""
     out, _ = start(
         tmp_path,
         "try:\n    with watch:\n        print('of the run')\n        raise ValueError\n"
@@ -265,8 +265,8 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
     assert b"KeyboardInterrupt" in logged(tmp_path / "watched")
 
 
-def test_a_descriptor_that_the_script_reuses_is_left_alone(tmp_path: Path) -> None:
-    """A script may close what it did not open, as a daemon does, and open a file of its own."""
+def test_a_descriptor_that_the_script_reuses_is_not_changed(tmp_path: Path) -> None:
+    """Daemons close descriptors that they did not open, and reuse their numbers."""
     ours = Descriptor.of(os.open(os.devnull, os.O_RDONLY))
     assert ours.is_ours()
     os.close(ours.number)

@@ -1,11 +1,18 @@
 """Samples of the machine, also with failing devices."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
+from msgspec import UNSET
 
-from halfstep.sidecar.system import SystemMonitor
+from halfstep.clock import clock
+from halfstep.sidecar import system
+from halfstep.sidecar.system import Rate, SystemMonitor, tree_memory
 from halfstep.telemetry.events import Sample
 
 EMPTY = dict.fromkeys(("utilization", "memory_bytes", "power_watts", "temperature_celsius"))
@@ -20,7 +27,7 @@ def fail(code: int) -> object:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A library whose handles are their arguments."""
+    """A stand-in for NVML with handles equal to their arguments."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, answer in {
         "nvmlInit": lambda: None,
@@ -62,9 +69,50 @@ def test_without_nvidias_library_the_host_is_sampled(
     assert len(SystemMonitor([0]).take(2000)) == 1
 
 
-def test_the_cards_asked_are_those_that_the_run_trains_on(nvml: pytest.MonkeyPatch) -> None:
+def test_the_polled_cards_are_those_of_the_run(nvml: pytest.MonkeyPatch) -> None:
     """Device i is the i-th that the administrator left visible, by number or by UUID."""
     nvml.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-ab12,MIG-cd34")
     monitor = SystemMonitor([0, 1, 2])
     handles = [("index", 5), ("uuid", "GPU-ab12"), ("uuid", "MIG-cd34")]
     assert list(monitor._gpus.values()) == handles
+
+
+def test_a_scripts_memory_is_that_of_its_process_tree() -> None:
+    """A child's counts too; a process that has ended has none."""
+    code = "import time; block = bytearray(64 << 20); print(1, flush=True); time.sleep(600)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        memory = tree_memory(process.pid)
+        children = psutil.Process(process.pid).children(recursive=True)
+        for child in (*children, process):
+            child.kill()
+    assert memory is not None
+    assert memory > 64 << 20
+    assert tree_memory(process.pid) is None
+
+
+def test_traffic_is_what_a_counter_grew_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per second; a counter that was reset is no negative rate, and one that is missing is None."""
+    moment, counts = 0.0, iter([100, 300, 10, None, 20])
+    monkeypatch.setattr(system, "clock", lambda: moment)
+    rate = Rate(lambda: next(counts))
+    rates = []
+    for second in (2.0, 3.0, 4.0, 5.0):
+        moment = second
+        rates.append(rate())
+    assert rates == [100.0, 0.0, None, None]
+
+
+def test_a_script_has_more_in_the_hosts_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory, and the traffic of disks and network; a worker's samples have none."""
+    monitor = SystemMonitor([], os.getpid())
+    moment = clock()
+    while clock() == moment:
+        pass
+    [host] = monitor.take(2000)
+    assert host.process_memory_bytes > 1 << 20  # type: ignore[operator]
+    assert host.network_bytes_per_second is None or host.network_bytes_per_second >= 0  # type: ignore[operator]
+    [host] = SystemMonitor([]).take(2000)
+    assert host.process_memory_bytes is UNSET

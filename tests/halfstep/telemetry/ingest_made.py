@@ -1,4 +1,4 @@
-"""A server of watched runs in memory, faithful to the protocol, that fails when it is told to."""
+"""An in-memory ingest server that follows the protocol and fails on request."""
 
 import gzip
 import hashlib
@@ -29,7 +29,7 @@ class Problem(Exception):
 
 @dataclass
 class Attempt:
-    """What has come of one."""
+    """The received parts of an attempt."""
 
     spool: dict[int, bytes] = field(default_factory=dict)  # whole frames, by sequence
     files: dict[str, bytes] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class IngestServer:
         self._serve(self._http.server_port)
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> dict[str, Any]:
-        """Do what a request asks for."""
+        """Handle a request."""
         if (method, path) == ("POST", "/api/v1/ingest"):
             return self._open(json.loads(body))
         found = re.fullmatch(r"/api/v1/ingest/(\d+)/(\d+)/(\d+|end|sidecar/\d+|files/.+)", path)

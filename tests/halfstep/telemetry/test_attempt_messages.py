@@ -1,4 +1,4 @@
-"""The files of an attempt: what the version before wrote is read, and what is wrong is named."""
+"""Files of an attempt: those of the previous version are read, and errors are named."""
 
 import json
 import math
@@ -162,7 +162,7 @@ def test_a_configuration_keeps_its_numbers(tmp_path: Path) -> None:
         ("[" * 9000, "is damaged"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_are_named(tmp_path: Path, text: str, message: str) -> None:
     """With the run's folder, the file, the field and its value."""
     (tmp_path / "3").mkdir()
     path = tmp_path / "3" / "control-1.json"

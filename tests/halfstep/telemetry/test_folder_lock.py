@@ -16,6 +16,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import STALE_SECONDS, FolderLock, OwnerFile
 from halfstep.telemetry.run_folder import read_run
 from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.telemetry.folder_lock_made import no_locks_library
 from tests.halfstep.telemetry.ingest_made import IngestServer
 from tests.site import until
 
@@ -32,15 +33,8 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def no_locks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process whose file systems have no locks."""
+    """The environment of a process without file locks."""
     return {**os.environ, "LD_PRELOAD": str(no_locks_library(tmp_path_factory.mktemp("c")))}
-
-
-def no_locks_library(folder: Path) -> Path:
-    """Compile what makes every flock of a process fail, put before the C library."""
-    source, library = Path(__file__).with_name("no_locks.c"), folder / "no_locks.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return library
 
 
 class Script:
@@ -75,6 +69,7 @@ def logged(folder: Path) -> list[str]:
     return [event["name"] for event in Written(folder).of("metric")]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[str, str]) -> None:
     """The second is rejected with a line; after the first's end, or death, another can continue."""
@@ -102,7 +97,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:
-    """By one uploader, whose lock is deleted when all is sent."""
+    """By one uploader; its lock file is deleted at the end."""
     with IngestServer() as site:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
         script = Script(tmp_path, no_locks | known)
@@ -144,8 +139,8 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Folder
     return lambda: FolderLock(tmp_path / "it.lock")
 
 
-def test_who_waits_holds_the_lock_next(lock: Callable[[], FolderLock]) -> None:
-    """Others see that it is held without acquiring it."""
+def test_a_waiting_process_gets_the_lock(lock: Callable[[], FolderLock]) -> None:
+    """Other processes can check the lock without acquiring it."""
     first, path = lock(), lock()._path
     assert (first.acquire(), lock().is_held()) == (True, True)
     held: list[bool] = []
@@ -161,7 +156,7 @@ def test_who_waits_holds_the_lock_next(lock: Callable[[], FolderLock]) -> None:
     assert (held, lock().is_held()) == ([True], False)
 
 
-def test_an_owner_elsewhere_is_stale_without_a_heartbeat(
+def test_an_owner_on_another_machine_is_stale_without_a_heartbeat(
     tmp_path: Path, lock: Callable[[], FolderLock]
 ) -> None:
     """Its PID says nothing here; the file system's clock does."""

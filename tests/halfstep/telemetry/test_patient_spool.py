@@ -1,9 +1,5 @@
-"""A spool on a disk that is full for a while: a file size limit stands for it."""
+"""A spool on a disk that is full for a while, simulated by a file size limit."""
 
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +9,8 @@ from halfstep.telemetry import patient_spool
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.patient_spool import PatientSpool
 from halfstep.telemetry.spool import STEP_DTYPE, SpoolReader, Steps
+from tests.halfstep.telemetry.patient_spool_made import full
 from tests.spool_made import event_of, fields_of
-
-
-@contextmanager
-def full(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size: a write is cut short there, and the next one raises."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    heeded = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, heeded)
 
 
 @pytest.fixture
@@ -47,10 +31,8 @@ def metric(step: int) -> Event:
     return {"event": "metric", "step": step, "name": "a", "value": 1.0, "elapsed_ms": 0}
 
 
-def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
-    tmp_path: Path, now: list[float]
-) -> None:
-    """Said once when it fails and once when it is well; steps before and after are whole."""
+def test_it_continues_in_a_new_file_and_counts_losses(tmp_path: Path, now: list[float]) -> None:
+    """Reported once at the failure and once at recovery; steps before and after are complete."""
     said: list[str] = []
     spool = PatientSpool(tmp_path, 1, said.append)
     spool.steps(steps(1))
@@ -84,7 +66,7 @@ def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
     assert {path.name for path in tmp_path.iterdir()} == {"1-0.spool", "1-1.spool"}
 
 
-def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, now: list[float]) -> None:
+def test_a_disk_that_stays_full_is_reported_at_the_end(tmp_path: Path, now: list[float]) -> None:
     """Closing raises nothing either."""
     said: list[str] = []
     spool = PatientSpool(tmp_path, 1, said.append)

@@ -66,7 +66,9 @@ def _fresh(args: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess
         *extended(itertools.product(["spawn"], ["module", "init"])),
     ],
 )
-def test_what_a_loaders_workers_log_is_in_the_run(tmp_path: Path, how: str, method: str) -> None:
+def test_values_logged_by_data_workers_are_in_the_run(
+    tmp_path: Path, how: str, method: str
+) -> None:
     """By the object or the module, of `watch` or of `init`; a text is refused in one line."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -129,7 +131,7 @@ def test_after_the_end_of_the_run_nothing_is_relayed(
     assert capsys.readouterr().err == ""
 
 
-def test_what_a_child_cannot_relay_is_said_once_in_a_run(
+def test_values_that_a_child_cannot_relay_are_reported_once(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By whichever of its processes comes first."""
@@ -150,7 +152,7 @@ def test_what_a_child_cannot_relay_is_said_once_in_a_run(
 def test_a_relay_that_cannot_be_written_ends_no_child(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a value that raises whatever is asked of it."""
+    """Nor does a value that raises on every access."""
 
     class Wrong:
         @property

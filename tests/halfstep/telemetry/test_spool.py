@@ -107,7 +107,7 @@ def test_an_attempt_cannot_write_twice(tmp_path, write):
         write(1)
 
 
-def test_a_reader_goes_on_from_a_stored_position(tmp_path, write):
+def test_a_reader_continues_from_a_stored_position(tmp_path, write):
     """A position survives JSON, and a new reader starts there."""
     writer, reader = write(2), SpoolReader(tmp_path)
     assert reader.position() is None
@@ -186,7 +186,7 @@ def test_a_file_without_its_whole_header_is_torn_too(tmp_path, write):
     assert reader.torn == 1
 
 
-def test_a_foreign_file_is_refused(tmp_path):
+def test_a_foreign_file_is_rejected(tmp_path):
     """A file with another magic or version is named, not skipped in silence."""
     (tmp_path / "1-0.spool").write_bytes(b"HSSPOOL\x00\x63" + bytes(7))
     with pytest.raises(ValueError, match=r"1-0\.spool is not a spool file of version 1"):
@@ -276,7 +276,7 @@ def test_frames_without_a_header_are_read_and_are_not_read_for_ever(tmp_path, wr
     assert (reader.end(), lost_bytes(path)) == (None, 0)
 
 
-def test_damage_at_the_end_of_a_file_is_told_when_another_begins(tmp_path, write):
+def test_damage_at_the_end_of_a_file_is_reported_with_the_next_file(tmp_path, write):
     """A frame that is whole and wrong is no frame cut short."""
     write(1).steps(steps(1, 1))
     path = tmp_path / "1-0.spool"
@@ -306,7 +306,7 @@ def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
     assert starts == [0, *(16 + frame_bytes * number for number in range(4))]
 
 
-def test_steps_whose_wait_nobody_knows_are_as_before(tmp_path, write):
+def test_steps_with_unknown_wait_are_unchanged(tmp_path, write):
     """A server of the earlier version reads the spool of a watched loop."""
     made = steps(1, 3)
     made["data_us"] = UNKNOWN_US

@@ -82,7 +82,7 @@ def the_run(database: Database) -> Run | None:
         return session.scalar(select(Run))
 
 
-def test_a_watched_run_stands_on_the_page(
+def test_a_watched_run_is_on_the_page(
     tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
 ) -> None:
     """Every step, the skip and its culprits, the checkpoint with its bytes, the end."""
@@ -132,7 +132,7 @@ def test_a_killed_script_loses_nothing_that_it_spooled(
         )
 
 
-def test_what_a_watched_script_prints_is_on_its_page(
+def test_the_output_of_a_watched_script_is_on_its_page(
     tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
 ) -> None:
     """Lines and system samples arrive; the whole log can be downloaded once it has ended."""

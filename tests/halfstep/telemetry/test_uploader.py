@@ -1,6 +1,5 @@
 """Sending a watched run: every byte arrives once, whatever fails."""
 
-import hashlib
 import json
 import math
 import os
@@ -10,10 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import halfstep
@@ -42,6 +40,8 @@ from halfstep.telemetry.upload import TRIES, run_folders
 from halfstep.telemetry.upload import upload as send_run
 from tests import warm
 from tests.halfstep.telemetry.ingest_made import Attempt, IngestServer, Run
+from tests.halfstep.telemetry.uploader_made import Writer, uploaders
+from tests.marks import extended
 from tests.site import SECONDS, free_port, until
 from tests.spool_made import event_of
 
@@ -60,47 +60,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "MENDING_SECONDS", 0.05)
 
 
-class Writer:
-    """Writes an attempt as `watch` does, without a training."""
-
-    opened: ClassVar[list[SpoolWriter]] = []
-
-    def __init__(self, folder: Path, name: str = "it", **named: Any) -> None:
-        run = name if (folder / name).exists() else None
-        self.files = open_run(folder, name=name, run=run, **named)
-        self.spool = SpoolWriter(self.files.spool, self.files.attempt, rotate_bytes=3000)
-        self.opened.append(self.spool)
-        self.step = 0
-
-    def steps(self, count: int = 10) -> "Writer":
-        for _ in range(count):
-            records = np.zeros(10, STEP_DTYPE)
-            records["step"] = range(self.step + 1, self.step + 11)
-            self.step += 10
-            self.spool.steps(records)
-        return self
-
-    def file(self, content: bytes, name: str = "a.txt", **checkpoint: Any) -> "Writer":
-        """Write an artifact, or if there is anything to say of one, a checkpoint."""
-        place = "checkpoints" if checkpoint else "artifacts"
-        path = f"{place}/step-{self.step:08}/{name}"
-        (self.files.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.files.folder / path).write_bytes(content)
-        sha256 = hashlib.sha256(content).hexdigest()
-        file = {"path": path, "size_bytes": len(content), "sha256": sha256}
-        event = {"event": "artifact", "step": self.step, "name": name} | file
-        if checkpoint:
-            event = {"event": "checkpoint", "step": self.step, "reason": "script"}
-            event |= {"files": [{"kind": "checkpoint"} | file]} | checkpoint
-        self.spool.event(event_of(event))
-        return self
-
-    def finish(self, status: str = "finished") -> "Writer":
-        self.spool.close()
-        write_outcome(self.files, status, self.step)
-        return self
-
-
 def spooled(files: AttemptFiles) -> dict[int, bytes]:
     """Return the content of an attempt's spool, by sequence."""
     found = files.spool.glob(f"{files.attempt}-*.spool")
@@ -108,7 +67,7 @@ def spooled(files: AttemptFiles) -> dict[int, bytes]:
 
 
 def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
-    """Return what the server has of an attempt."""
+    """Return the server's data of an attempt."""
     return site.runs[read_run(files.folder).id].attempts[files.attempt]
 
 
@@ -213,7 +172,7 @@ def following() -> Iterator[Any]:
 # ---- What arrives -------------------------------------------------------------------------------
 
 
-def test_a_configuration_that_changes_is_sent_anew(site: IngestServer, tmp_path: Path) -> None:
+def test_a_changed_configuration_is_sent_again(site: IngestServer, tmp_path: Path) -> None:
     """A script configures its run late; nothing of the spool is sent again for it."""
     written = Writer(tmp_path, config={"lr": 0.1}).steps(1)
     with Ingest(site.server) as ingest:
@@ -270,10 +229,10 @@ def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None
     assert len([each for each in site.requests if each.startswith("PUT")]) > 2
 
 
-def test_what_is_longer_than_a_run_may_have_is_shortened(
+def test_long_descriptions_are_truncated(
     site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Name, tags, command and traceback, of which the end stays, with the exception."""
+    """Name, tags, command and traceback, which is truncated at its start."""
     monkeypatch.setattr(sys, "argv", ["train.py", "\udcff", *["x" * 5000] * 2000])
     writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
     write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
@@ -302,8 +261,8 @@ def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None
     assert len(files) == 2  # once, and once more when it was forgotten
 
 
-def test_half_a_run_goes_on_where_it_was(site: IngestServer, tmp_path: Path) -> None:
-    """The second pass sends only what was written since the first; no end is reported."""
+def test_an_unfinished_run_continues_at_its_offset(site: IngestServer, tmp_path: Path) -> None:
+    """The second pass sends only data written since the first; no end is reported."""
     writer = Writer(tmp_path).steps(7)
     with Ingest(site.server) as ingest:
         run = RunSending(writer.files.folder, ingest, print)
@@ -330,7 +289,7 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
     assert arrived(site, writer.files).spool == {0: whole} | {1: spooled(writer.files)[1]}
 
 
-def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path) -> None:
+def test_damage_without_a_following_frame_is_reported(site: IngestServer, tmp_path: Path) -> None:
     """With the bytes that are lost; the next file of the spool is sent all the same."""
     writer = Writer(tmp_path)
     writer.spool.event(event_of({"event": "length", "step": 0, "steps": 3}))
@@ -360,7 +319,7 @@ def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path:
     assert attempt.stored
 
 
-def test_checkpoints_go_if_wished(site: IngestServer, tmp_path: Path) -> None:
+def test_checkpoints_are_sent_on_request(site: IngestServer, tmp_path: Path) -> None:
     """By `upload=True` of one, or for all of them later; in pieces."""
     content = os.urandom(9_000_000)
     writer = Writer(tmp_path).steps().file(b"kept here", "no.pt", upload=False)
@@ -372,7 +331,7 @@ def test_checkpoints_go_if_wished(site: IngestServer, tmp_path: Path) -> None:
     assert arrived(site, writer.files).files == {wished: content, other: b"kept here"}
 
 
-def test_a_file_that_is_not_what_was_named_is_said(site: IngestServer, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_reported(site: IngestServer, tmp_path: Path) -> None:
     """Gone, of another size, or of other content; the others are sent."""
     writer = Writer(tmp_path).steps()
     folder = writer.files.folder / "artifacts" / "step-00000100"
@@ -425,7 +384,7 @@ def test_a_run_is_sent_while_it_is_written(
     assert uploading.script.poll() is None
 
 
-def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
+def test_data_that_the_server_rejects_are_reported_and_given_up_at_the_end(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
     """It succeeds once the script has configured it again; unchanged data are rejected again."""
@@ -443,7 +402,7 @@ def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
     assert site.faults
 
 
-def test_a_death_without_a_word_is_told_once_all_is_sent(
+def test_a_silent_death_is_reported_after_all_data(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
     """Also by a failing server; afterwards the folder has the outcome, and a next attempt
@@ -512,7 +471,7 @@ def test_a_server_that_stays_away_is_given_up_after_the_end(
     assert arrived(site, writer.files).spool == spooled(writer.files)
 
 
-def test_a_refused_token_is_said_and_may_be_mended(
+def test_a_rejected_token_is_reported_and_can_be_replaced(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
     """By an admin of the server, or by `halfstep login` on this machine."""
@@ -593,9 +552,7 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
     }
 
 
-def test_upload_says_what_has_not_ended_and_what_is_at_work(
-    site: IngestServer, tmp_path: Path
-) -> None:
+def test_upload_names_active_and_locked_runs(site: IngestServer, tmp_path: Path) -> None:
     """Half a run is sent; one that has its uploader is left to it."""
     files = Writer(tmp_path).steps().files
     assert upload(site, tmp_path).stdout.endswith("/runs/7; it has not ended yet\n")
@@ -605,7 +562,7 @@ def test_upload_says_what_has_not_ended_and_what_is_at_work(
     assert not uploader.is_uploading(files.folder)
 
 
-def test_upload_deletes_what_is_over_and_sent_and_no_step_is_forgotten(
+def test_upload_deletes_ended_and_sent_runs_without_losing_a_step(
     site: IngestServer, tmp_path: Path
 ) -> None:
     """Also of attempts that were fenced long ago; an active run keeps its spool."""
@@ -664,10 +621,11 @@ DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
     "outcome lacks all": lambda files: _replace(files.outcome, b"{}"),
     "spool is a folder": lambda files: (files.spool / "1-9.spool").mkdir(),
 }
+DAMAGED = list(DAMAGES)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_upload_reports_each_folder_and_goes_on_after_a_damaged_one(
+@pytest.mark.parametrize("damage", [*DAMAGED[:4], *extended(DAMAGED[4:])])
+def test_upload_reports_each_folder_and_continues_after_a_damaged_one(
     site: IngestServer, tmp_path: Path, damage: str
 ) -> None:
     """In a line each; the exit code says that one of them was not sent."""
@@ -685,7 +643,7 @@ def test_upload_reports_each_folder_and_goes_on_after_a_damaged_one(
         assert arrived(site, files).outcome is not None
 
 
-def test_upload_goes_on_after_a_run_that_the_server_refuses(
+def test_upload_continues_after_a_run_that_the_server_rejects(
     site: IngestServer, tmp_path: Path
 ) -> None:
     """Its answer is about this one only."""
@@ -830,7 +788,7 @@ def test_a_spool_shorter_than_the_script_left_it_is_reported(
         assert done.returncode == 0, done.stdout
 
 
-def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
+def test_upload_with_a_rejected_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
     """It does not wait for a new token."""
     Writer(tmp_path).steps()
     site.tokens = set()
@@ -842,16 +800,6 @@ def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: 
 
 
 # ---- The process --------------------------------------------------------------------------------
-
-
-def uploaders(folder: Path) -> list[psutil.Process]:
-    """Return the uploaders of runs below a folder."""
-    found = []
-    for each in psutil.process_iter(["cmdline"]):
-        words = each.info["cmdline"] or []
-        if "halfstep.telemetry.uploader" in words and any(str(folder) in word for word in words):
-            found.append(each)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -896,9 +844,9 @@ class Script:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert self.hears() == "watching"
+        assert self.receives() == "watching"
 
-    def hears(self) -> str:
+    def receives(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -906,7 +854,7 @@ class Script:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
-        assert self.hears() == "stepped"
+        assert self.receives() == "stepped"
 
     def end(self) -> tuple[str, str]:
         return self.process.communicate(timeout=120)
@@ -935,7 +883,9 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
     assert "token" not in (tmp_path / "it" / "run.json").read_text()
 
 
-def test_the_page_is_told_as_soon_as_the_server_has(site: IngestServer, tmp_path: Path) -> None:
+def test_the_page_is_updated_once_the_server_has_committed(
+    site: IngestServer, tmp_path: Path
+) -> None:
     """For callers that start an uploader and wait; `watch` does for a second."""
     writer = Writer(tmp_path).steps().finish()
     assert uploader.start(writer.files, site.server, SECONDS) == f"{site.url}/runs/7"
@@ -992,7 +942,7 @@ def test_a_server_that_is_slow_to_answer_holds_no_training(
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_refusal_is_an_answer(
+def test_a_rejection_is_a_response(
     site: IngestServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -1080,7 +1030,7 @@ LINE = {"event": "line", "time": 1.0, "stream": "stdout", "text": "the last"}
 def test_the_end_of_a_run_waits_for_its_sidecar(
     site: IngestServer, sidecar: tuple[Writer, SpoolWriter, FolderLock]
 ) -> None:
-    """What the sidecar writes after the training's end arrives before the end."""
+    """Output that the sidecar writes after the training's end arrives before the end."""
     writer, spool, lock = sidecar
     with Ingest(site.server) as ingest:
         sending = RunSending(writer.files.folder, ingest, print, sidecar_seconds=math.inf)

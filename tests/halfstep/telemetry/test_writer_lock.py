@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 
 class Writer:
-    """A process that watches a run, and logs what it is sent."""
+    """A process that watches a run and logs the lines of its stdin."""
 
     def __init__(self, folder: Path, name: str = "it") -> None:
         self.process = warm.Popen(
@@ -70,8 +70,8 @@ def names(folder: Path) -> list[str]:
     return [event["name"] for event in Written(folder).of("metric")]
 
 
-def test_a_second_process_is_refused(tmp_path: Path) -> None:
-    """In one line that names the first; what that logs is all there, and a later one may go on."""
+def test_a_second_process_is_rejected(tmp_path: Path) -> None:
+    """One line names the first process; its data are complete, and a later process may continue."""
     name = "my run/1"
     first = Writer(tmp_path, name).ready()
     first.log("a", "b")
@@ -102,7 +102,7 @@ def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_write_its_parents_run(tmp_path: Path) -> None:
-    """It is refused as any other process, and the parent goes on."""
+    """It is rejected like any other process, and the parent continues."""
     writer = Writer(tmp_path).ready()
     writer.log("a", "fork", "b")
     assert writer.end().count("not watching: ") == 1
@@ -110,7 +110,7 @@ def test_a_forked_child_does_not_write_its_parents_run(tmp_path: Path) -> None:
 
 
 def test_a_process_that_outlives_the_writer_keeps_no_lock(tmp_path: Path) -> None:
-    """A child by fork has let it go; a killed process's run is gone on with."""
+    """A forked child releases its copy; a killed process's run can be continued."""
     writer = Writer(tmp_path).ready()
     assert writer.process.stdin is not None
     writer.process.stdin.write("orphan\n")

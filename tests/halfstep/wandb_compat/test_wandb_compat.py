@@ -159,6 +159,8 @@ def test_tables_images_and_a_summary(
     assert [row["count"] for row in table("media", "uneven")] == ["1", "3"]
     files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
     assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
+    [version] = written("media").of("saved_artifact")
+    assert (version["name"], version["type"]) == ("model", "model")
     [saved] = written("media").of("checkpoint")
     assert saved["upload"]
     assert saved["files"][0]["size_bytes"] == 7
@@ -167,12 +169,11 @@ def test_tables_images_and_a_summary(
     assert described.config == settings | {"step_metric": {"val/*": "epoch"}}
     said = capsys.readouterr().err
     assert "Video is not supported" in said
-    assert "Artifact is not supported" in said
     assert "alert: Low: accuracy is low" in said
 
 
 def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: None) -> None:
-    """With learning rate and norm beside them, as an import has them; a later attempt goes on."""
+    """With learning rate and norm, as in an import; a later attempt continues."""
     wandb: Any = halfstep
     for attempt in range(2):
         run = wandb.init(name="rows", id="rows", resume="allow")
@@ -190,7 +191,7 @@ def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: No
     assert logged("rows") == {"val/acc": [(1, 0.5)]}
 
 
-def test_a_loss_alone_is_continued_after_the_last_number(without_torch: None) -> None:
+def test_a_run_with_only_a_loss_continues_after_its_last_step(without_torch: None) -> None:
     """A later attempt replaces no number that was logged after the last loss."""
     wandb: Any = halfstep
     for attempt in range(2):
@@ -255,6 +256,37 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
     assert defined == {"val/*": "epoch", "train/loss": "samples"}
 
 
+def test_artifacts_are_versions_that_other_runs_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_torch: None
+) -> None:
+    """Files, folders and new files; used by name with W&B's entity, downloaded to a folder."""
+    monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
+    wandb: Any = halfstep
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.csv").write_text("one")
+    with wandb.init(project="digits", name="maker", mode="offline") as run:
+        artifact = wandb.Artifact("data", type="dataset", metadata={"rows": 1})
+        artifact.add_dir("raw", name="train")
+        with artifact.new_file("notes/about.txt", mode="w") as file:
+            file.write("made here")
+        assert run.log_artifact(artifact, aliases=["good"]).wait() is artifact
+        wandb.log_artifact("raw/a.csv", name="table", type="dataset")
+        run.log_model("raw/a.csv", name="weights")
+    with wandb.init(project="digits", name="user", mode="offline") as run:
+        used = run.use_artifact("team/digits/data:good", type="dataset")
+        folder = Path(used.download())
+        assert (folder / "train" / "a.csv").read_text() == "one"
+        assert (folder / "notes" / "about.txt").read_text() == "made here"
+        copied = used.get_path("train/a.csv").download(root=tmp_path / "copy")
+        assert Path(copied).read_text() == "one"
+        assert Path(wandb.use_model("weights")).read_text() == "one"
+        with pytest.raises(wandb.Error, match="there is no"):
+            wandb.use_artifact("digits/data:v9")
+    names = [event["name"] for event in written("maker").of("saved_artifact")]
+    assert names == ["data", "table", "weights"]
+    assert [event["name"] for event in written("user").of("used_artifact")] == ["data", "weights"]
+
+
 def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     """`with wandb.init() as run`, once each; one that raises has failed, and the next starts."""
     wandb: Any = halfstep
@@ -287,7 +319,7 @@ def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixt
     assert outcome("other")["status"] == "failed"
 
 
-def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
+def test_a_run_that_only_logs_continues(without_torch: None) -> None:
     """By its id; W&B's counter continues, and the data are sent to the server."""
     for attempt in (1, 2):
         with halfstep.init(id="abc", resume="allow") as run:
@@ -312,7 +344,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run.url is None
 
 
-def test_a_run_that_goes_on_keeps_its_configuration() -> None:
+def test_a_continued_run_keeps_its_configuration() -> None:
     """Except for new values, by `init` or later."""
     halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
     with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
@@ -322,7 +354,7 @@ def test_a_run_that_goes_on_keeps_its_configuration() -> None:
     assert described["config"] == {"lr": 0.2, "seed": 1, "epochs": 3}
 
 
-def test_an_alert_that_nobody_can_hear_is_kept(
+def test_an_undeliverable_alert_is_kept(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a process with closed stderr."""

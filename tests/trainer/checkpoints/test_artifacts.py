@@ -18,7 +18,7 @@ class Drawing(Regression):
 
 
 def test_artifacts_are_written_after_each_evaluation(run_loop, tmp_path):
-    """Each is a whole file beside the checkpoints' folder, and an event that describes it."""
+    """Each is a complete file next to the checkpoints' folder, described by an event."""
     run = run_loop(
         Drawing,
         {"training": {"steps": 4}, "evaluation": {"every_steps": 2}},

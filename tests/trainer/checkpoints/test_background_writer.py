@@ -1,4 +1,4 @@
-"""One thing at a time is written beside the training, and nothing that fails goes unheard."""
+"""One write at a time runs in the background, and every failure is raised."""
 
 from threading import Event, Thread, current_thread
 
@@ -9,13 +9,13 @@ from trainer.checkpoints.background_writer import Writer
 
 @pytest.fixture
 def writer():
-    """A writer, whose thread ends with the test."""
+    """A writer; its thread ends with the test."""
     writer = Writer()
     yield writer
     writer.close()
 
 
-def test_what_is_begun_runs_beside_and_the_next_waits_for_it(writer):
+def test_a_write_runs_in_the_background_and_the_next_waits_for_it(writer):
     """The first `begin` returns while it is under way; the second when it is over."""
     result, go_on = [], Event()
 
@@ -38,8 +38,8 @@ def test_what_is_begun_runs_beside_and_the_next_waits_for_it(writer):
 
 
 @pytest.mark.parametrize("hear", [Writer.wait, lambda writer: writer.begin(print)])
-def test_what_it_raised_is_raised_once(writer, hear):
-    """By whoever comes next; then it is told."""
+def test_an_exception_is_raised_once(writer, hear):
+    """By the next call."""
     writer.begin(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         hear(writer)
@@ -47,7 +47,7 @@ def test_what_it_raised_is_raised_once(writer, hear):
     writer.wait()
 
 
-def test_a_look_waits_for_nothing_and_hears_of_what_failed(writer):
+def test_a_poll_does_not_block_and_reports_failures(writer):
     """Under way it says nothing; over it raises."""
     go_on = Event()
 

@@ -166,7 +166,7 @@ def saved(run_loop, tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
-def test_a_checkpoint_that_was_cut_short_is_refused(saved, keep):
+def test_a_checkpoint_that_was_cut_short_is_rejected(saved, keep):
     """The message names the file and the damage."""
     data = saved.read_bytes()
     saved.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_was_cut_short_is_refused(saved, keep):
         checkpoint.load(saved)
 
 
-def test_a_checkpoint_with_a_flipped_bit_is_refused(saved):
+def test_a_checkpoint_with_a_flipped_bit_is_rejected(saved):
     """torch.load would read altered weights in silence; this does not."""
     weight = checkpoint.load(saved)["modules"]["model"]["0.weight"].numpy().tobytes()
     data = bytearray(saved.read_bytes())
@@ -184,14 +184,14 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(saved):
         checkpoint.load(saved)
 
 
-def test_a_checkpoint_with_another_checksum_is_refused(saved):
+def test_a_checkpoint_with_another_checksum_is_rejected(saved):
     """The checksum in the database counts, if it is given."""
     checkpoint.load(saved, hashlib.sha256(saved.read_bytes()).hexdigest())
     with pytest.raises(CheckpointError, match="its SHA-256 is"):
         checkpoint.load(saved, "0" * 64)
 
 
-def test_files_that_are_no_checkpoints_are_refused(tmp_path):
+def test_files_that_are_no_checkpoints_are_rejected(tmp_path):
     """A missing file and a foreign one have their own messages."""
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoint.load(tmp_path / "none.pt")
@@ -224,7 +224,7 @@ def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
     assert event["notes"] == ["training.deterministic is off: algorithms may give other last bits"]
 
 
-def test_a_checkpoint_of_another_model_is_refused(run_loop, saved):
+def test_a_checkpoint_of_another_model_is_rejected(run_loop, saved):
     """The message names both recipes."""
     with pytest.raises(CheckpointError, match=r"recipe regression, does not fit recipe digits"):
         run_loop(Digits, resume=saved)
@@ -253,9 +253,7 @@ def test_a_folder_without_write_permission_is_named(run_loop, tmp_path):
         run_loop(Regression, folder=tmp_path / "file")
 
 
-def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
-    run_loop, saved, tmp_path
-):
+def test_a_checkpoint_of_a_version_with_fewer_settings_resumes_exactly(run_loop, saved, tmp_path):
     """Missing settings had their defaults; settings with other values now are named."""
     state = torch.load(saved, weights_only=True)
     del state["config"]["spike"], state["parts"]["spikes"]
@@ -272,7 +270,7 @@ def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
 
 
 @pytest.mark.slow
-def test_what_is_resumed_stays_in_its_file_and_is_let_go_of(run_loop, tmp_path, monkeypatch):
+def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch):
     """While it is loaded its bytes are not memory of this process; after the first step nothing of
     it is left, neither optimizers, averages nor the recipe's state. The bits are those of an
     uninterrupted run."""
@@ -332,7 +330,7 @@ def private_bytes(path):
 @pytest.mark.parametrize(
     ("rank", "is_checked", "times"), [(0, False, 1), (1, False, 0), (0, True, 0)]
 )
-def test_what_is_resumed_is_checked_once(run_loop, saved, monkeypatch, rank, is_checked, times):
+def test_a_resumed_file_is_checked_once(run_loop, saved, monkeypatch, rank, is_checked, times):
     """Only by the first rank, and not if the supervisor has checked it."""
     ranks = Ranks()
     ranks.rank, ranks.world_size = rank, rank + 1

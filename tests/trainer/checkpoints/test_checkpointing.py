@@ -18,7 +18,7 @@ from halfstep.run_config import parse_config
 from tests import warm
 from tests.spool_made import fields_of
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
-from tests.trainer.test_process import write_job
+from tests.trainer.process_made import write_job
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.files import checksum, write_whole
 from trainer.checkpoints.weights import write_weights
@@ -41,7 +41,7 @@ def disk(monkeypatch):
     return ready
 
 
-def test_what_is_saved_is_the_state_at_the_boundary(run_loop, tmp_path, disk):
+def test_the_saved_state_is_that_of_the_step_boundary(run_loop, tmp_path, disk):
     """Bit for bit, of weights, moments, scaler and counts, though steps continued meanwhile."""
     kept = {}
 
@@ -158,7 +158,7 @@ def bytes_read():
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_not_read_back_to_be_hashed(run_loop, tmp_path):
+def test_saved_files_are_hashed_without_reading_them(run_loop, tmp_path):
     """While two saves write 128 MiB each, the process reads not one of them."""
     before = []
 

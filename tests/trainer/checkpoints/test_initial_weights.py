@@ -104,7 +104,7 @@ def unfitting(tmp_path):
     return tmp_path / "net.safetensors"
 
 
-def test_what_does_not_fit_is_told_and_forbids_the_run(run_loop, unfitting):
+def test_weights_that_do_not_fit_are_reported_and_fail_the_run(run_loop, unfitting):
     """By default: names and shapes in the message."""
     with pytest.raises(ConfigError) as raised:
         start(run_loop, unfitting)
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_told_and_forbids_the_run(run_loop, unfitting):
         assert part in str(raised.value)
 
 
-def test_what_does_not_fit_is_told_and_left_out(run_loop, unfitting):
+def test_weights_that_do_not_fit_are_reported_and_left_out(run_loop, unfitting):
     """Not strict: the rest is loaded, and those are as the recipe draws them."""
     drawn = run_loop(Kept, ONE_STEP).recipe.first
     run = start(run_loop, unfitting, strict=False)
@@ -148,8 +148,8 @@ def test_a_tied_weight_need_not_be_there_twice(fitted):
     assert torch.equal(network["head"].weight, torch.ones(4, 2))
 
 
-def test_quantised_weights_are_no_weights(fitted):
-    """Integers instead of floats would be loaded as they are."""
+def test_quantised_weights_are_rejected(fitted):
+    """Integers would otherwise be loaded in place of floats."""
     network = nn.Linear(2, 2)
     weights = {"weight": torch.ones(2, 2, dtype=torch.int8), "bias": torch.ones(2)}
     event, trouble = fitted(weights, {"model": network})

@@ -38,7 +38,7 @@ def file_of(state):
 
 
 def test_a_snapshot_makes_the_same_file_as_its_state():
-    """Byte for byte: types, strides, what shares memory, and what a module says of itself."""
+    """Byte for byte: types, strides, shared memory, and modules' extra state."""
     state = make_state()
     assert file_of(Staging(CPU).take(state).state) == file_of(state)
 
@@ -79,7 +79,7 @@ def test_it_takes_the_state_once_and_the_next_takes_the_same_memory():
 
 
 class Asked(TorchDispatchMode):
-    """Keeps what a snapshot asks of the state's device."""
+    """Records the calls of a snapshot to the device of the state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,8 +112,10 @@ def test_nothing_in_it_waits_for_a_device(spoil):
 
 
 def test_on_cuda_the_memory_is_pinned_and_an_event_follows_the_copies(monkeypatch):
-    """Pinned once for all saves, given back at the end; who writes waits for the event. (That a
-    device is kept waiting for by nobody, tests/gpu shows on one.)"""
+    """Pinned once for all saves and released at the end; the writer waits for the event.
+
+    (tests/gpu show on a device that nothing delays it.)
+    """
     asked = []
 
     class Runtime:

@@ -16,7 +16,7 @@ def names(path):
 
 
 def test_a_file_of_safetensors(tmp_path):
-    """Names and values are what was saved."""
+    """Names and values are as saved."""
     save_file(ONE | TWO, tmp_path / "net.safetensors")
     found = read_weights(tmp_path / "net.safetensors")
     assert torch.equal(found["a.weight"], ONE["a.weight"])
@@ -73,7 +73,7 @@ def test_a_folder_with_shards(tmp_path):
 
 @pytest.mark.parametrize("shard", ["../net.safetensors", "/etc/passwd", 3, "a/b.safetensors"])
 def test_an_index_leads_out_of_its_folder_never(tmp_path, shard):
-    """Only files beside it are read."""
+    """Only files in the index's folder are read."""
     save_file(ONE, tmp_path / "net.safetensors")
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -118,8 +118,8 @@ def cut(path):
         ("folder", lambda path: path.mkdir(), "0 files .safetensors"),
     ],
 )
-def test_wrong_files_get_a_sentence(tmp_path, capsys, name, write, message):
-    """What is wrong with which file; nothing of it is run."""
+def test_invalid_files_are_explained(tmp_path, capsys, name, write, message):
+    """With file and problem; no code in them runs."""
     write(tmp_path / name)
     with pytest.raises(WeightsError, match=message) as raised:
         read_weights(tmp_path / name)

@@ -27,7 +27,7 @@ TYPES = [
 
 
 def written(weights):
-    """What is written of them."""
+    """Return the written bytes of weights."""
     file = io.BytesIO()
     write_weights(weights, file)
     return file.getvalue()
@@ -44,7 +44,7 @@ def written(weights):
     ids=["types", "names", "module", "nothing"],
 )
 def test_the_bytes_are_the_librarys(weights):
-    """Header, order, padding and values, of every type that weights are kept in."""
+    """Header, order, padding and values, for every dtype of weights."""
     assert written(weights) == safetensors.torch.save(weights, METADATA)
 
 

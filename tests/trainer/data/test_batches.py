@@ -39,7 +39,7 @@ def resume(run_loop, tmp_path, recipe):
     )
 
 
-def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp_path):
+def test_a_recipe_that_ignores_its_indices_is_not_called_exact(run_loop, tmp_path):
     """It resumes with other data, with a note."""
     whole, resumed = resume(run_loop, tmp_path, Shuffled)
     [result] = resumed.of("resumed")
@@ -50,8 +50,8 @@ def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp
     assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
 
 
-def test_a_loader_whose_state_is_kept_is_exact(run_loop, tmp_path):
-    """With its state in the checkpoint the batches are the same, which is what is compared."""
+def test_a_loader_with_saved_state_is_exact(run_loop, tmp_path):
+    """With its state in the checkpoint the batches are the same."""
     whole, resumed = resume(run_loop, tmp_path, Remembered)
     assert resumed.of("resumed")[0]["exact"]
     assert resumed.records["loss"].tolist() == whole.records["loss"][3:].tolist()
@@ -65,7 +65,7 @@ def test_a_checkpoint_draws_no_batch_twice(run_loop, tmp_path):
     assert saved.records["loss"].tolist() == run_loop(Shuffled, VALUES).records["loss"].tolist()
 
 
-def test_a_fork_of_an_old_checkpoint_says_what_is_not_known(run_loop, tmp_path):
+def test_a_fork_of_an_old_checkpoint_names_unknown_values(run_loop, tmp_path):
     """Without a fingerprint in it, nothing is claimed."""
     run_loop(Regression, VALUES, tmp_path)
     path = tmp_path / "step-00000003.pt"
@@ -128,7 +128,7 @@ class Slow(Regression):
 clock = [0.0]
 
 
-def test_what_a_step_waits_for_its_data_is_in_its_record(run_loop, monkeypatch):
+def test_the_data_wait_of_a_step_is_in_its_row(run_loop, monkeypatch):
     """The sum over its micro-batches, at most the time of the step."""
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     training = {"steps": 3, "batch_size": 8, "accumulation_steps": 2}

@@ -96,7 +96,7 @@ class Streaming(Reading):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_goes_on_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
+def test_a_stream_continues_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
     """For any prefetch, over its end, and any number of workers after a resume."""
     whole = run_loop(Streaming, settings(workers), tmp_path / "a")
     resumed = run_loop(
@@ -186,7 +186,7 @@ def test_examples_of_different_shape_are_named(run_loop):
         run_loop(reading(Uneven), settings(2) | {"training": {"shuffle": False, "batch_size": 32}})
 
 
-def test_a_collate_that_fails_is_told(run_loop):
+def test_a_collate_that_fails_is_reported(run_loop):
     """With the examples of the batch."""
 
     class Failing(Reading):
@@ -235,7 +235,7 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
     assert len(run.records) == 4
 
 
-def test_too_small_a_dataset_is_told(run_loop):
+def test_too_small_a_dataset_is_reported(run_loop):
     """In the words that any recipe's data get."""
     with pytest.raises(ConfigError, match="has 37 training examples: choose at most 37"):
         run_loop(Reading, {"training": {"batch_size": 38}})
@@ -255,7 +255,7 @@ def test_workers_end_with_the_training(run_loop):
 
 
 @pytest.mark.parametrize("base", [Reading, Streaming])
-def test_a_batch_that_cannot_be_sent_is_told(run_loop, base):
+def test_a_batch_that_cannot_be_sent_is_reported(run_loop, base):
     """One that cannot be pickled, with its examples; it is not waited for."""
 
     class Unsendable(base):
@@ -266,7 +266,7 @@ def test_a_batch_that_cannot_be_sent_is_told(run_loop, base):
         run_loop(Unsendable, settings(1))
 
 
-def test_a_batch_for_which_shared_memory_has_no_room_is_told(run_loop):
+def test_a_batch_beyond_shared_memory_is_reported(run_loop):
     """As one that cannot be pickled is."""
 
     class Vast(Reading):
@@ -297,7 +297,7 @@ def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp
     assert not asked
 
 
-def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
+def test_all_workers_print_their_stacks_at_once(monkeypatch):
     """Workers are reported once all have responded, and very deep stacks are cut."""
     monkeypatch.setattr("trainer.data.worker_pool.STACK_SECONDS", 600.0)
     fork = multiprocessing.get_context("fork")

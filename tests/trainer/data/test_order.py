@@ -25,8 +25,8 @@ def test_every_example_has_one_place_in_an_epoch(size, seed, epoch):
 
 
 @given(start=st.integers(0, 4 * CHUNK), count=st.integers(1, 3 * CHUNK))
-def test_a_part_is_a_part_of_the_whole(start, count):
-    """Over the ends of chunks and epochs, and whatever was asked for before."""
+def test_a_slice_equals_the_slice_of_the_whole(start, count):
+    """Across chunks and epochs, and after any earlier request."""
     order = Order(SIZE, 1, shuffle=True)
     assert order.take(start, count).equal(WHOLE[start : start + count])
     assert order.take(start // 2, count).equal(WHOLE[start // 2 : start // 2 + count])
@@ -34,7 +34,7 @@ def test_a_part_is_a_part_of_the_whole(start, count):
 
 @pytest.mark.slow
 def test_all_orders_of_a_few_examples_are_about_as_likely():
-    """Chi-square over seeds, of each of the 24 orders of four: far below what a bias makes."""
+    """Chi-square over seeds for the 24 orders of four examples: far below a biased shuffle's."""
     seeds, size = 1500, 4
     found = Counter(
         tuple(Order(size, s, shuffle=True).take(0, size).tolist()) for s in range(seeds)
@@ -65,7 +65,7 @@ def test_without_shuffling_they_come_as_they_are():
 
 
 def test_places_of_a_size_beyond_memory_are_computed():
-    """What 2^40 examples would need to be held, nobody has."""
+    """No memory holds the order of 2^40 examples."""
     size = 2**40
     places = np.arange(size - 1000, size, dtype=np.uint64)
     found = permuted(places, size, [1, 2, 3, 4, 5, 6, 7, 8])

@@ -13,7 +13,7 @@ def taken(sampler, steps):
 
 
 def test_every_example_comes_once_an_epoch():
-    """Batches run on over the end of an epoch, and leave nobody out."""
+    """Batches cross the end of an epoch, so that none is left out."""
     indices = taken(Sampler(10, Training(batch_size=4)), 5)
     assert sorted(indices[:10]) == list(range(10))
     assert sorted(indices[10:]) == list(range(10))

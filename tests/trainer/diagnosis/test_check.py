@@ -526,7 +526,7 @@ REFUSED_ON_CUDA = {
 
 
 @pytest.mark.parametrize("operation", REFUSED_ON_CUDA)
-def test_what_determinism_refuses_on_cuda_is_named(tmp_path, capsys, operation):
+def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operation):
     """Each is an error, unless the run does without determinism."""
     step = f'yield Loss({REFUSED_ON_CUDA[operation]}, optimizer="adamw")'
     message = f"{operation} has no deterministic form on CUDA"

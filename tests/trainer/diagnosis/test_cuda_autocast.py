@@ -48,7 +48,7 @@ def test_the_cpus_own_autocast_comes_back():
     assert types() == before == (torch.float16, torch.float16, torch.float32)
 
 
-def test_a_dtype_that_is_asked_for_and_regions_that_are_off_are_obeyed():
+def test_explicit_dtypes_and_disabled_regions_are_respected():
     """Neither does CUDA cast there."""
     half = torch.ones(3, dtype=torch.float16)
     with cudas_autocast(), torch.autocast("cpu", torch.float16):

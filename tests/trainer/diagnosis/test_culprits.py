@@ -60,7 +60,7 @@ def test_counts_are_of_elements():
 
 @pytest.mark.parametrize("recipe", [Digits, Pair])
 def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, recipe):
-    """As on a GPU, where counting would make the host wait: the names alone, from the norms."""
+    """As on a GPU, where counting would synchronize: only names, from the norms."""
     values = {"training": {"steps": 60}, "scaler": {"init_scale": 2.0**22, "growth_interval": 5}}
     counted = run_loop(recipe, values).of("scaler", kind="skip")
     monkeypatch.setattr(optimizers.WatchedOptimizer, "count_nonfinite", lambda *_: None)
@@ -78,6 +78,6 @@ def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, 
 
 
 def test_a_norm_that_overflows_has_no_culprits(run_loop):
-    """Finite gradients are nobody's fault, however large their norm."""
+    """Finite gradients are not named, however large their norm."""
     run = run_loop(Digits, {"training": {"steps": 2}, "scaler": {"init_scale": 1.0}})
     assert not run.of("scaler")

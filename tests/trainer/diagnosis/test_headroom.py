@@ -45,7 +45,7 @@ def test_the_largest_and_smallest_of_each_module_in_steps_that_are_due(run_loop)
 
 
 def measured(network, *passes):
-    """What is measured of passes forward and back, by name."""
+    """Return the measurements of a forward and backward pass, by name."""
     measuring = Measuring(with_smallest=True)
     measuring.begin({each: name for name, each in network.named_modules()})
     try:
@@ -121,8 +121,8 @@ def test_a_replay_is_not_measured(run_loop, monkeypatch):
     assert repr(replayed.of("headroom")) == repr(alone.of("headroom"))  # NaN is what it was
 
 
-def test_a_compiled_network_is_left_alone(run_loop, monkeypatch, capsys):
-    """One sentence in the log, and no hook by which it would be compiled anew."""
+def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
+    """One sentence in the log, and no hook that would recompile it."""
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # what it makes is not used
     values = EVERY | {"training": {"steps": 7, "compile": True}}
     run = run_loop(Regression, values)

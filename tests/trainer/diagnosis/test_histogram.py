@@ -11,7 +11,7 @@ from trainer.recipes.digits import Digits
 
 
 def histogram_of(gradient, scale=1.0):
-    """The event for one layer whose weight has this gradient."""
+    """Return the event of a layer with this weight gradient."""
     layer = torch.nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
     layer.weight.grad = gradient
     optimizers = watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})

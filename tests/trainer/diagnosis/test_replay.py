@@ -11,6 +11,11 @@ from halfstep.recipe import Loss
 from halfstep.telemetry.plain_json import json_safe
 from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
+from tests.trainer.diagnosis.replay_made import (
+    Planted,
+    PlantedBackward,
+    _factor,
+)
 from trainer.data.batches import fingerprint
 from trainer.data.sampler import Sampler
 from trainer.data.sources import make_sources
@@ -24,13 +29,6 @@ from trainer.recipes.gpt import GPT
 pytestmark = pytest.mark.slow
 
 
-class Plain(nn.Module):
-    """Harmless, and computed in fp16 under autocast."""
-
-    def forward(self, x):
-        return x.half()
-
-
 class ForwardPlant(nn.Module):
     """Makes far activations 60,000 times as large, which fp16 cannot hold, and small again."""
 
@@ -39,48 +37,8 @@ class ForwardPlant(nn.Module):
         return x * _factor(x) / _factor(x)
 
 
-class BackwardPlant(nn.Module):
-    """Is the identity; the gradient of far activations becomes 60,000 times as large."""
-
-    def forward(self, x):
-        x = x.half()
-        return x + (x - x.detach()) * _factor(x)
-
-
-def _factor(x):
-    # Of eight examples only one that is alone far out is normalised to more than 2.64.
-    return torch.where(x.detach() > 2.64, 60000.0, 1.0).half()
-
-
-class Planted(Regression):
-    """512 examples with one outlier, through BatchNorm, a planted overflow and dropout."""
-
-    name: ClassVar = "planted"
-    defaults: ClassVar = {
-        "training": {"steps": 150, "batch_size": 8},
-        "scaler": {"init_scale": 1024.0},
-    }
-    plant: ClassVar = Plain
-
-    def __init__(self, config, device):
-        self.device, self.train_size = device, 512
-        self.inputs = torch.randn(512, 6)
-        self.inputs[7] = 1000.0
-        self.targets = self.inputs.clamp(-3, 3).sum(dim=1, keepdim=True)
-        block = nn.Sequential(nn.BatchNorm1d(6), nn.Identity(), self.plant(), nn.Dropout(0.2))
-        model = nn.Sequential(block, nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.modules = {"model": model}
-        self.optimizers = {
-            "sgd": torch.optim.SGD(model.parameters(), lr=1e-3, fused=config.training.fused)
-        }
-
-
 class PlantedForward(Planted):
     plant: ClassVar = ForwardPlant
-
-
-class PlantedBackward(Planted):
-    plant: ClassVar = BackwardPlant
 
 
 @pytest.mark.parametrize(
@@ -88,10 +46,10 @@ class PlantedBackward(Planted):
     [(PlantedForward, "forward", "mul"), (PlantedBackward, "backward", "MulBackward0")],
 )
 def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operation):
-    """Module, direction and operation are those of the plant, although others become inf after it.
+    """Module, direction and operation are the planted ones, although others become inf afterwards.
 
-    Catches a search that blames the last module, or the one whose parameters overflowed: the plant
-    has none.
+    Catches a search that blames the last module, or the one with the overflowed parameters: the
+    plant has none.
     """
     run = run_loop(recipe)
     replays = run.of("replay")
@@ -130,12 +88,12 @@ CALIBRATED_STEP, PLANTED_STEP = 25, 27
 
 
 def overflow_forward(forward, x):
-    """A layer whose output in this batch exceeds fp16's maximum."""
+    """A layer with an output beyond fp16's maximum in this batch."""
     return forward(x).half() * 2.0**15 * 2.0**15
 
 
 def overflow_backward(forward, x):
-    """A layer with unchanged output, whose gradient is 2^40 times as large."""
+    """A layer with unchanged output and a gradient multiplied by 2^40."""
     y = forward(x).half()
     return y + (y - y.detach()) * 2.0**20 * 2.0**20
 
@@ -344,7 +302,7 @@ def test_a_past_skip_is_replayed_on_request(run_loop):
 
 
 def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
-    """The other optimizer's weights have changed, and the event says so."""
+    """The other optimizer's weights have changed, as the event says."""
     run = run_loop(
         Pair,
         {"training": {"steps": 200}, "scaler": {"growth_interval": 30, "init_scale": 2.0**16}},
@@ -565,7 +523,7 @@ def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
     assert_same_bits(weights, others)
 
 
-def test_what_is_not_finite_by_design_is_no_cause(run_loop):
+def test_values_nonfinite_by_design_are_no_cause(run_loop):
     """The batch before, with a finite loss, has NaN in the same position."""
     run = run_loop(GapsByDesign, {"training": {"steps": 120}})
     assert not torch.tensor(run.records["loss"]).isfinite().all()

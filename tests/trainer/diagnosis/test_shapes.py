@@ -38,7 +38,8 @@ def layers_of(*layers, precision="fp16", batch_size=64):
     ],
 )
 def test_layers_that_miss_tensor_cores_are_named(layers, named):
-    """Widths inside a network and a vocabulary at its end; not what the data decide, and no trifle.
+    """Widths inside a network and a vocabulary at its end; no size that the data decide, and no
+    small layers.
 
     Catches a warning at every classifier of ten classes, and at depthwise convolutions.
     """
@@ -46,14 +47,14 @@ def test_layers_that_miss_tensor_cores_are_named(layers, named):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
-def test_half_precision_alone_is_concerned(precision):
+def test_only_half_precision_is_concerned(precision):
     """fp32 has no such sizes."""
     found = layers_of(nn.Linear(64, 100), nn.Linear(100, 64), precision=precision)
     assert (found is None) == (precision == "fp32")
 
 
 def test_the_batch_size_counts_where_a_row_is_an_example():
-    """In linear layers alone; a sequence or an image multiplies the rows."""
+    """Only in linear layers; a sequence or an image multiplies the rows."""
     assert layers_of(nn.Linear(8, 8), batch_size=50) == (["model.0 (8 to 8)"], 50)
     assert layers_of(nn.Embedding(8, 8), nn.Linear(8, 8), batch_size=50) is None
     assert layers_of(nn.Conv2d(8, 8, 3), nn.Linear(8, 8), batch_size=50) is None

@@ -1,7 +1,6 @@
 """Spikes of the loss: which steps are, and going back from them."""
 
 import math
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,36 +15,11 @@ from halfstep.telemetry import events
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
+from tests.trainer.diagnosis.spikes_made import VALUES, WINDOW, Poisoned
 from trainer.checkpoints.resume import inherited_parts
 from trainer.checkpoints.rollback import SpikeError
 from trainer.diagnosis.spikes import Spikes, robust_z
 from trainer.distributed.ranks import Control, Request
-
-WINDOW = 16
-
-
-class Poisoned(Regression):
-    """One example multiplies the loss of its batch, and its update, by a thousand."""
-
-    name: ClassVar = "poisoned"
-    poison: ClassVar = {40}
-
-    def __init__(self, config, device):
-        super().__init__(config, device)
-        self.modules["model"].append(torch.nn.Dropout(0.1))  # whose draws go back as well
-
-    def batch(self, indices, generator):
-        inputs, targets = super().batch(indices, generator)
-        factor = 60.0 if self.poison & set(indices.tolist()) else 1.0
-        return inputs, targets * factor
-
-
-#: Batches of 4 are sixteen to an epoch of 64 examples: the poison comes once in sixteen steps.
-VALUES = {
-    "training": {"steps": 60, "batch_size": 4, "seed": 3},
-    "checkpoints": {"every_steps": 10},
-    "spike": {"window_steps": WINDOW, "rollback": True, "check_every_steps": 4},
-}
 
 
 def records(losses, flags=()):
@@ -61,7 +35,7 @@ def noise(count, seed=0):
     return np.random.default_rng(seed).normal(1.0, 0.1, count)
 
 
-def told(made, *cuts, **settings):
+def reported(made, *cuts, **settings):
     """The spikes of some records, handed over in pieces."""
     found = []
     spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
@@ -70,18 +44,18 @@ def told(made, *cuts, **settings):
     return [(each.step, each.loss, each.z) for each in found]
 
 
-def test_a_sudden_rise_is_told_with_its_step_and_how_high_it_is():
+def test_a_spike_is_reported_with_its_step_and_height():
     """z is in robust standard deviations above the median of the losses before."""
     losses = noise(60)
     losses[40] = 5.0
     made = records(losses)
     window = made["loss"][40 - WINDOW : 40].astype(float)
-    [(step, loss, z)] = told(made)
+    [(step, loss, z)] = reported(made)
     assert (step, loss) == (41, 5.0)
     deviation = np.median(np.abs(window - np.median(window)))
     assert z == pytest.approx((5.0 - np.median(window)) / (1.4826 * deviation))
-    assert told(made, threshold=z * 1.01) == []
-    assert told(made, threshold=None) == []
+    assert reported(made, threshold=z * 1.01) == []
+    assert reported(made, threshold=None) == []
 
 
 @given(cuts=st.lists(st.integers(0, 80), max_size=6))
@@ -90,31 +64,31 @@ def test_how_records_are_handed_over_changes_nothing(cuts):
     losses = noise(80)
     losses[[30, 60]] = 4.0, 9.0
     made = records(losses)
-    assert told(made, *sorted(cuts)) == told(made)
-    assert [step for step, *_ in told(made)] == [31, 61]
+    assert reported(made, *sorted(cuts)) == reported(made)
+    assert [step for step, *_ in reported(made)] == [31, 61]
 
 
-def test_of_an_excursion_the_first_step_is_told():
+def test_the_first_step_of_an_excursion_is_reported():
     """A loss that stays high, or rises on, is one spike for as long as a window."""
     losses = noise(60)
     losses[30:] = np.linspace(5, 50, 30)
-    assert told(records(losses))[0][0] == 31
-    assert len(told(records(losses)[: 31 + WINDOW])) == 1
+    assert reported(records(losses))[0][0] == 31
+    assert len(reported(records(losses)[: 31 + WINDOW])) == 1
 
 
 def test_a_loss_that_falls_or_rests_is_no_spike():
     """Neither training as it should be nor a constant with its last bits astir."""
-    assert told(records(np.exp(-np.arange(200) / 30))) == []
+    assert reported(records(np.exp(-np.arange(200) / 30))) == []
     constant = np.full(200, 0.5) + np.random.default_rng(1).normal(0, 1e-7, 200)
-    assert told(records(constant)) == []
+    assert reported(records(constant)) == []
 
 
 def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
     """A skipped step harmed nothing; without a window yet an applied one counts all the same."""
     losses = noise(12)
     losses[[4, 8]] = np.nan, np.inf
-    assert [(s, z) for s, _loss, z in told(records(losses, flags=[5]))] == [(9, math.inf)]
-    assert told(records(losses, flags=[5, 9])) == []
+    assert [(s, z) for s, _loss, z in reported(records(losses, flags=[5]))] == [(9, math.inf)]
+    assert reported(records(losses, flags=[5, 9])) == []
 
 
 def test_what_decides_of_the_next_step_is_in_the_state():
@@ -239,7 +213,7 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
     ]
 
 
-def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path):
+def test_after_the_last_rewind_a_run_continues_or_fails_as_configured(run_loop, tmp_path):
     """The spike is reported in any case; a failure has the step, loss and z."""
     once = {**VALUES, "spike": {**VALUES["spike"], "max_rollbacks": 1}}
     run = run_loop(Poisoned, once, tmp_path / "a")
@@ -251,7 +225,7 @@ def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path)
         run_loop(Poisoned, once, tmp_path / "b")
 
 
-def test_without_a_checkpoint_before_it_the_run_goes_on(run_loop, tmp_path):
+def test_without_an_earlier_checkpoint_the_run_continues(run_loop, tmp_path):
     """A spike before the first checkpoint is only reported."""
     late = {**VALUES, "checkpoints": {"every_steps": 59}}
     run = run_loop(Poisoned, late, tmp_path / "a")

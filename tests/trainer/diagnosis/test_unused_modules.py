@@ -25,15 +25,15 @@ class Attentive(Regression):
 
 
 @pytest.mark.parametrize("field", ["fp32", "bf16", "checkpointed"])
-def test_what_a_setting_names_in_vain_is_told(run_loop, field):
-    """Once, after the first step; not what is called."""
+def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
+    """Once, after the first step; not for modules that are called."""
     names = ["model.attention.out_proj", "model.head"]
     run = run_loop(Attentive, {"precision": "fp16", "modules": {field: names}})
     [event] = run.of("uncalled")
     assert (event["step"], event["modules"]) == (1, ["model.attention.out_proj"])
 
 
-def test_modules_that_are_called_are_not_told_and_keep_no_hooks(run_loop):
+def test_called_modules_are_not_reported_and_lose_their_hooks(run_loop):
     """Nor does looking change a bit."""
     run = run_loop(Attentive, {"modules": {"fp32": ["model.attention", "model.head"]}})
     assert not run.of("uncalled")

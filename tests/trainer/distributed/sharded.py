@@ -27,7 +27,7 @@ from halfstep.run_config import parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, drawn
-from tests.trainer.diagnosis.test_spikes import VALUES, Poisoned
+from tests.trainer.diagnosis.spikes_made import VALUES, Poisoned
 from trainer.checkpoints.checkpoint import load
 from trainer.checkpoints.files import HashingFile
 from trainer.checkpoints.snapshot import Staging, room
@@ -70,7 +70,7 @@ class Shift(nn.Module):
 
 
 class Overflowing(Digits):
-    """Digits with a batch norm, whose shard on rank 1 gets an inf from rank 0's examples."""
+    """Digits with a batch norm; its shard on rank 1 gets an inf from rank 0's examples."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -298,7 +298,7 @@ def bare_loop_by_policy(values):
     return {"weights": whole({"model": dict(model.state_dict())}), "scaler": scaler.state_dict()}
 
 
-def refusal(recipe_class, values):
+def rejection(recipe_class, values):
     """Return in what words a recipe is refused."""
     try:
         story(recipe_class, values, parallel="fsdp")
@@ -390,9 +390,9 @@ def trainings(folder):
     unfused = {"training": {"fused": False}}
     for kind, values in (("SGD", {}), ("Muon", unfused)):
         Chosen.kind = kind
-        yield f"refused {kind}", refusal(Chosen, values)
+        yield f"refused {kind}", rejection(Chosen, values)
     for recipe in (Tied, Sparse, Penalty, Pair, Mixed, Routed):
-        yield f"refused {recipe.__name__}", refusal(recipe, unfused)
+        yield f"refused {recipe.__name__}", rejection(recipe, unfused)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.conftest import assert_same_bits
-from tests.trainer.test_process import run_ranks
+from tests.trainer.process_made import run_ranks
 from trainer.checkpoints import checkpoint
 from trainer.distributed import ranks
 from trainer.distributed.ranks import Control, ProcessGroup, Request
@@ -40,8 +40,8 @@ def test_ranks_agree_by_time_and_not_in_every_step(group, monkeypatch):
     assert len(asked) > 200
 
 
-def test_what_is_wanted_waits_until_the_ranks_agree(group):
-    """A request is taken from the outside only when all of them can obey it."""
+def test_a_request_waits_until_the_ranks_agree(group):
+    """A request is accepted only when all ranks can execute it."""
     waiting = [Control("pause", Request(7, "scale", 2.0))]
     taken = [
         each
@@ -163,14 +163,14 @@ trainer.setup.Replay, replay.Trace = Replay, Trace
 kept, steps, found = [], [], []
 with joined(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
     ends = [run(replay_skips=3), run(replay_skips=0)]
-    told = {"ends": ends, "steps": steps, "found": found}
-    torch.save(told, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
+    seen = {"ends": ends, "steps": steps, "found": found}
+    torch.save(seen, f"{sys.argv[1]}/rank-{ranks.rank}.pt")
 """
 
 
 def test_ranks_replay_the_same_steps(tmp_path):
-    """Whatever overflows on one of them alone, so that what modules do together is done by all;
-    the run is bit-equal to one without.
+    """If one rank overflows, all replay the step, because modules communicate; the run is bit-equal
+    to one without replay.
     """
     run_ranks(tmp_path, REPLAYED)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.distributed.sharded import DIGITS, FUSED, OVERFLOWS_AT, UNFUSED, Overflowing
-from tests.trainer.test_process import finish, read, run_ranks, start, write_job
+from tests.trainer.process_made import finish, read, run_ranks, start, write_job
 from trainer.checkpoints.checkpoint import CheckpointError, load
 from trainer.checkpoints.snapshot import room
 from trainer.recipes.digits import Digits
@@ -207,7 +207,7 @@ def test_ranks_on_other_machines_go_back_as_well(found, folder):
     assert not list(folder.glob("spiking * of rank 1/*.pt"))  # what was brought is gone again
 
 
-def test_shards_go_on_from_a_checkpoint_to_the_same_bits(found, folder):
+def test_shards_resume_from_a_checkpoint_to_the_same_bits(found, folder):
     """Moments, averages, scale and the skip that comes next: the last checkpoint is the same."""
     ends = [load(folder / name) for name in ("uninterrupted.pt", "checkpoints/step-00000006.pt")]
     for part in ("modules", "optimizers", "scaler", "parts", "random", "progress", "next_batch"):
@@ -252,7 +252,7 @@ def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
     assert max(first) <= 0.55 * whole_bytes + rest_bytes
 
 
-def test_shards_are_read_by_whoever_cuts_otherwise(found, folder):
+def test_shards_are_read_with_another_layout(found, folder):
     """Another number of ranks reads its parts from several files."""
     state = load(folder / "checkpoints/step-00000003.pt")
     for rank in (0, 1):
@@ -295,7 +295,7 @@ class Bomb:
         return print, ("it ran",)
 
 
-def test_shards_that_are_not_what_was_saved_are_refused(folder, tmp_path, capsys):
+def test_altered_shards_are_rejected(folder, tmp_path, capsys):
     """Altered, gone, or, by who has altered the hash too, made to run code."""
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     path = tmp_path / "checkpoints/step-00000003.pt"
@@ -314,7 +314,7 @@ def test_shards_that_are_not_what_was_saved_are_refused(folder, tmp_path, capsys
     assert "it ran" not in capsys.readouterr().out
 
 
-def test_a_full_disk_of_one_rank_is_told_by_all(found, folder):
+def test_a_full_disk_of_one_rank_is_reported_by_all(found, folder):
     """With the system's message, which the page shows; nothing is left of the save."""
     for rank in (0, 1):
         assert os.strerror(errno.ENOSPC) in found[rank]["full disk"]
@@ -380,7 +380,7 @@ def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_f
         ("Mixed", "the weights of model are of several types, torch.bfloat16, torch.float32"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused_in_words(found, what, words):
+def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, words):
     """By all ranks alike; but for what only a step can show, before a weight has changed."""
     first, second = (each[f"refused {what}"] for each in found)
     assert first == second
@@ -403,7 +403,7 @@ def test_what_cannot_be_sharded_is_refused_in_words(found, what, words):
         ({"precision": "fp8"}, "precision is fp8, and training.parallel fsdp; allowed: ddp"),
     ],
 )
-def test_settings_that_do_not_go_with_shards_are_refused(values, words):
+def test_settings_that_conflict_with_shards_are_rejected(values, words):
     """At the submission, by name."""
     training = values.get("training", {}) | {"parallel": "fsdp"}
     with pytest.raises(ConfigError, match=words):

@@ -11,14 +11,14 @@ from torch.nn.utils.parametrizations import spectral_norm
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError
 from tests.trainer.conftest import Regression, assert_same_bits
-from tests.trainer.diagnosis.test_replay import PlantedBackward
+from tests.trainer.diagnosis.replay_made import PlantedBackward
 from trainer.precision import activation_checkpoints
 from trainer.precision.activation_checkpoints import keep_no_activations
 from trainer.recipes.gpt import GPT
 
 
 class Deep(Regression):
-    """Dropout, BatchNorm and a spectral norm: what a second forward pass may do differently."""
+    """Dropout, BatchNorm and a spectral norm, which a second forward may compute differently."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -72,8 +72,8 @@ def kept_bytes(network: nn.Module) -> int:
     return sum(kept)
 
 
-def test_less_is_kept():
-    """Of a module's activations nothing but what went in."""
+def test_only_inputs_are_saved():
+    """No other activation of a checkpointed module."""
     network = nn.Sequential(nn.Linear(6, 256), nn.Tanh(), nn.Linear(256, 1))
     before = kept_bytes(network)
     keep_no_activations(network)
@@ -101,7 +101,7 @@ def test_a_compiled_run_has_them_too(run_loop, monkeypatch):
 
 @pytest.mark.slow
 def test_one_without_buffers_compiles_to_one_graph():
-    """The compiler sees the checkpoint and keeps it."""
+    """The compiled graph contains the checkpoint."""
     network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
     keep_no_activations(network[0])
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
@@ -117,7 +117,7 @@ def test_a_replay_finds_the_module_all_the_same(run_loop):
     assert run.of("replay") == plain.of("replay") != []
 
 
-def test_an_unknown_name_is_told(run_loop):
+def test_an_unknown_name_is_reported(run_loop):
     """By the field."""
     with pytest.raises(ConfigError, match=r'modules\.checkpointed is "blocks"'):
         run_loop(Deep, {"modules": {"checkpointed": ["blocks"]}})

@@ -13,8 +13,9 @@ BF16 = {"precision": "bf16", "training": {"steps": 4, "weights": "bf16"}}
 
 
 class Large(Regression):
-    """Weights of 1, gradients of 1 and of 0, and an SGD whose rate decides which updates round
-    away."""
+    """Weights of 1, gradients of 1 and 0, and an SGD with a rate that decides which updates round
+    away.
+    """
 
     def __init__(self, config, device):
         self.device, self.train_size = device, 64
@@ -145,7 +146,7 @@ def test_a_recipes_own_half_weights(run_loop, dtype, precision, is_refused):
 
 
 @pytest.mark.slow
-def test_a_fused_sgd_that_would_not_train_is_refused(run_loop):
+def test_a_fused_sgd_that_would_not_train_is_rejected(run_loop):
     """torch's CPU kernel silently leaves bf16 weights unchanged."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}}
     with pytest.raises(RecipeError, match='"sgd" is a fused SGD of weights in bf16'):
@@ -156,7 +157,7 @@ def test_a_fused_sgd_that_would_not_train_is_refused(run_loop):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_why_a_fused_sgd_is_refused(dtype, momentum):
+def test_a_rejected_fused_sgd_is_explained(dtype, momentum):
     """On a CPU it updates only the last n mod 16 of n weights; see docs/explanation/amp.md."""
     for count in (1, 15, 16, 17, 1000, 40_003):
         weights = torch.nn.Parameter(torch.ones(count, dtype=dtype))

@@ -60,7 +60,9 @@ def test_poisoned_buffers_are_named_once(run_loop):
     run = run_loop(Ahead)
     assert run.skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
-    assert run.of("poison") == [fields_of(told(4, "model.2.running_mean", "model.2.running_var"))]
+    assert run.of("poison") == [
+        fields_of(reported(4, "model.2.running_mean", "model.2.running_var"))
+    ]
 
 
 def test_buffers_that_began_infinite_are_not_poisoned():
@@ -77,11 +79,11 @@ def test_buffers_that_began_infinite_are_not_poisoned():
         each.before_step(2)
         each.arrived(skipped_steps(2))
         each.drain()
-    assert events == events_after == [told(2, "model.running_var")]
+    assert events == events_after == [reported(2, "model.running_var")]
 
 
-def test_each_poisoned_buffer_is_told_with_its_own_first_step(tmp_path):
-    """Once, be the run resumed in between; again, where it is poisoned anew after a rewind."""
+def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
+    """Once, even if the run was resumed meanwhile; again if it is poisoned after a rewind."""
     module = nn.BatchNorm1d(3)
     poison, events = followed(module)
     poison.before_step(1)
@@ -96,15 +98,15 @@ def test_each_poisoned_buffer_is_told_with_its_own_first_step(tmp_path):
     module.running_mean[0] = torch.nan
     resumed.arrived(skipped_steps(8))
     resumed.drain()
-    assert events == [told(4, "model.running_var")]
-    assert events_after == [told(8, "model.running_mean")]
+    assert events == [reported(4, "model.running_var")]
+    assert events_after == [reported(8, "model.running_mean")]
     resumed.load_state_dict(before)
     resumed.arrived(skipped_steps(6))
     resumed.drain()
-    assert events_after[1:] == [told(6, "model.running_mean", "model.running_var")]
+    assert events_after[1:] == [reported(6, "model.running_mean", "model.running_var")]
 
 
-def test_a_fork_tells_of_poison_that_it_inherits():
+def test_a_fork_reports_inherited_nonfinite_buffers():
     """With the step since which its parent had it, at a skip of its own."""
     module = nn.BatchNorm1d(3)
     poison, _events = followed(module)
@@ -117,16 +119,16 @@ def test_a_fork_tells_of_poison_that_it_inherits():
     fork.load_state_dict(inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
     fork.arrived(skipped_steps(9))
     fork.drain()
-    assert events == [told(4, "model.running_var")]
+    assert events == [reported(4, "model.running_var")]
 
 
 def followed(module):
-    """Who looks at a module, and a list of what that tells."""
+    """Return an observer of a module, and the list of its reports."""
     events = []
     return NonfiniteBuffers({"model": module}, events.append), events
 
 
-def told(step, *buffers):
+def reported(step, *buffers):
     """The event of these buffers."""
     return Poison(step=step, count=len(buffers), buffers=list(buffers))
 
@@ -140,8 +142,8 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
     assert not run.of("poison")
 
 
-def test_expanded_buffers_are_left_alone():
-    """They cannot be written in place; the others beside them are restored."""
+def test_expanded_buffers_are_not_changed():
+    """They cannot be written in place; other buffers are restored."""
     module = nn.BatchNorm1d(4)
     module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
     rule = BufferRule({"model": module}, is_on=True)
@@ -163,7 +165,7 @@ def test_only_a_skip_restores(run_loop):
 
 
 def test_a_retry_in_fp32_counts_its_batch(run_loop):
-    """The restored statistics take in the batch as it is computed in fp32."""
+    """The restored statistics include the batch as computed in fp32."""
     values = {"scaler": RESTORED["scaler"] | {"retry_in_fp32": True}}
     run = run_loop(Ahead, values)
     assert len(run.of("retry", applied=True)) == len(run.skipped()) > 0

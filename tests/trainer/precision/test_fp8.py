@@ -16,7 +16,7 @@ from trainer.precision.fp8 import EMULATE, ranges, set_fp8
 
 
 class Layers(Regression):
-    """Two layers that fit, one that does not, and a hook that somebody has put on the first."""
+    """Two layers that fit, one that does not, and a user's hook on the first."""
 
     calls = 0
 
@@ -53,12 +53,10 @@ def emulated(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
-def test_layers_train_in_fp8_and_tell_what_it_makes_of_them(
-    run_loop, emulated, capsys, tmp_path, scales
-):
-    """Weights stay fp32, names and hooks stay; what does not fit is named, and is in bf16.
+def test_layers_train_in_fp8_and_report_rounding(run_loop, emulated, capsys, tmp_path, scales):
+    """Weights stay fp32, names and hooks stay; layers that do not fit are named and use bf16.
 
-    A run goes on exactly, and other scales, or bf16, give other weights.
+    A run resumes exactly; other scales, or bf16, give other weights.
     """
     whole = run_loop(Layers, values(6, scales), folder=tmp_path)
     model = whole.recipe.modules["model"]
@@ -86,8 +84,9 @@ def test_layers_train_in_fp8_and_tell_what_it_makes_of_them(
 
 
 def test_the_share_that_becomes_0_is_counted(emulated):
-    """Of e4m3, whose smallest is 2^-9 and whose largest 448; a row's own scale saves what is small
-    in a row that is small."""
+    """For e4m3 with a minimum of 2^-9 and a maximum of 448; a scale per row preserves small values
+    in a row of small values.
+    """
     small = torch.ones(2, 32)
     small[0, :8], small[1], small[1, :4] = 2.0**-20, 2.0**-20, 0.0
     found = {}
@@ -111,7 +110,7 @@ def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
         run_loop(Layers, everywhere)
 
 
-def test_where_fp8_is_not_it_is_refused(run_loop, monkeypatch):
+def test_fp8_is_rejected_where_unsupported(run_loop, monkeypatch):
     """A CPU offers none; without torchao it says what to install."""
     assert not any(device.fp8 for device in probe.devices() if device.kind == "cpu")
     with pytest.raises(ConfigError, match="the device is a cpu; allowed: CUDA of compute cap"):

@@ -8,7 +8,7 @@ from tests.trainer.conftest import Regression
 
 
 class Images(Regression):
-    """Convolutions of two and of three dimensions, and an optimizer of the kind asked for."""
+    """Convolutions of two and three dimensions, and an optimizer of the given kind."""
 
     kind = torch.optim.AdamW
 
@@ -57,8 +57,9 @@ def test_weights_and_moments_lie_with_their_channels_last(run_loop, kind):
 
 @pytest.mark.parametrize(("before", "after"), [({}, LAST), (LAST, {})])
 def test_a_fork_may_change_the_order(run_loop, tmp_path, before, after):
-    """It goes on as the run that it starts from, but for rounding, in either direction. Catches
-    moments that lie as they were saved, which a fused step would take for those of other weights.
+    """It continues like its parent, up to rounding, in either direction.
+
+    Catches moments in their saved layout, which a fused step would assign to other weights.
     """
     run_loop(Images, before, folder=tmp_path)
     longer = {"training": {"steps": 9}}

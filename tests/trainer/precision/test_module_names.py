@@ -30,7 +30,7 @@ def blocks():
     ],
 )  # fmt: skip
 def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
-    """What is in a module comes with it; a list is nothing that is called; a module counts once."""
+    """Submodules are included; a ModuleList is not called; a module counts once."""
     assert list(chosen(blocks(), "modules.fp32", patterns)) == names
 
 
@@ -46,7 +46,7 @@ def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
         ("model.scales", "modules.fp32 names model.scales, a ParameterList: it contains no module"),
     ],
 )
-def test_a_pattern_without_a_module_is_named_with_some_that_there_are(pattern, message):
-    """The error names the field, what was written, and what might be."""
+def test_a_pattern_without_a_match_is_an_error(pattern, message):
+    """With the field, the pattern and some names of modules."""
     with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
         chosen(blocks(), "modules.fp32", [pattern])

@@ -11,7 +11,7 @@ from torch import nn
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError
 from tests.trainer.conftest import Regression, assert_same_bits
-from tests.trainer.diagnosis.test_replay import Planted
+from tests.trainer.diagnosis.replay_made import Planted
 from trainer.precision.module_precision import run_in
 
 FP16 = {"precision": "fp16", "scaler": {"init_scale": 1024.0}}
@@ -44,7 +44,7 @@ class BySetting(Regression):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_setting_is_what_a_region_by_hand_is(run_loop, dtype):
+def test_the_setting_equals_a_region_by_hand(run_loop, dtype):
     """To the last bit: loss, weights and scale, with no line of the recipe changed."""
     by_hand = run_loop(type("ByHand", (ByHand,), {"dtype": dtype}), FP16)
     field = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
@@ -132,7 +132,7 @@ def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
 
 
 @pytest.mark.slow
-def test_a_compiled_run_obeys(run_loop, monkeypatch):
+def test_a_compiled_run_is_controlled(run_loop, monkeypatch):
     """With training.compile, by the names that the network has without it."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     values = FP16 | {"modules": {"fp32": ["model.2"]}}
@@ -177,7 +177,7 @@ class Overflowing(Planted):
 
 
 @pytest.mark.slow
-def test_what_a_replay_names_can_be_given_to_fp32(run_loop):
+def test_a_module_named_by_a_replay_can_be_moved_to_fp32(run_loop):
     """The module that the replay of a skip names, given to modules.fp32, ends the skips."""
     values = {"scaler": {"init_scale": 64.0, "growth_interval": 10**6}}
     run = run_loop(Overflowing, values)
@@ -198,8 +198,8 @@ def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
     assert {event["module"] for event in replays} == {"model.0.2"}
 
 
-def test_a_checkpoint_from_before_the_setting_goes_on_exactly(run_loop, tmp_path):
-    """Settings that an older checkpoint does not have are what they are by default."""
+def test_a_checkpoint_from_before_the_setting_resumes_exactly(run_loop, tmp_path):
+    """Settings that an older checkpoint lacks have their defaults."""
     run_loop(BySetting, FP16, folder=tmp_path)
     path = tmp_path / "step-00000005.pt"
     state = torch.load(path, weights_only=True)

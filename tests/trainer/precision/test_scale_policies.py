@@ -132,10 +132,10 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
         ({"floor": 1e-40}, "floor is 1e-40: allowed: at least 1.17549435"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, message):
-    """If they contradict each other, the message names both.
+def test_invalid_settings_are_rejected(settings, message):
+    """For a conflict the message names both.
 
-    Catches a scale that is 0 in fp32, or whose reciprocal is infinite there.
+    Catches a scale that is 0 in fp32, or has an infinite reciprocal there.
     """
     with pytest.raises(ConfigError, match=message):
         parse_config(Regression, {"scaler": settings})
@@ -247,8 +247,7 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
 
 def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
-    """It was acknowledged, so the resumed run continues with it and reports it; a fork, whose scale
-    was not set, does not."""
+    """It was acknowledged, so the resumed run continues with it and reports it; a fork does not."""
     values = {"scaler": {"init_scale": 64.1}, "training": {"steps": 2}}
     run = run_loop(
         Digits,
@@ -268,7 +267,7 @@ def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
     assert (event["step"], scales.tolist()) == (2, np.float32([64.1, 32.1]).tolist())
 
 
-def test_a_resumed_run_tells_of_no_scale_that_nobody_set(run_loop, tmp_path):
+def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
     """Neither after a back-off at the very last step, nor of a checkpoint that lacks the scale.
 
     Catches a scale that is not the one after the last step, or was rounded on its way.
@@ -313,7 +312,7 @@ def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
 
 
 def test_a_retry_that_is_not_finite_either_changes_nothing(run_loop):
-    """NaN in fp32 is skipped too, and the event says so."""
+    """NaN in fp32 is skipped too, as the event says."""
 
     class Broken(Regression):
         def training_step(self, batch):

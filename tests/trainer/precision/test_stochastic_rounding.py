@@ -15,7 +15,7 @@ RATE = 2.0**-11  # an eighth of the way to bf16's next number below 1
 
 
 class Small(Regression):
-    """Weights of 1 and an AdamW whose every update is less than half the way to the next number."""
+    """Weights of 1 and an AdamW with updates of less than half the distance to the next number."""
 
     optimizer = torch.optim.AdamW
 
@@ -46,7 +46,7 @@ def values(steps, rounding="stochastic", **training):
     }
 
 
-def test_small_updates_add_up_and_what_was_saved_is_counted(run_loop):
+def test_small_updates_add_up_and_the_saved_ones_are_counted(run_loop):
     """Rounded to the nearest none of them moves a weight; by chance their mean is that of fp32."""
     nearest = run_loop(Small, values(8, "nearest")).recipe.modules["model"].weight
     assert bool((nearest == 1).all())
@@ -62,7 +62,7 @@ def test_small_updates_add_up_and_what_was_saved_is_counted(run_loop):
 
 
 def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
-    """It is told, once, and the weights are what they would have been."""
+    """The failure is reported once, and the weights are unaffected."""
 
     def nearest(_self, _weight):
         raise MemoryError("no room for a copy")
@@ -77,7 +77,7 @@ def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_exactly_and_forks_may_round_otherwise(run_loop, tmp_path):
+def test_a_run_resumes_exactly_and_forks_may_round_otherwise(run_loop, tmp_path):
     """The chances depend on the seed and the updates before, and on no other random numbers."""
     whole = run_loop(Small, values(9))
     run_loop(Small, values(4), folder=tmp_path)
@@ -135,13 +135,13 @@ class Scheduled(Small):
         (Scheduled, '"it" has its own learning-rate scheduler'),
     ],
 )
-def test_what_cannot_round_by_chance_is_refused(run_loop, recipe, message):
-    """With the optimizer's name and what is allowed."""
+def test_unsupported_optimizers_are_rejected(run_loop, recipe, message):
+    """With the optimizer's name and the allowed ones."""
     with pytest.raises(ConfigError, match=message):
         run_loop(recipe, values(2, schedule="recipe"))
 
 
-def test_without_torchao_or_bf16_weights_it_is_refused(run_loop, monkeypatch):
+def test_without_torchao_or_bf16_weights_it_is_rejected(run_loop, monkeypatch):
     """With what to install; fp32 weights have nothing to round."""
     with pytest.raises(ConfigError, match="rounding is stochastic, and weights fp32; allowed"):
         parse_config(Small, {"training": {"rounding": "stochastic"}})

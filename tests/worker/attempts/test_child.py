@@ -13,10 +13,10 @@ from worker.attempts.child import Child
 from worker.sandbox import run_environment
 
 
-def test_a_training_does_not_learn_how_to_reach_the_database(
+def test_a_training_cannot_reach_the_database(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It gets what is known to be harmless, what its operator names, and no more."""
+    """Its environment has only harmless variables and those that the admin allows."""
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", "postgresql://h:sesame@host/h")
     monkeypatch.setenv("HALFSTEP_STORAGE_URL", "s3://sesame@bucket")
     for name in ("PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MINED"):
@@ -39,7 +39,7 @@ def test_a_training_does_not_learn_how_to_reach_the_database(
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_what_is_hidden_is_in_no_line_however_lines_are_cut() -> None:
+def test_secrets_are_hidden_however_lines_are_cut() -> None:
     """A secret stands as ***, also where a line is longer than one can be."""
     secret = "sesame-open"
     for before in (0, LINE_BYTES - len(secret) + 3, 2 * LINE_BYTES - 4):

@@ -1,4 +1,4 @@
-"""What an attempt is started in, by real files and a real git."""
+"""Environment of an attempt, recorded from real files and a real git."""
 
 import os
 import subprocess
@@ -31,44 +31,44 @@ def git(folder: Path, *words: str) -> str:
     ).stdout
 
 
-def told(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
+def reported(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
     started = Started(["python", "recipe.py"], folder, folder / "recipe.py", **more)
     return describe(started, WORKER, [0, 2])
 
 
 def test_a_clean_and_a_changed_folder(folder: Path) -> None:
     """Commit, whether something is changed or not known to git, and the diff, of this folder."""
-    content, texts = told(folder)
+    content, texts = reported(folder)
     assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
     assert (content["git"]["is_dirty"], texts) == (False, ("LR = 1\n", None))
     assert [each["index"] for each in content["devices"]] == [0, 2]
     (folder / "recipe.py").write_text("LR = 2\n")
     (folder / "néw.py").write_text("")
-    content, texts = told(folder)
+    content, texts = reported(folder)
     assert content["git"]["is_dirty"]
     assert content["git"]["untracked"] == ["néw.py"]
     assert texts.diff.endswith("-LR = 1\n+LR = 2\n")
 
 
 def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its other half is found, of a working tree beside the repository too."""
+    """Its shared part is found, also for a worktree."""
     beside = tmp_path_factory.mktemp("beside") / "tree"
     git(folder, "worktree", "add", str(beside))
     for tree in (folder, beside):
         git(tree, "update-index", "--split-index")
-        assert told(tree)[0]["git"]["is_dirty"] is False
+        assert reported(tree)[0]["git"]["is_dirty"] is False
         (tree / "recipe.py").write_text("LR = 2\n")
-        assert told(tree)[1].diff.endswith("-LR = 1\n+LR = 2\n")
+        assert reported(tree)[1].diff.endswith("-LR = 1\n+LR = 2\n")
 
 
 def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repository without a commit says why; no repository, or no git, is none; neither fails."""
     (folder / ".git").rename(folder / "gone")
-    assert told(folder)[0]["git"] is None
+    assert reported(folder)[0]["git"] is None
     git(folder, "init", "-q")
-    assert told(folder)[0]["git"]["error"].startswith("fatal: ")
+    assert reported(folder)[0]["git"]["error"].startswith("fatal: ")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    assert told(folder)[0]["git"] is None
+    assert reported(folder)[0]["git"] is None
 
 
 def test_neither_secrets_nor_more_than_is_kept_are_in_it(
@@ -79,13 +79,13 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
     text = 'api_key = "abcdefgh12"\nos.environ["HF_TOKEN"] = "hf_abcdefgh"\nurl = "https://u:p@h"\n'
     text += 'db = "postgresql://u:geheimnis@db/x"\npad_token = "<|endoftext|>"\nx = "hidden-one"\n'
     (folder / "recipe.py").write_text(text)
-    content, texts = told(folder, hidden=["hidden-one"])
+    content, texts = reported(folder, hidden=["hidden-one"])
     for kept in (texts.source, texts.diff):
         for secret in ("abcdefgh12", "hf_abcdefgh", "u:p@", "geheimnis", "hidden-one"):
             assert secret not in kept
         assert 'pad_token = "<|endoftext|>"' in kept
     (folder / "recipe.py").write_text("# a long line\n" * LONGEST_BYTES)
-    content, texts = told(folder)
+    content, texts = reported(folder)
     assert content["git"]["is_cut"]
     assert content["file"]["is_cut"]
     assert len(texts.source) == LONGEST_BYTES
@@ -94,7 +94,7 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
 def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A pipe in a script's place is not waited for, and a fault of ours costs no run."""
     os.mkfifo(tmp_path / "recipe.py")
-    content, texts = told(tmp_path)
+    content, texts = reported(tmp_path)
     assert (content["file"], texts.source) == (None, None)
     started = Started(["python"], tmp_path, "x")  # type: ignore[arg-type]
     assert described(started, WORKER, [0]) is None
@@ -138,7 +138,7 @@ def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) ->
     (folder / "lr.dat").write_text("2\n")
     (inner / "in.txt").write_text("b")
     os.utime(folder / "recipe.py", (1, 1))
-    content, texts = told(folder)
+    content, texts = reported(folder)
     assert list(touched.iterdir()) == []
     assert content["git"]["is_dirty"]
     assert content["git"]["untracked"] == [".gitattributes"]
@@ -147,18 +147,18 @@ def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) ->
     assert list(touched.iterdir()) != []  # each of them would have been run
 
 
-def test_a_repository_is_asked_by_its_own_ways_to_compare(folder: Path) -> None:
-    """What it excludes and how it ends lines go along; so do a worktree and another hash."""
+def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:
+    """Its exclusions and line endings apply; worktrees and SHA-256 repositories work."""
     git(folder, "config", "core.fileMode", "false")
     (folder / ".git" / "info" / "exclude").write_text("*.out\n")
     (folder / "a.out").write_text("")
     (folder / "recipe.py").chmod(0o755)
-    content, _texts = told(folder)
+    content, _texts = reported(folder)
     assert (content["git"]["is_dirty"], content["git"]["untracked"]) == (False, [])
     beside = folder.parent / "beside"
     git(folder, "worktree", "add", "-q", str(beside))
     (beside / "recipe.py").write_text("LR = 3\n")
-    content, texts = told(beside)
+    content, texts = reported(beside)
     assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
     assert texts.diff.endswith("-LR = 1\n+LR = 3\n")
     hashed = folder.parent / "hashed"
@@ -168,6 +168,6 @@ def test_a_repository_is_asked_by_its_own_ways_to_compare(folder: Path) -> None:
     git(hashed, "add", ".")
     git(hashed, "commit", "-qm", "first")
     (hashed / "recipe.py").write_text("LR = 2\n")
-    content, texts = told(hashed)
+    content, texts = reported(hashed)
     assert len(content["git"]["commit"]) == 64
     assert texts.diff.endswith("-LR = 1\n+LR = 2\n")

@@ -14,8 +14,8 @@ from worker.attempts.attempt import CannotStart
 from worker.attempts.initial_weights import allowed
 
 
-def test_weights_lie_below_the_folders_that_the_operator_allows(tmp_path: Path) -> None:
-    """By name or link, and nothing else is told to be there or not."""
+def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
+    """By name or link; whether other files exist is not revealed."""
     models, other = tmp_path / "models", tmp_path / "other"
     for folder in (models, other):
         folder.mkdir()
@@ -49,8 +49,8 @@ def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
         allowed(str(tmp_path), Settings(data=tmp_path))
 
 
-def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
-    """Of another run, a file or an upload; what does not fit is told with names and fails it."""
+def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
+    """Of another run, a file or an upload; unfit weights fail the run with their names."""
     models = tmp_path / "models"
     models.mkdir()
     save_file({"no.such": torch.ones(1)}, models / "net.safetensors")

@@ -83,7 +83,7 @@ def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None
 
 @pytest.mark.only_on("sqlite")
 def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
-    """What a training prints is in it, as the page has it."""
+    """It contains the training's output as the page shows it."""
     settings = Settings(data=site.data, database_url=site.url)
     run_id = site.submit(steps=3)
     with site.worker():
@@ -92,7 +92,7 @@ def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
 
 
 @pytest.mark.only_on("sqlite")
-def test_what_a_killed_supervisor_left_is_published(site: Site, tmp_path: Path) -> None:
+def test_files_of_a_killed_supervisor_are_published(site: Site, tmp_path: Path) -> None:
     """The worker publishes the part that it was writing."""
     settings = Settings(data=site.data, database_url=site.url)
     run_id = site.submit()
@@ -165,10 +165,10 @@ def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
     assert text == "$ it\n" + "".join(f"line {number}\n" for number in range(5)) + "open"
 
 
-def test_what_a_full_disk_has_no_room_for_is_marked(
+def test_output_lost_by_a_full_disk_is_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader goes on, and the file says how many bytes are missing."""
+    """The reader continues, and the file says how many bytes are missing."""
     log = LogFile(tmp_path, 1)
     (tmp_path / "log").touch()  # in the way of the folder, as a disk that takes nothing is
     log.write(b"lost\n")

@@ -174,8 +174,9 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
     assert all(node.ended_at for node in nodes(machines.site, run_id))
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("postgresql")
-def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
+def test_a_pause_leaves_one_checkpoint_from_which_both_resume(
     machines: Machines, site: Site
 ) -> None:
     """As if it had never been paused. Each rank has written its shards, the second machine has sent
@@ -261,6 +262,7 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
     assert "[node 1] " in site.log(run_id)
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("postgresql")
 def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_path: Path) -> None:
     """Each with a disk of its own; the run ends as one of one node does, and frees both."""

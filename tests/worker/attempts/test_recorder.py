@@ -43,7 +43,7 @@ from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
-from tests.halfstep.telemetry.test_events import HONEST
+from tests.halfstep.telemetry.events_made import HONEST
 from tests.site import until
 from tests.spool_made import event_of, spool_anything, spool_raw
 from worker.attempts.recorder import CannotRecord, Recorder
@@ -213,7 +213,7 @@ def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
     assert attempts.resumed_steps() == [0, 50]
 
 
-def test_an_attempt_that_resumes_nothing_says_that_it_begins_anew(attempts: Attempts) -> None:
+def test_an_attempt_without_a_checkpoint_reports_that_it_starts_over(attempts: Attempts) -> None:
     """In the run's history, as one that resumes says from where; the first just begins."""
     for _ in range(2):
         attempts.next().steps(attempts.steps(1, 3))
@@ -255,7 +255,7 @@ def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attemp
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2)
 
 
-def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) -> None:
+def test_files_of_a_superseded_attempt_are_deleted_unread(attempts: Attempts) -> None:
     """A machine that comes back with an old attempt's spool changes nothing of the newer one's."""
     old = attempts.next("a")
     old.steps(attempts.steps(1, 180))
@@ -275,7 +275,7 @@ def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) ->
     assert attempts.left() == ["3-0.spool"]
 
 
-def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Attempts) -> None:
+def test_files_of_an_unrecorded_attempt_are_not_lost(attempts: Attempts) -> None:
     """Only data older than recorded steps are dropped."""
     spool = attempts.next()
     recorder = attempts.supervisor()
@@ -290,7 +290,7 @@ def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Atte
     assert attempts.made_by() == span(1, 60, 1) | span(61, 70, 2)
 
 
-def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact(
+def test_events_before_the_first_step_survive_an_inexact_resume(
     attempts: Attempts,
 ) -> None:
     """An attempt's first events wait for its first steps, before which the earlier ones go."""
@@ -319,7 +319,7 @@ def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact
     assert attempts.steps_of(Metric) == [52, 53]  # once it has made steps, nothing waits
 
 
-def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> None:
+def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) -> None:
     """Events without spooled steps do not replace those of an earlier attempt."""
     spool = attempts.next()
     spool.steps(attempts.steps(1, 60))
@@ -354,7 +354,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
 
 
 @pytest.mark.parametrize("place", ["middle", "end"])
-def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_told(
+def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_reported(
     attempts: Attempts, place: str
 ) -> None:
     """The run's log names them, and the training continues."""
@@ -504,7 +504,7 @@ def rolled_back(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
-def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_once: bool) -> None:
+def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool) -> None:
     """Steps, skips and metrics after it are deleted, whether recorded already or in the same flush.
 
     The spike stays, the history mentions it once, also if the spool is read twice, and clients
@@ -550,7 +550,7 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
     assert news.cursor.step == 24
 
 
-def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
+def test_acknowledged_requests_survive_a_rewind() -> None:
     """An acknowledged request is not repeated; a failed diagnosis is not enabled again."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
     done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
@@ -616,7 +616,7 @@ def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
 
 
 def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
-    """Begin an attempt whose files belong into a bucket, which becomes unavailable."""
+    """Begin an attempt with files for a bucket that becomes unavailable."""
     attempts.storage_url = bucket.url
     spool = attempts.next(**options)
     recorder = attempts.supervisor()
@@ -678,7 +678,7 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
 
 
 @pytest.mark.xdist_group("bucket")
-def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
+def test_complete_files_are_published_although_others_cannot_be_recorded(
     attempts: Attempts, bucket: Bucket
 ) -> None:
     """A checkpoint in transfer is one to resume from."""
@@ -716,9 +716,7 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
 
 
 @pytest.mark.xdist_group("bucket")
-def test_a_bucket_that_is_away_holds_up_no_steps_for_what_is_retired(
-    attempts: Attempts, bucket: Bucket
-) -> None:
+def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucket) -> None:
     """Their rows go at once, and the files when it is back."""
     attempts.storage_url = bucket.url
     spool = attempts.next()

@@ -44,8 +44,8 @@ def failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
     return prepare
 
 
-def test_a_store_that_is_away_is_waited_for(attempt: Supervisor) -> None:
-    """An attempt whose checkpoint cannot be fetched now is not lost: it begins later."""
+def test_an_unreachable_store_is_retried(attempt: Supervisor) -> None:
+    """An attempt that cannot fetch its checkpoint now starts later."""
     attempt._prepare = failing(3, attempt._prepare)  # type: ignore[method-assign]
     attempt._begin()
     assert (attempt.folder / f"job-{attempt.attempt}.json").exists()

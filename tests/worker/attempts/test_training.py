@@ -1,4 +1,4 @@
-"""What a supervisor reads of its training."""
+"""Messages from a training to its supervisor."""
 
 from pathlib import Path
 from types import SimpleNamespace

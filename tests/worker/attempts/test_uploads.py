@@ -13,8 +13,8 @@ def artifact(name):
     return artifact_of({"step": 1, "name": name, "path": name, "size_bytes": 0, "sha256": ""})
 
 
-def test_what_was_sent_before_another_failed_is_not_sent_again():
-    """All arrive once, in their order, however often whoever waits is told that one failed."""
+def test_completed_uploads_are_not_repeated_after_a_failure():
+    """All arrive once and in order, however many failures are reported."""
     sent, is_broken = [], Event()
 
     def send(file):

@@ -1,4 +1,4 @@
-"""`halfstep cluster check` names what is missing."""
+"""`halfstep cluster check` names missing requirements."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def found(settings: Settings) -> dict[str, tuple[bool, str]]:
     return {each.what: (each.is_fine, each.text) for each in cluster.findings(settings)}
 
 
-def test_a_box_of_its_own_is_told_what_others_could_not_reach(
+def test_a_volume_that_others_cannot_reach_is_reported(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
     """A file, or a database under a name that is each machine's own; another version of torch."""
@@ -46,7 +46,7 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
     assert "secret" not in repr(said)
 
 
-def test_options_that_no_shell_would_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_no_shell_would_parse_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any run is placed with them."""
     monkeypatch.setenv("HALFSTEP_SLURM_OPTIONS", "--comment='it")
     with pytest.raises(Invalid, match=r"HALFSTEP_SLURM_OPTIONS.*--comment='it.*No closing quot"):

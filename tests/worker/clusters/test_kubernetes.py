@@ -202,7 +202,7 @@ KILLED = container(terminated={"reason": "OOMKilled", "exitCode": 137})
         (CREATING, 'FailedMount: secret "halfstep" not found'),
     ],
 )
-def test_what_a_pod_waits_for_is_said_in_kubernetes_words(
+def test_the_pending_reason_of_a_pod_is_that_of_kubernetes(
     engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
 ) -> None:
     """Though another pod of the job is up already: the run needs all of them."""
@@ -248,7 +248,7 @@ def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) ->
         ),
     ],
 )
-def test_how_a_pod_ended_is_said(
+def test_the_end_of_a_pod_is_explained(
     engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
 ) -> None:
     """While its job is being given up, and when it has been; an attempt after it is another job."""
@@ -293,7 +293,7 @@ def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmu
     assert engine.log(TWO) == "worker: run 1\n"
 
 
-def test_another_installations_jobs_are_left_alone(
+def test_another_installations_jobs_are_not_changed(
     engine: Kubernetes, api: KubernetesEmulator, tmp_path: Path
 ) -> None:
     """Run 1 of one is not run 1 of the other, and one name is one job."""
@@ -306,7 +306,7 @@ def test_another_installations_jobs_are_left_alone(
     assert engine.poll(TWO).state == "waiting"
 
 
-def test_what_kubernetes_refuses_is_the_runs_and_what_it_does_not_answer_is_not(
+def test_a_rejection_of_kubernetes_fails_the_run_and_silence_does_not(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
     """A quota, a webhook's words; but an API that fails, or may not be read, is waited for."""
@@ -339,7 +339,7 @@ def test_an_api_that_is_away_is_waited_for(
         ("spec: {containers: [a]}", "no pod"),
     ],
 )
-def test_a_pod_template_that_is_none_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: str) -> None:
     """Before any run is placed with it."""
     path = tmp_path / "pod.yaml"
     path.write_text(text)
@@ -395,7 +395,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes
         yield handler
 
 
-def test_a_cluster_that_has_all_is_told_to(bare: KubernetesScaffold, tmp_path: Path) -> None:
+def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path) -> None:
     """Address, namespace, rights, queue, and a job that is only looked at."""
     kueue = "kueue.x-k8s.io"
     bare["get /apis/"] << groups("batch", kueue)
@@ -418,7 +418,7 @@ def test_a_cluster_that_has_all_is_told_to(bare: KubernetesScaffold, tmp_path: P
     assert other["queue"] == "NO lab has no local queue 'other'"
 
 
-def test_what_a_cluster_lacks_is_named(bare: KubernetesScaffold, tmp_path: Path) -> None:
+def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path: Path) -> None:
     """Each of it, in one go."""
 
     def review(request: Any) -> dict[str, Any]:
@@ -439,7 +439,7 @@ def test_what_a_cluster_lacks_is_named(bare: KubernetesScaffold, tmp_path: Path)
     assert said["job"] == "NO one as ours is refused: no image from there"
 
 
-def test_a_cluster_that_cannot_be_asked_is_told(
+def test_an_unreachable_cluster_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing says which it is, or nothing listens there."""

@@ -1,4 +1,4 @@
-"""The placer: what it says, and what it writes down."""
+"""The placer: its output and its rows."""
 
 import os
 from pathlib import Path
@@ -38,10 +38,10 @@ def placer(
     return made
 
 
-def test_a_refusal_is_one_line_with_the_run_and_the_clusters_words(
+def test_a_rejection_is_one_line_with_the_run_and_the_clusters_message(
     placer: Placer, database: Database, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said where the placer runs, and where the queue says what a run waits for."""
+    """In the placer's output, and as the run's pending reason."""
     with database.writing() as session:
         run_id = submit(session, ada).id
     caplog.clear()
@@ -56,10 +56,10 @@ def test_a_refusal_is_one_line_with_the_run_and_the_clusters_words(
         assert words in pending_reasons.Queue.read(session).placed[run_id]
 
 
-def test_a_run_whose_machine_is_gone_is_queued_again_though_no_worker_is_up(
+def test_a_run_is_queued_again_after_its_machine_is_lost(
     placer: Placer, database: Database, ada: User
 ) -> None:
-    """Its worker came for this run alone; once its lease has run out the placer asks anew."""
+    """No other worker exists; once its lease has expired the placer submits a new job."""
     pilot = add_worker(database, "pilot", [DIGITS], [CPU])
     with database.writing() as session:
         run_id = submit(session, ada).id

@@ -11,10 +11,8 @@ from worker.clusters import ray
 from worker.clusters.placement import Pilots
 
 
-def test_a_ray_that_does_not_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a process of its own each time, which is ended; where its words are is told."""
+def test_an_unresponsive_ray_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new process each time; the old one is killed, and the message names its log."""
     monkeypatch.setattr(ray, "ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: name)
     settings = Settings(data=tmp_path, placement="ray", ray_address="127.0.0.1:9")

@@ -1,29 +1,12 @@
 """Checkouts of commands, by git itself."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.worker.commands.checkout_made import committed, git
 from worker.commands.checkout import CannotCheckOut, check_out
-
-
-def git(folder: Path, *words: str) -> str:
-    options = ["-c", "user.name=ada", "-c", "user.email=ada@localhost"]
-    command = ["git", *options, "-c", "protocol.file.allow=always", "-C", str(folder), *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def committed(folder: Path, **files: str) -> str:
-    """Commit files in a repository, made if need be; return the hash."""
-    folder.mkdir(exist_ok=True)
-    git(folder, "init", "--quiet")
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "-m", "a commit")
-    return git(folder, "rev-parse", "HEAD")
 
 
 def checked_out(repository: Path, commit: str, folder: Path) -> str:

@@ -21,7 +21,7 @@ from db.tables import Status
 from tests.db.conftest import submit_command
 from tests.site import Site, is_running, until
 
-#: Says that it has begun, then does what it is told by the rest of the line.
+#: Says that it has begun, then executes the rest of the line.
 SLEEPS = "import sys, time; print('begun', flush=True); time.sleep(600)"
 
 
@@ -89,7 +89,7 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     assert not any(b"open-sesame" in path.read_bytes() for path in written)
 
 
-def test_an_exit_code_fails_the_run_with_what_was_printed_last(
+def test_an_exit_code_fails_the_run_with_its_last_output(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
     """The fault is the code's; so it is where there is no program, environment or folder."""
@@ -121,13 +121,13 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
     """One that heeds the signal ends by itself; of one that does not, nothing is left either."""
-    heeds = (
+    respects = (
         "import signal, sys; signal.signal(15, lambda *_: (print('bye'), sys.exit(7)));" + SLEEPS
     )
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; "
     child += f"time.sleep(600)', {str(site.data)!r}]);"
     ignores = f"{child} import signal; signal.signal(15, signal.SIG_IGN);" + SLEEPS
-    for code, said in ((heeds, "bye"), (ignores, "begun")):
+    for code, said in ((respects, "bye"), (ignores, "begun")):
         run_id = python(site, code)
         until(lambda run_id=run_id: "begun" in site.log(run_id))  # type: ignore[misc]
         with site.database.writing() as session:
@@ -137,10 +137,10 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
         assert last_reason(site, run_id) == ("cancelled by ada", None)
 
 
-def test_what_ends_from_outside_is_queued_again_and_begins_anew(
+def test_killed_commands_are_queued_again_and_start_over(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """A killed command, and one whose supervisor is killed, whose remains end."""
+    """A killed command, and one with a killed supervisor; remaining processes end."""
     code = "import os; print('attempt', os.environ['HALFSTEP_ATTEMPT'], flush=True);"
     code += "os.environ['HALFSTEP_ATTEMPT'] == '3' and exit(0);" + SLEEPS
     run_id = python(site, code)
@@ -169,7 +169,7 @@ def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
     assert last_reason(site, run_id) == ("its worker was stopped", "infrastructure")
 
 
-def test_a_worker_whose_operator_does_not_say_yes_takes_none(site: Site) -> None:
+def test_a_worker_without_permission_takes_no_commands(site: Site) -> None:
     """It trains recipes, and does not claim the command."""
     command, digits = python(site, "print('no')"), site.submit(steps=1)
     with site.worker():
@@ -230,8 +230,9 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
     assert last_reason(site, failed_id)[0].endswith("over")
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("sqlite")
-def test_a_run_whose_spool_is_damaged_says_what_is_lost(
+def test_a_run_with_a_damaged_spool_names_lost_data(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
     """It is not killed; its status, and so the exit code of who waits for it, is failed."""
@@ -255,6 +256,7 @@ print("trained to the end")
     assert "22 damaged bytes of the spool" in log
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
     site: Site, worker: subprocess.Popen[bytes]
@@ -332,6 +334,7 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
     assert not any(url in command for command in commands)
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
     """Each rank knows which it is; one that is killed is infrastructure's fault."""

@@ -105,7 +105,7 @@ def test_a_command_makes_sockets_however_deep_its_folder_lies(
     assert len([*folder.glob("tmp*")]) == 1
 
 
-def test_what_cannot_be_started_is_said(kept: Kept) -> None:
+def test_a_command_that_cannot_be_started_is_reported(kept: Kept) -> None:
     """The program and the reason."""
     command_runner = kept.start("/nowhere/at/all")
     assert command_runner.wait(60) == NOT_STARTED
@@ -121,7 +121,7 @@ def test_sigterm_is_passed_on(kept: Kept) -> None:
     assert not asked_for_lease(kept.files).exists()
 
 
-def test_at_half_a_lease_it_is_asked_and_later_killed(kept: Kept) -> None:
+def test_at_half_a_lease_it_is_signalled_and_later_killed(kept: Kept) -> None:
     """Whether its supervisor is stopped, or cannot reach the database."""
     ignores = f"import signal; signal.signal(15, signal.SIG_IGN); {WAITS}"
     command_runner, family = kept.waits(ignores)
@@ -143,7 +143,7 @@ LEAVES = (
 
 
 @pytest.mark.slow
-def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
+def test_processes_of_a_command_end_with_it(kept: Kept) -> None:
     """Including processes with their own session, such as torchrun's ranks."""
     command_runner, family = kept.waits(LEAVES)
     assert len(family) == 2

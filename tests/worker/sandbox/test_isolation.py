@@ -41,15 +41,15 @@ def outcome(attempt):
         return type(error).__name__
 
 Path("/tmp/mine").write_text("x")
-told = {path: outcome(lambda: open(path, "rb").read(1)) for path in sys.argv[1:]}
-told |= {"user": os.getuid(), "groups": os.getgroups(), "/tmp": os.listdir("/tmp")}
-told["root"] = outcome(lambda: os.setuid(0))
-told["folder"] = oct(Path(os.environ["HALFSTEP_RUN_FOLDER"]).stat().st_mode)
+seen = {path: outcome(lambda: open(path, "rb").read(1)) for path in sys.argv[1:]}
+seen |= {"user": os.getuid(), "groups": os.getgroups(), "/tmp": os.listdir("/tmp")}
+seen["root"] = outcome(lambda: os.setuid(0))
+seen["folder"] = oct(Path(os.environ["HALFSTEP_RUN_FOLDER"]).stat().st_mode)
 status = Path("/proc/self/status").read_text().splitlines()
-told["privileges"] = [line for line in status if line.startswith(("NoNewPrivs", "CapEff"))]
+seen["privileges"] = [line for line in status if line.startswith(("NoNewPrivs", "CapEff"))]
 sleep = [sys.executable, "-c", "import time; time.sleep(999)"]
 left = subprocess.Popen(sleep, start_new_session=True)
-print("SPIED " + json.dumps(told), flush=True)
+print("SPIED " + json.dumps(seen), flush=True)
 """
 #: Starts more than it may, and says how far it came.
 BOMB = """
@@ -99,7 +99,7 @@ def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
 
 @pytest.fixture
 def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]:
-    """A site whose data folder other users may pass, unlike pytest's own."""
+    """A site with a data folder that other users may enter, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-test-"))
     folder.chmod(0o711)
     (folder / "data").mkdir(mode=0o700)
@@ -179,7 +179,7 @@ def _owner(place: Path) -> int | None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
-def test_users_that_cannot_be_are_told_of(tmp_path: Path) -> None:
+def test_invalid_users_are_reported(tmp_path: Path) -> None:
     """Without walls, for more devices than users, in a folder that they cannot reach."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -239,7 +239,7 @@ def test_limits_are_written_into_a_cgroup_of_the_runs_own(
 
 
 @pytest.mark.only_on("sqlite")
-def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path) -> None:
+def test_a_run_beyond_its_memory_affects_no_other(site: Site, tmp_path: Path) -> None:
     """The kernel ends it, and its worker continues with the next."""
     hog = tmp_path / "hog.py"
     hog.write_text("taken = bytearray(2**30)\nprint(len(taken))\n")

@@ -17,7 +17,7 @@ from db.tables import Status, User
 from halfstep import sandbox as landlock
 from tests.db.conftest import submit_command
 from tests.site import Site, until
-from tests.worker.commands.test_checkout import committed
+from tests.worker.commands.checkout_made import committed
 from worker.sandbox import sandbox
 
 #: Fresh interpreters, as in production: what a test forks has paths of its own in memory.
@@ -125,7 +125,7 @@ def submit(site: Site, line: str, **changes: Any) -> int:
 
 
 def working_sandbox(site: Site) -> tuple[bool, dict[str, str]]:
-    """What the worker says of its sandbox, once it is up."""
+    """Return the worker's log line about its sandbox."""
     until(lambda: site.offers("digits"))
     with site.database.reading() as session:
         [(row, _)] = workers.all_workers(session)

@@ -1,4 +1,4 @@
-"""What a run can reach of its service, tried by recipes and commands that want all of it."""
+"""What a run can reach of its service, tried by recipes and commands that attempt all of it."""
 
 import json
 from pathlib import Path
@@ -23,16 +23,16 @@ def tried():
     supervisor = child_of(wanted["worker"])
     for each in ("environ", "mem", "maps", "fd/0"):
         wanted["read"] += [f"/proc/{{supervisor}}/{{each}}", f"/proc/{{wanted['worker']}}/{{each}}"]
-    told = {{path: outcome(lambda: open(path, "rb").read(1)) for path in wanted["read"]}}
-    told |= {{f"write {{path}}": outcome(lambda: open(path, "ab")) for path in wanted["write"]}}
-    told["kill"] = outcome(lambda: os.kill(supervisor, 0))
+    seen = {{path: outcome(lambda: open(path, "rb").read(1)) for path in wanted["read"]}}
+    seen |= {{f"write {{path}}": outcome(lambda: open(path, "ab")) for path in wanted["write"]}}
+    seen["kill"] = outcome(lambda: os.kill(supervisor, 0))
     own = Path(wanted["runs"], str(os.environ.get("HALFSTEP_RUN") or wanted["run"]))
-    told["link"] = outcome(lambda: (own / "link").symlink_to("/etc/passwd"))
-    told["move"] = outcome(lambda: moved(own))
-    told["own"] = outcome(lambda: (own / "job-1.json").read_text())
-    told["temporary"] = outcome(lambda: Path(os.environ["TMPDIR"], "a").symlink_to("/etc/passwd"))
-    told["mode"] = oct(own.stat().st_mode)
-    print("SPIED " + json.dumps(told), flush=True)
+    seen["link"] = outcome(lambda: (own / "link").symlink_to("/etc/passwd"))
+    seen["move"] = outcome(lambda: moved(own))
+    seen["own"] = outcome(lambda: (own / "job-1.json").read_text())
+    seen["temporary"] = outcome(lambda: Path(os.environ["TMPDIR"], "a").symlink_to("/etc/passwd"))
+    seen["mode"] = oct(own.stat().st_mode)
+    print("SPIED " + json.dumps(seen), flush=True)
 
 def moved(own):
     made = Path(os.environ["TMPDIR"], "b")

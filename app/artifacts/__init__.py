@@ -1,0 +1,1 @@
+"""Named, versioned artifacts: routes, pages, uploads and the graph of their lineage."""

@@ -1,0 +1,153 @@
+"""Pages of artifacts: the list, and one with its versions, files, differences and lineage."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from app.artifacts.artifacts_api import check_alias, version_summaries
+from app.artifacts.lineage import address_of, drawing, lineage
+from app.auth.audit import audited, set_detail
+from app.auth.authentication import SignedIn
+from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.dependencies import Db
+from app.html.flash import back_to
+from app.html.rendering import page
+from app.http.list_pages import After
+from app.http.parameters import RowId, Text
+from db.access.permissions import Permission
+from db.errors import Conflict, Invalid
+from db.files import artifact_versions
+
+router = APIRouter()
+
+PAGE_SIZE = 50
+FILES_SHOWN = 500
+
+
+@router.get("/artifacts")
+@requires(SIGNED_IN)
+def show_artifacts(
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    project: Annotated[Text | None, Query()] = None,
+    after: After = "",
+) -> HTMLResponse:
+    """Show the artifacts of one or all visible projects."""
+    found = artifact_versions.listed(session, project, after=after, limit=PAGE_SIZE)
+    rows = [row[0] for row in found.rows]
+    return page(
+        request,
+        "artifacts/artifacts.html",
+        principal=principal,
+        project=project,
+        rows=rows,
+        newest=artifact_versions.newest(session, [row.id for row in rows]),
+        counts=artifact_versions.counts(session, [row.id for row in rows]),
+        older=found.next,
+    )
+
+
+@router.get("/artifacts/{collection_id}")
+@requires(SIGNED_IN)
+def show_artifact(collection_id: RowId, session: Db, _principal: SignedIn) -> RedirectResponse:
+    """Redirect to the newest version of an artifact."""
+    artifact_versions.collection_of(session, collection_id)
+    newest = artifact_versions.newest(session, [collection_id]).get(collection_id)
+    address = f"/artifact-versions/{newest.id}" if newest else "/artifacts"
+    return RedirectResponse(address, status_code=303)
+
+
+@router.get("/artifact-versions/{version_id}")
+@requires(SIGNED_IN)
+def show_version(
+    version_id: RowId,
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    against: Annotated[RowId | None, Query()] = None,
+) -> HTMLResponse:
+    """Show a version of an artifact among its other versions. against: compare with this one."""
+    return _version(request, session, principal, version_id, against=against)
+
+
+@router.post("/artifact-versions/{version_id}/alias")
+@requires(SIGNED_IN)
+@audited("alias")
+def set_alias(
+    version_id: RowId,
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    alias: Annotated[Text, Form()] = "",
+) -> Response:
+    """Give an alias to a version."""
+    version, collection = artifact_versions.get(session, version_id)
+    check_project(session, Permission.SUBMIT_RUN, collection.project)
+    try:
+        check_alias(alias)
+        artifact_versions.set_alias(session, version_id, alias)
+    except (Conflict, Invalid) as error:
+        return _version(request, session, principal, version_id, error=str(error))
+    done = f"{collection.name}:v{version.number} is {alias} now."
+    return back_to(request, f"/artifact-versions/{version_id}", done)
+
+
+@router.post("/artifact-versions/{version_id}/deletion")
+@requires(SIGNED_IN)
+def delete_version(
+    version_id: RowId,
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    force: Annotated[bool, Form()] = False,
+) -> Response:
+    """Delete a version. force: although runs that have ended used it."""
+    version, collection = artifact_versions.get(session, version_id)
+    check_project(session, Permission.DELETE_RUN, collection.project)
+    try:
+        artifact_versions.remove(session, version_id, force=force)
+    except Conflict as error:
+        return _version(request, session, principal, version_id, error=str(error))
+    set_detail(session, f"{collection.name}:v{version.number}{', forced' if force else ''}")
+    done = f"{collection.name}:v{version.number} is deleted."
+    return back_to(request, f"/artifacts/{collection.id}", done)
+
+
+def _version(
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    version_id: int,
+    *,
+    against: int | None = None,
+    error: str = "",
+) -> HTMLResponse:
+    version, collection = artifact_versions.get(session, version_id)
+    rows = version_summaries(session, artifact_versions.versions(session, collection.id))
+    [shown] = version_summaries(session, [version])
+    files = artifact_versions.entries(session, version_id)
+    graph = lineage(session, version_id)
+    before = artifact_versions.get(session, against)[0] if against else None
+    may = principal.grants.may
+    return page(
+        request,
+        "artifacts/artifact.html",
+        principal=principal,
+        status_code=409 if error else 200,
+        artifact=collection,
+        version=shown,
+        is_deleted=version.deleted_at is not None,
+        versions=rows,
+        files=files[:FILES_SHOWN],
+        before=before,
+        changes=artifact_versions.diff(session, against, version_id) if against else [],
+        graph=graph,
+        drawing=drawing(graph) if graph.edges else "",
+        address_of=address_of,
+        may_download=may(Permission.DOWNLOAD_FILES, collection.project),
+        may_alias=may(Permission.SUBMIT_RUN, collection.project),
+        may_delete=may(Permission.DELETE_RUN, collection.project),
+        error=error,
+    )

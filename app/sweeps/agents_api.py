@@ -1,0 +1,159 @@
+"""Routes of sweeps for agents: begin one, take its points, keep and return them.
+
+A token that uploads watched runs may use them, so that an agent needs no other.
+"""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from app.auth.audit import audited, unaudited
+from app.auth.authentication import SignedIn
+from app.auth.permissions import SIGNED_IN, requires
+from app.dependencies import Db
+from app.http.parameters import Body, RowId, Text
+from app.submission import config_schema
+from app.sweeps import search_space, sweep_submission
+from app.sweeps.sweep_submission import SpaceGiven, SweepSubmission
+from app.sweeps.sweeps_api import SweepDetail, SweepId, detail
+from db.access.permissions import Permission
+from db.sweeps import agent_claims, sweeps
+from db.tables import Sweep
+from halfstep.telemetry.plain_json import JsonObject
+
+router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+
+AgentId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="Chosen by the agent")]
+
+
+class AgentSweep(Body):
+    """A sweep whose points agents take: of any script, without a recipe or a worker."""
+
+    space: Annotated[
+        SpaceGiven,
+        Field(description=f"Searches by name: a list of values, or {search_space.NOTATION}"),
+    ]
+    config: Annotated[JsonObject, Field(description="Common to all runs", default_factory=dict)]
+    kind: Literal["grid", "random", "tpe"] = "grid"
+    metric: str = sweeps.LOSS
+    goal: str = ""
+    runs: int | None = None
+    seed: int = 0
+    name: Text = ""
+    tags: Text = ""
+    project: Text | None = None
+
+
+class Agent(Body):
+    """An agent."""
+
+    agent: AgentId
+
+
+class EndedScript(Agent):
+    """The end of the script of a point."""
+
+    was_watched: Annotated[bool, Field(description="Whether it called `halfstep.watch`")]
+
+
+class Claim(BaseModel):
+    """A point that an agent has, or none."""
+
+    state: Annotated[
+        Literal["run", "wait", "over"],
+        Field(description="wait: a point may be given back; over: there will be none"),
+    ]
+    number: Annotated[int | None, Field(description="Number of the trial")] = None
+    run: int | None = None
+    watch_id: Annotated[str | None, Field(description="Identifier of the watched run")] = None
+    name: str = ""
+    project: str = ""
+    params: Annotated[JsonObject, Field(description="By name of a setting")] = {}
+    config: Annotated[JsonObject, Field(description="Of the run, with the point's settings")] = {}
+    lease_seconds: float = agent_claims.LEASE_SECONDS
+
+
+class Renewal(BaseModel):
+    """The state of a renewed claim."""
+
+    goes_on: Annotated[bool, Field(description="False: a user has ended the run or the sweep")]
+
+
+@router.post("/agents", status_code=201)
+@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
+@audited("name", "project")
+def begin_agent_sweep(body: AgentSweep, session: Db, principal: SignedIn) -> SweepDetail:
+    """Begin a sweep for agents. Error 422 names each invalid field."""
+    submission = SweepSubmission(agents=True, **body.model_dump())
+    return detail(session, sweep_submission.begin(session, principal.user, submission))
+
+
+@router.post("/{sweep_id}/claims")
+@requires(Permission.SUBMIT_RUN, for_uploads=True)
+def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn) -> Claim:
+    """Take a point of a sweep: one that was given back, else the next one."""
+    sweep = sweep_submission.locked(session, sweep_id)
+    claimed = agent_claims.take(
+        session,
+        sweep,
+        principal.user,
+        body.agent,
+        next_point=sweep_submission.next_point,
+        config_of=_config,
+        name_of=search_space.name,
+    )
+    if claimed is None:
+        may_follow = sweep.status == sweeps.PAUSED or (
+            sweep.status == sweeps.RUNNING and bool(sweeps.under_way(session, sweep))
+        )
+        return Claim(state="wait" if may_follow else "over")
+    trial, run = claimed
+    return Claim(
+        state="run",
+        number=trial.number,
+        run=run.id,
+        watch_id=run.watch_id,
+        name=run.name,
+        project=run.project,
+        params=trial.params,
+        config=run.config,
+    )
+
+
+@router.put("/{sweep_id}/claims/{number}")
+@requires(Permission.SUBMIT_RUN, for_uploads=True)
+@unaudited
+def renew_claim(
+    sweep_id: SweepId, number: RowId, body: Agent, session: Db, _principal: SignedIn
+) -> Renewal:
+    """Renew the lease of a point. Error 409: another agent may have it."""
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    return Renewal(goes_on=agent_claims.renew(session, sweep, number, body.agent))
+
+
+@router.post("/{sweep_id}/claims/{number}/end", status_code=204)
+@requires(Permission.SUBMIT_RUN, for_uploads=True)
+def end_claim(
+    sweep_id: SweepId, number: RowId, body: EndedScript, session: Db, _principal: SignedIn
+) -> None:
+    """Record that the script of a point has ended."""
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    agent_claims.finish(session, sweep, number, body.agent, was_watched=body.was_watched)
+
+
+@router.post("/{sweep_id}/claims/{number}/return", status_code=204)
+@requires(Permission.SUBMIT_RUN, for_uploads=True)
+def return_claim(
+    sweep_id: SweepId, number: RowId, body: Agent, session: Db, _principal: SignedIn
+) -> None:
+    """Give a point back, for another agent."""
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    agent_claims.give_back(session, sweep, number, body.agent)
+
+
+def _config(sweep: Sweep, point: JsonObject) -> JsonObject:
+    config: JsonObject = config_schema.with_defaults({}, sweep.config)
+    for path, value in point.items():
+        config_schema.put(config, path, value)
+    return config

@@ -1,0 +1,1 @@
+"""Named, versioned artifacts: content digests, references, and the local cache."""

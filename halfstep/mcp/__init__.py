@@ -1,0 +1,1 @@
+"""Tools of `halfstep mcp`, a Model Context Protocol server for runs."""

@@ -1,0 +1,47 @@
+"""The point of a sweep for which an agent started this script.
+
+The agent writes the claimed point to a file and names it in the environment. The first call of
+`watch` takes the file, and its run is that of the point: name, project and settings are the
+sweep's. Other calls, in this process or in others, begin runs of their own.
+"""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+#: Environment variable with the path of the file.
+FILE = "HALFSTEP_SWEEP_POINT"
+
+
+class SweepPoint(NamedTuple):
+    """A claimed point."""
+
+    watch_id: str  # identifier of its run on the server
+    name: str
+    project: str
+    config: dict[str, Any]  # with the point's settings
+
+    @classmethod
+    def taken(cls) -> Self | None:
+        """Take the point, or return None if there is none, or another call has taken it."""
+        named = os.environ.get(FILE)
+        if not named:
+            return None
+        path = Path(named)
+        taken = path.with_suffix(".taken")
+        with suppress(FileNotFoundError):
+            path.rename(taken)  # atomic: one of several processes gets it
+            content = json.loads(taken.read_text())
+            return cls(**{name: content[name] for name in cls._fields})
+        return None
+
+    def write(self, path: Path) -> None:
+        """Write the file that a script takes."""
+        path.write_text(json.dumps(self._asdict()))
+
+
+def was_taken(path: Path) -> bool:
+    """Return whether a script has taken the point of a file."""
+    return path.with_suffix(".taken").exists()

@@ -1,0 +1,248 @@
+"""Agents: take points of a sweep, and run a function or a command for each.
+
+    halfstep.agent(3, train)                                    in a script
+    halfstep agent 3 -- python train.py --lr {lr}               in a shell
+
+Any number of agents, on any machines, may work on a sweep; no point is taken twice. An agent that
+dies loses its point after a minute, to the next one.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from halfstep.api_client.errors import ApiError
+from halfstep.session.stderr import say
+
+if TYPE_CHECKING:
+    from halfstep.api_client.response_types import Claim
+    from halfstep.client import Client
+
+T = TypeVar("T")
+
+POLL_SECONDS = 2.0  # between two requests for a point that may be given back
+GRACE_SECONDS = 10.0  # for a command to end after SIGTERM
+#: Consecutive failures after which an agent ends: the next point would fail, too.
+MOST_FAILURES = 5
+
+#: Runs the script of a point and returns whether it succeeded. Its second argument is set when the
+#: point is lost, or its run is ended by a user.
+Work = Callable[["Claim", threading.Event], bool]
+
+
+class Agent:
+    """One agent of a sweep."""
+
+    def __init__(self, client: "Client", sweep_id: int) -> None:
+        self._client, self._sweep_id, self._id = client, sweep_id, uuid.uuid4().hex
+
+    def run(self, work: Work, count: int | None = None) -> tuple[int, int]:
+        """Run points until there is none, or `count` of them; return (succeeded, failed)."""
+        succeeded = failed = in_a_row = 0
+        while count is None or succeeded + failed < count:
+            claim = self._client.claim_point(self._sweep_id, self._id)
+            if claim["state"] == "over":
+                break
+            if claim["state"] == "wait":
+                time.sleep(POLL_SECONDS)
+                continue
+            say(f"sweep {self._sweep_id}: run {claim['run']}, {claim['name']}")
+            if self._run_one(claim, work):
+                succeeded, in_a_row = succeeded + 1, 0
+            else:
+                failed, in_a_row = failed + 1, in_a_row + 1
+            if in_a_row >= MOST_FAILURES:
+                say(f"sweep {self._sweep_id}: {in_a_row} runs in a row have failed; the agent ends")
+                break
+        return succeeded, failed
+
+    def _run_one(self, claim: "Claim", work: Work) -> bool:
+        from halfstep.session.sweep_point import FILE, SweepPoint, was_taken
+
+        number = int(claim["number"] or 0)
+        is_lost = threading.Event()
+        with tempfile.TemporaryDirectory(prefix="halfstep-agent-") as folder:
+            path = Path(folder, "point.json")
+            fields = {name: claim[name] for name in SweepPoint._fields}  # type: ignore[literal-required]
+            SweepPoint(**fields).write(path)
+            try:
+                with _variable(FILE, str(path)), self._heartbeats(claim, is_lost):
+                    is_good = work(claim, is_lost)
+            except BaseException:  # Ctrl-C, or an error of the agent
+                self._tell(self._client.return_claim, number)
+                raise
+            watched = was_taken(path)
+        self._tell(lambda *given: self._client.end_claim(*given, was_watched=watched), number)
+        return is_good
+
+    def _tell(self, call: Callable[[int, int, str], None], number: int) -> None:
+        """Report the end of a point; the server finds out itself if it cannot be reached."""
+        try:
+            call(self._sweep_id, number, self._id)
+        except ApiError as error:
+            say(f"sweep {self._sweep_id}: {error}")
+
+    @contextmanager
+    def _heartbeats(self, claim: "Claim", is_lost: threading.Event) -> Iterator[None]:
+        """Renew the lease of a point in a thread; set `is_lost` if its run is to end."""
+        has_ended = threading.Event()
+
+        def renew() -> None:
+            while not has_ended.wait(claim["lease_seconds"] / 4):
+                try:
+                    number = int(claim["number"] or 0)
+                    if self._client.renew_claim(self._sweep_id, number, self._id):
+                        continue
+                    say(f"run {claim['run']} was ended by a user")
+                except ApiError as error:
+                    if error.status != 409:
+                        continue  # an outage; the lease may survive it
+                    say(str(error))
+                is_lost.set()
+                return
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            thread.join()
+
+
+def agent(
+    sweep_id: int | str,
+    function: Callable[[], Any],
+    entity: str | None = None,
+    project: str | None = None,
+    count: int | None = None,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+) -> tuple[int, int]:
+    """Run a function for points of a sweep until there is none; return (succeeded, failed).
+
+    The function calls `halfstep.watch`, whose run is that of the point, and reads the settings from
+    its `config`. An exception fails that run only.  count: most points.  url, token: as in
+    `watch`.  entity, project: ignored; W&B has them.
+    """
+    return with_client(
+        lambda client: Agent(client, _number(sweep_id)).run(_calling(function), count), url, token
+    )
+
+
+def _calling(function: Callable[[], Any]) -> Work:
+    def work(claim: "Claim", is_lost: threading.Event) -> bool:
+        from halfstep.session import watch_session
+
+        try:
+            function()
+        except Exception as error:
+            traceback.print_exc()
+            if (watch := watch_session._active) is not None:
+                watch.__exit__(type(error), error, error.__traceback__)
+                watch.finish()
+            return False
+        if (watch := watch_session._active) is not None:
+            watch.finish()
+        return True
+
+    return work
+
+
+def run_command(
+    client: "Client", sweep_id: int, words: Sequence[str], count: int | None = None
+) -> tuple[int, int]:
+    """Run a command for points of a sweep; `{name}` is the value of that setting.
+
+    Raises ValueError for a command that cannot be split, or whose placeholder is no setting.
+    """
+    from halfstep.cli import command_line
+
+    line = shlex.join(words)
+    command_line.placeholders(line)
+
+    def work(claim: "Claim", is_lost: threading.Event) -> bool:
+        values = claim["config"] | claim["params"]
+        unknown = [name for name in command_line.placeholders(line) if name not in values]
+        if unknown:
+            raise ValueError(
+                f"{{{unknown[0]}}} is no setting of sweep {sweep_id}; allowed: {', '.join(values)}"
+            )
+        return _run_process(command_line.filled(line, values), is_lost)
+
+    return Agent(client, sweep_id).run(work, count)
+
+
+def _run_process(arguments: Sequence[str], is_lost: threading.Event) -> bool:
+    """Run a process; end it if the point is lost, and if this process is interrupted."""
+    process = subprocess.Popen(arguments)
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            if is_lost.is_set():
+                _end(process)
+    except BaseException:
+        _end(process)
+        raise
+    return process.returncode == 0
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def with_client(work: Callable[["Client"], T], url: str | None, token: str | None) -> T:
+    """Call a function with a client of the server that watched runs are sent to."""
+    from halfstep.client import Client
+    from halfstep.session.watch_session import _server
+
+    server = _server(url, token)
+    if server is None:
+        raise ApiError(
+            0, "no server is known: `halfstep up`, `halfstep login`, or set HALFSTEP_URL and _TOKEN"
+        )
+    with (
+        Client(server.url, server.token) as client,
+        _variable("HALFSTEP_URL", server.url),
+        _variable("HALFSTEP_TOKEN", server.token),
+    ):
+        return work(client)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable temporarily."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+def _number(sweep: int | str) -> int:
+    """Return the number of a sweep, also of W&B's form entity/project/number."""
+    text = str(sweep).rpartition("/")[2]
+    if not text.isdecimal():
+        raise ApiError(0, f"the sweep is {text[:100]!r}; allowed: the number of a sweep")
+    return int(text)

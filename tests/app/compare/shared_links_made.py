@@ -1,0 +1,10 @@
+"""Parts of the tests of shared links that other tests use, too."""
+
+from starlette.testclient import TestClient
+
+
+def opened(stranger: TestClient, secret: str) -> str:
+    """Open a link as its page's script does; return where it leads."""
+    answer = stranger.post("/shared", data={"secret": secret})
+    assert answer.status_code == 303, answer.text
+    return answer.headers["location"]

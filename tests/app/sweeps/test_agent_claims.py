@@ -1,0 +1,237 @@
+"""Points of a sweep that agents take: none twice, and none lost with an agent."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from app.sweeps import search_space, sweep_submission
+from app.sweeps.agents_api import _config
+from app.sweeps.sweep_submission import SweepSubmission
+from db.database import Database, now
+from db.errors import Conflict, Ended, Invalid
+from db.queue import queue
+from db.sweeps import agent_claims, sweeps
+from db.tables import Run, Status, Trial, User, Worker
+from db.telemetry import ingest, telemetry
+from tests.app.conftest import offer_digits
+from tests.db.conftest import claim as claim_by_worker
+from tests.db.telemetry.telemetry_made import make_metric
+from tests.spool_made import event_of
+
+pytestmark = pytest.mark.sql
+
+A, B = "a" * 32, "b" * 32
+
+
+def begin(database: Database, ada: User, **changes: Any) -> int:
+    """Begin a sweep for agents over six points."""
+    values: dict[str, Any] = {"space": {"lr": [0.1, 0.2, 0.3], "size": "1..2"}, "agents": True}
+    values |= {"config": {"seed": 7}, "metric": "score", "goal": "maximise"}
+    with database.writing() as session:
+        submission = SweepSubmission(**(values | changes))
+        return sweep_submission.begin(session, ada, submission).id
+
+
+def take(database: Database, ada: User, sweep_id: int, agent: str = A) -> tuple[Trial, Run] | None:
+    with database.writing() as session:
+        return agent_claims.take(
+            session,
+            sweep_submission.locked(session, sweep_id),
+            session.get_one(User, ada.id),
+            agent,
+            next_point=sweep_submission.next_point,
+            config_of=_config,
+            name_of=search_space.name,
+        )
+
+
+def taken(database: Database, ada: User, sweep_id: int, agent: str = A) -> tuple[Trial, Run]:
+    claimed = take(database, ada, sweep_id, agent)
+    assert claimed is not None
+    return claimed
+
+
+def expire(database: Database, sweep_id: int) -> None:
+    """Let every lease of a sweep expire."""
+    with database.writing() as session:
+        mine = (Trial.sweep_id == sweep_id, Trial.lease_expires_at.is_not(None))
+        session.execute(update(Trial).where(*mine).values(lease_expires_at=now() - 1))
+
+
+def arrive(database: Database, ada: User, run: Run, **changes: Any) -> None:
+    """Begin a run's upload, as its script's uploader does."""
+    values: dict[str, Any] = {"name": "n", "project": "", "config": run.config, "tags": ""}
+    values |= {"host": "", "started_at": 0.0, "versions": {}}
+    with database.writing() as session:
+        user = session.get_one(User, ada.id)
+        ingest.begin(session, user, str(run.watch_id), 1, **(values | changes))
+
+
+def end(database: Database, ada: User, run: Run, score: float) -> None:
+    """Log a score and end a run."""
+    with database.writing() as session:
+        event = event_of(make_metric(1, score, "score"))
+        telemetry.record(session, run.id, 1, telemetry.Flush(events=[event]))
+        queue.end(session, run.id, 1, Status.FINISHED)
+
+
+def test_agents_take_each_point_once(database: Database, ada: User) -> None:
+    """Eight at once, until there is none; each has a run with the point's settings."""
+    sweep_id = begin(database, ada)
+
+    def work(number: int) -> list[tuple[float, int]]:
+        points = []
+        while claimed := take(database, ada, sweep_id, f"{number:032x}"):
+            trial, run = claimed
+            assert run.config == {"seed": 7, **trial.params}
+            points.append((trial.params["lr"], trial.params["size"]))
+        return points
+
+    with ThreadPoolExecutor(8) as pool:
+        points = sorted(point for points in pool.map(work, range(8)) for point in points)
+    assert points == [(lr, size) for lr in (0.1, 0.2, 0.3) for size in (1, 2)]
+    with database.reading() as session:
+        assert sweeps.get(session, sweep_id).submitted == 6
+
+
+def test_a_dead_agents_point_goes_to_the_next(database: Database, ada: User) -> None:
+    """Under the same number; the first agent's run accepts nothing more, nor its claim."""
+    sweep_id = begin(database, ada)
+    first, old = taken(database, ada, sweep_id)
+    arrive(database, ada, old)
+    second, _run = taken(database, ada, sweep_id, B)
+    assert second.number == 2
+    expire(database, sweep_id)
+    again, new = taken(database, ada, sweep_id, B)
+    assert (again.number, again.params) == (1, first.params)
+    assert new.id != old.id
+    with database.writing() as session:
+        assert session.get_one(Run, old.id).status == Status.CANCELLED
+        with pytest.raises(Ended):
+            ingest.lock_attempt(session, session.get_one(User, ada.id), old.id, 1)
+    with database.writing() as session, pytest.raises(Conflict, match="its lease expired"):
+        agent_claims.renew(session, sweeps.get(session, sweep_id, lock=True), 1, A)
+    with database.writing() as session:
+        assert agent_claims.renew(session, sweeps.get(session, sweep_id, lock=True), 1, B)
+
+
+def test_a_run_that_never_arrived_cannot_arrive_later(database: Database, ada: User) -> None:
+    """Its point has another run."""
+    sweep_id = begin(database, ada)
+    _trial, old = taken(database, ada, sweep_id)
+    expire(database, sweep_id)
+    taken(database, ada, sweep_id, B)
+    with pytest.raises(Ended):
+        arrive(database, ada, old)
+
+
+def test_a_returned_point_is_free_at_once(database: Database, ada: User) -> None:
+    """Ctrl-C of an agent: the next one takes it."""
+    sweep_id = begin(database, ada)
+    trial, _run = taken(database, ada, sweep_id)
+    with database.writing() as session:
+        agent_claims.give_back(session, sweeps.get(session, sweep_id, lock=True), 1, A)
+    assert taken(database, ada, sweep_id, B)[0].params == trial.params
+
+
+def test_a_killed_script_gives_its_point_back_and_a_finished_one_does_not(
+    database: Database, ada: User
+) -> None:
+    """Also if the uploader has reported the end, and the agent has not."""
+    sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
+    _killed, run = taken(database, ada, sweep_id)
+    arrive(database, ada, run)
+    with database.writing() as session:
+        queue.end(session, run.id, 1, Status.FAILED, reason="vanished")
+        assert sweeps.due(session) == []
+    _finished, other = taken(database, ada, sweep_id)
+    arrive(database, ada, other)
+    end(database, ada, other, 0.5)
+    expire(database, sweep_id)
+    again, _new = taken(database, ada, sweep_id, B)
+    assert again.number == 1
+    assert take(database, ada, sweep_id, B) is None
+    with database.reading() as session:
+        assert session.get_one(Trial, (sweep_id, 2)).state == sweeps.COMPLETE
+
+
+def test_results_decide_the_best_trial(database: Database, ada: User) -> None:
+    """By the value that the watched run logged; the sweep ends with its last run."""
+    sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
+    for score in (0.5, 0.9):
+        trial, run = taken(database, ada, sweep_id)
+        arrive(database, ada, run)
+        with database.writing() as session:
+            sweep = sweeps.get(session, sweep_id, lock=True)
+            agent_claims.finish(session, sweep, trial.number, A, was_watched=True)
+        end(database, ada, run, score)
+    expire(database, sweep_id)  # no lease is left
+    assert take(database, ada, sweep_id) is None
+    with database.reading() as session:
+        sweep = sweeps.get(session, sweep_id)
+        tally = sweeps.tallies(session, [sweep])[sweep_id]
+        assert (tally.complete, tally.open, tally.best) == (2, 0, 0.9)
+        assert sweeps.status(sweep, tally) == sweeps.FINISHED
+
+
+def test_an_upload_that_comes_later_keeps_its_point(database: Database, ada: User) -> None:
+    """For ten minutes a script's end waits for its run; then the point is free."""
+    sweep_id = begin(database, ada, space={"lr": [0.1]})
+    trial, run = taken(database, ada, sweep_id)
+    with database.writing() as session:
+        sweep = sweeps.get(session, sweep_id, lock=True)
+        agent_claims.finish(session, sweep, trial.number, A, was_watched=True)
+    assert take(database, ada, sweep_id, B) is None
+    arrive(database, ada, run)
+    expire(database, sweep_id)
+    assert take(database, ada, sweep_id, B) is None
+    with database.reading() as session:
+        assert session.scalars(select(Trial.lease_expires_at)).all() == [None]
+
+
+def test_a_script_that_watches_nothing_has_failed(database: Database, ada: User) -> None:
+    """Its trial is a failed one; the next point goes on."""
+    sweep_id = begin(database, ada)
+    trial, run = taken(database, ada, sweep_id)
+    with database.writing() as session:
+        sweep = sweeps.get(session, sweep_id, lock=True)
+        agent_claims.finish(session, sweep, trial.number, A, was_watched=False)
+    with database.reading() as session:
+        assert session.get_one(Run, run.id).error == agent_claims.NOT_WATCHED
+        assert session.get_one(Trial, (sweep_id, 1)).state == sweeps.LOST
+
+
+def test_neither_workers_nor_the_queue_take_an_agents_run(database: Database, ada: User) -> None:
+    """Nor does an agent take a run of a recipe's sweep."""
+    worker_id = offer_digits(database)
+    sweep_id = begin(database, ada)
+    taken(database, ada, sweep_id)
+    with database.writing() as session:
+        worker = session.get_one(Worker, worker_id)
+        assert claim_by_worker(session, worker, commands=True) is None
+        assert sweeps.due(session) == []
+
+
+def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: User) -> None:
+    """A cancelled one ends the runs of its agents."""
+    sweep_id = begin(database, ada)
+    trial, run = taken(database, ada, sweep_id)
+    with database.writing() as session:
+        sweeps.pause(session, sweep_id)
+    assert take(database, ada, sweep_id) is None
+    with database.writing() as session:
+        sweeps.cancel(session, sweep_id, session.get_one(User, ada.id))
+    with database.writing() as session:
+        sweep = sweeps.get(session, sweep_id, lock=True)
+        assert not agent_claims.renew(session, sweep, trial.number, A)
+        assert session.get_one(Run, run.id).status == Status.CANCELLED
+
+
+def test_what_agents_cannot_do_is_named(database: Database, ada: User) -> None:
+    """Hyperband needs a number of steps; a recipe has workers."""
+    with pytest.raises(Invalid, match="hyperband needs the number of steps"):
+        begin(database, ada, kind="hyperband")
+    with pytest.raises(Invalid, match="with a recipe or a command"):
+        begin(database, ada, recipe="digits")

@@ -1,0 +1,269 @@
+"""Versions of named artifacts: the same content makes none, and what is used stays."""
+
+import hashlib
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import LocalStore
+from sqlalchemy import select
+
+from db.access import accounts, projects
+from db.database import Database
+from db.errors import Conflict, Invalid, NotFound
+from db.files import artifact_versions as artifacts
+from db.files import backup, storage
+from db.queue import queue, quotas
+from db.tables import MADE, USED, ArtifactLink, ArtifactVersion, Blob, Run, Status, User
+from db.tables import Table as Base
+from halfstep.artifacts.manifest import Entry, digest_of
+from halfstep.artifacts.names import Version
+from halfstep.telemetry import events
+from tests.db.conftest import make_watched
+
+A, B, C = (Entry(f"{name}.txt", size, name * 64) for name, size in (("a", 1), ("b", 2), ("c", 3)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store", mkdir=True)
+
+
+def save(
+    database: Database, user: User, *entries: Entry, project: str = "", **more: object
+) -> ArtifactVersion:
+    """Save a version of `data` without a run."""
+    with database.writing() as session:
+        options = {"type": "dataset", "entries": entries, **more}
+        return artifacts.save(session, user, project, "data", **options)  # type: ignore[arg-type]
+
+
+def upload(
+    database: Database, store: LocalStore, version: ArtifactVersion, *entries: Entry
+) -> None:
+    """Store content of a version."""
+    for entry in entries:
+        key = artifacts.new_key(entry.sha256)
+        obstore.put(store, key, b"x" * entry.size_bytes)
+        with database.writing() as session:
+            artifacts.store_blob(
+                session, entry.sha256, entry.size_bytes, key, version_id=version.id
+            )
+
+
+def found(database: Database, version: Version, project: str = "") -> int:
+    """Return the number of the version that a reference names."""
+    with database.reading() as session:
+        return artifacts.find(session, project, "data", version)[0].number
+
+
+def test_a_version_is_complete_with_its_last_file(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Until then no alias names it; its digest is that of its files."""
+    version = save(database, ada, A, B, aliases=["best"])
+    upload(database, store, version, A)
+    with pytest.raises(NotFound, match="no artifact data:latest"):
+        found(database, Version(alias="latest"))
+    upload(database, store, version, B)
+    assert found(database, Version(alias="latest")) == found(database, Version(alias="best")) == 0
+    assert found(database, Version(digest=digest_of([B, A])[:12])) == 0
+    assert found(database, Version(number=0)) == 0
+
+
+def test_the_same_content_makes_no_version(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Saved again it is the same version, which is the latest again."""
+    first = save(database, ada, A)
+    upload(database, store, first, A)
+    second = save(database, ada, A, B)
+    assert second.number == 1
+    upload(database, store, second, B)  # the project has the other file
+    assert found(database, Version(alias="latest")) == 1
+    again = save(database, ada, A)
+    assert (again.id, again.number) == (first.id, 0)
+    assert found(database, Version(alias="latest")) == 0
+
+
+def test_a_hash_gives_no_access_to_another_project(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """There the file is uploaded again, and stored once."""
+    with database.writing() as session:
+        projects.make(session, "other")
+    upload(database, store, save(database, ada, A), A)
+    stolen = save(database, ada, A, project="other")
+    with pytest.raises(NotFound):
+        found(database, Version(alias="latest"), "other")
+    upload(database, store, stolen, A)
+    with database.reading() as session:
+        assert len(session.scalars(select(Blob)).all()) == 1
+        assert quotas.artifact_bytes(session, ["", "other"]) == {"": 1, "other": 1}
+
+
+def test_what_a_version_refers_to_is_never_collected(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Content goes with the last version that has it; the row of a deleted version stays."""
+    first, second = save(database, ada, A, B), save(database, ada, B, C)
+    upload(database, store, first, A, B)
+    upload(database, store, second, B, C)
+    assert artifacts.collect_blobs(database, store) == 0
+    with database.writing() as session:
+        artifacts.remove(session, second.id)
+    assert found(database, Version(alias="latest")) == 0
+    assert artifacts.collect_blobs(database, store) == 1
+    stored = [meta["path"] for page in obstore.list(store) for meta in page]
+    with database.reading() as session:
+        keys = set(session.scalars(select(Blob.key)))
+        assert keys <= set(stored)
+        assert {blob.sha256 for blob in session.scalars(select(Blob))} == {A.sha256, B.sha256}
+    with pytest.raises(NotFound, match="data:v1 in Default project is deleted"):
+        found(database, Version(number=1))
+    assert save(database, ada, B, C).number == 2
+
+
+def used_by(database: Database, ada: User, key: str, version: ArtifactVersion) -> int:
+    """Begin a watched run that uses a version."""
+    with database.writing() as session:
+        run_id = make_watched(session, ada, key).run_id
+        run = session.get_one(Run, run_id)
+        event = events.UsedArtifact(project="", name="data", digest=version.digest)
+        artifacts.use_by_run(session, run, event)
+        artifacts.use_by_run(session, run, event)  # a repeated upload
+    return run_id
+
+
+def test_a_version_in_use_is_not_deleted(database: Database, ada: User, store: LocalStore) -> None:
+    """Not while a run goes on; afterwards if it is forced."""
+    version = save(database, ada, A)
+    upload(database, store, version, A)
+    run_id = used_by(database, ada, "1" * 32, version)
+    with database.writing() as session, pytest.raises(Conflict, match="which has not ended"):
+        artifacts.remove(session, version.id, force=True)
+    with database.writing() as session:
+        queue.end(session, run_id, 1, Status.FINISHED)
+    with database.writing() as session, pytest.raises(Conflict, match=f"used by runs {run_id}"):
+        artifacts.remove(session, version.id)
+    with database.writing() as session:
+        artifacts.remove(session, version.id, force=True)
+        [link] = session.scalars(select(ArtifactLink))
+        assert (link.run_id, link.role) == (run_id, USED)
+
+
+def test_a_run_makes_versions_and_uses_what_its_owner_may_see(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Someone else's project is unknown to it."""
+    upload(database, store, version := save(database, ada, A), A)
+    with database.writing() as session:
+        eve = accounts.make_user(session, "eve")
+        projects.make(session, "hers")
+        projects.set_role(session, eve, "hers", "member")
+    with database.writing() as session:
+        run = session.get_one(Run, make_watched(session, eve, project="hers").run_id)
+        file = events.ArtifactFile(
+            name=B.path, path=f"blobs/{B.sha256}", size_bytes=2, sha256=B.sha256
+        )
+        made = events.SavedArtifact(
+            name="data", type="dataset", digest=digest_of([B]), is_file=True, files=[file]
+        )
+        artifacts.save_of_run(session, run, made)
+        event = events.UsedArtifact(project="", name="data", digest=version.digest)
+        with pytest.raises(NotFound):
+            artifacts.use_by_run(session, run, event)
+        [link] = session.scalars(select(ArtifactLink))
+        assert (link.run_id, link.role) == (run.id, MADE)
+        assert not artifacts.is_stored(session, B.sha256, 2, run_id=run.id)
+        with pytest.raises(NotFound):
+            artifacts.is_stored(session, A.sha256, 1, run_id=run.id)
+
+
+def test_differences_are_of_files(database: Database, ada: User) -> None:
+    """Added, removed and changed ones, in order of path."""
+    first = save(database, ada, A, B)
+    second = save(database, ada, A._replace(sha256="f" * 64, size_bytes=9), C)
+    with database.reading() as session:
+        changes = artifacts.diff(session, first.id, second.id)
+    assert [(each.path, each.kind) for each in changes] == [
+        ("a.txt", "changed"),
+        ("b.txt", "removed"),
+        ("c.txt", "added"),
+    ]
+    assert (changes[0].size_before, changes[0].size_after) == (1, 9)
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ([A._replace(path="../a")], "relative path"),
+        ([A._replace(path="/etc/passwd")], "relative path"),
+        ([A._replace(path="a\\b")], "relative path"),
+        ([A, A], "the same path"),
+        ([A, B._replace(path="a.txt/b")], "is a file, and a folder"),
+        ([], "allowed: 1 to 10,000"),
+    ],
+)
+def test_paths_that_lead_elsewhere_are_rejected(
+    database: Database, ada: User, entries: list[Entry], problem: str
+) -> None:
+    """Nothing is saved of such a version."""
+    with pytest.raises(Invalid, match=problem):
+        save(database, ada, *entries)
+    with database.reading() as session:
+        assert session.scalars(select(ArtifactVersion)).all() == []
+
+
+def test_an_artifact_has_one_type(database: Database, ada: User) -> None:
+    """Another type needs another name."""
+    save(database, ada, A)
+    with pytest.raises(Invalid, match="has the type 'dataset'"):
+        save(database, ada, B, type="model")
+
+
+def test_lost_content_is_found_and_saved_again(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """`storage check --mend`: its version is incomplete, and complete once it is uploaded again."""
+    version = save(database, ada, A, B)
+    upload(database, store, version, A, B)
+    with database.reading() as session:
+        assert storage.mismatches(session, store) == []
+        obstore.delete(store, artifacts.blob_of(session, version.id, A.path).key)
+        mismatched = storage.mismatches(session, store)
+    assert [each.problem for each in mismatched] == ["the file is missing"]
+    storage.mend(database, store, mismatched)
+    with database.reading() as session:
+        assert artifacts.get(session, version.id)[0].completed_at is None
+    again = save(database, ada, A, B)
+    assert (again.id, again.completed_at) == (version.id, None)
+    upload(database, store, again, A)
+    with database.reading() as session:
+        assert artifacts.get(session, version.id)[0].completed_at is not None
+
+
+def test_a_backup_has_artifacts_and_leaves_out_what_is_damaged(
+    database: Database, ada: User, store: LocalStore, tmp_path: Path
+) -> None:
+    """After a restore the version without its content is incomplete, the other one complete."""
+    entries = [
+        Entry(name, len(name), hashlib.sha256(name.encode()).hexdigest()) for name in ("x", "yy")
+    ]
+    for entry in entries:
+        version = save(database, ada, entry)
+        key = artifacts.new_key(entry.sha256)
+        obstore.put(store, key, entry.path.encode())
+        with database.writing() as session:
+            identity = (entry.sha256, entry.size_bytes)
+            artifacts.store_blob(session, *identity, key, version_id=version.id)
+    obstore.put(store, key, b"damaged")
+    summary = backup.back_up(database, store, tmp_path / "backup")
+    assert summary["left_out"] == [key]
+    with database.writing() as session:  # as in an empty database
+        for table in reversed(Base.metadata.sorted_tables):
+            session.execute(table.delete())
+    backup.restore(database, store, tmp_path / "backup")
+    with database.reading() as session:
+        rows = session.scalars(select(ArtifactVersion).order_by(ArtifactVersion.id))
+        assert [row.completed_at is not None for row in rows] == [True, False]

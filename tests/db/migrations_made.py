@@ -1,0 +1,24 @@
+"""Parts of the tests of migrations that other tests use, too."""
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Float,
+    Integer,
+    LargeBinary,
+)
+
+
+def a_value(column: Any) -> Any:
+    """Return a value of a column's type; a key refers to the first row."""
+    if isinstance(column.type, Boolean):
+        return True
+    if isinstance(column.type, Integer):
+        return 1
+    if isinstance(column.type, Float):
+        return 1.0
+    if isinstance(column.type, JSON):
+        return []
+    return b"x" if isinstance(column.type, LargeBinary) else "x"

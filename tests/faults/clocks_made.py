@@ -1,0 +1,20 @@
+"""Parts of the tests of clocks that other tests use, too."""
+
+import subprocess
+from pathlib import Path
+
+HOUR = 3600
+
+
+def jump(offset: Path, seconds: int) -> None:
+    """Set the clock of all that look there so far from the real one."""
+    written = offset.with_suffix(".new")
+    written.write_text(str(seconds))
+    written.replace(offset)
+
+
+def faked(offset: Path) -> dict[str, str]:
+    """Let the clock that people can set, and no other, follow a file."""
+    source, library = Path(__file__).with_name("jumping_clock.c"), offset.with_suffix(".so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return {"LD_PRELOAD": str(library), "HALFSTEP_TEST_OFFSET": str(offset)}

@@ -1,0 +1,14 @@
+"""Parts of the tests of leases that other tests use, too."""
+
+from pathlib import Path
+
+RECIPE = f"{Path(__file__).with_name('clocked.py')}:Clocked"
+
+
+LEASE = {"HALFSTEP_LEASE_SECONDS": "6"}
+
+
+def clocked(tmp_path: Path) -> dict[str, str]:
+    clock = tmp_path / "clock"
+    clock.touch()  # beside the data folder a run makes nothing new
+    return {"HALFSTEP_RECIPES": RECIPE, "HALFSTEP_TEST_CLOCK": str(clock)}

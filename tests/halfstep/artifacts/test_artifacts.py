@@ -1,0 +1,248 @@
+"""Artifacts as scripts save and use them: on the local disk, and with a real server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+import halfstep
+from db.database import Database
+from db.tables import ArtifactLink, ArtifactVersion, Blob
+from halfstep import ApiError, Client
+from halfstep.artifacts import cache
+from halfstep.artifacts.manifest import Entry, digest_of, files_in
+from halfstep.artifacts.names import ArtifactError, Reference, Version, parse_reference
+from halfstep.cli import main as cli
+from halfstep.session import watch_session
+from tests.site import until
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, and a folder for runs."""
+    monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """End what a failed test watches."""
+    yield
+    if watch_session._active:
+        watch_session._active.finish()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "samples"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.csv").write_text("one")
+    (folder / "sub" / "b.csv").write_text("two")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("data", Reference(None, "data", Version(alias="latest"))),
+        ("data:v3", Reference(None, "data", Version(number=3))),
+        ("data:best", Reference(None, "data", Version(alias="best"))),
+        ("a b/data@3fa9c1", Reference("a b", "data", Version(digest="3fa9c1"))),
+        ("/data:v0", Reference("", "data", Version(number=0))),
+    ],
+)
+def test_a_reference_names_project_artifact_and_version(text: str, reference: Reference) -> None:
+    """By number, alias or digest; without any it is the latest."""
+    assert parse_reference(text) == reference
+
+
+WRONG = ["", "../", "data:", "data@xyz", "da ta", "data:a b", "data:v3:v4", "data:best/"]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_bad_reference_is_an_error_that_says_what_is_allowed(text: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ArtifactError, match="allowed"):
+        parse_reference(text)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, data: Path) -> None:
+    """One to a file within it is."""
+    (data / "c.csv").symlink_to("a.csv")
+    assert [name for name, _ in files_in(data)] == ["a.csv", "c.csv", "sub/b.csv"]
+    (tmp_path / "secret").write_text("x")
+    (data / "d.csv").symlink_to(tmp_path / "secret")
+    with pytest.raises(ArtifactError, match="is a link out of"):
+        files_in(data)
+
+
+def test_without_a_server_a_version_is_used_from_disk(data: Path) -> None:
+    """By name, alias and digest; a changed file of the cache is replaced."""
+    watch = halfstep.watch(name="maker", mode="offline")
+    saved = watch.save_artifact(data, name="digits", type="dataset", aliases=["good"])
+    assert saved is not None
+    assert (saved.files, saved.size_bytes) == (2, 6)
+    for reference in ("digits", "digits:good", str(saved)):
+        path = watch.use(reference)
+        assert contents(path) == {"a.csv": "one", "sub/b.csv": "two"}
+    (path / "a.csv").chmod(0o644)
+    (path / "a.csv").write_text("spoilt")
+    assert contents(watch.use("digits"))["a.csv"] == "one"
+    with pytest.raises(ArtifactError, match="there is no 'digits:v0' on this machine"):
+        watch.use("digits:v0")
+    blobs = watch.files.folder / "blobs" if watch.files else data
+    before = sorted(blobs.iterdir())
+    assert watch.save_artifact(data, name="digits", type="dataset") == saved
+    assert sorted(blobs.iterdir()) == before
+    watch.finish()
+
+
+def test_a_bad_artifact_costs_itself_only(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line says why; the run goes on."""
+    watch = halfstep.watch(mode="offline")
+    assert watch.save_artifact("nowhere", name="digits") is None
+    assert watch.save_artifact(data, name="no such name") is None
+    assert watch.save_artifact(data, name="digits", aliases=["v1"]) is None
+    assert watch.save_artifact(data, name="digits") is not None
+    watch.finish()
+    said = capfd.readouterr().err
+    assert "save_artifact is ignored: ArtifactError: nowhere does not exist" in said
+    assert "name is 'no such name'; allowed: 1 to 128 letters" in said
+    assert "not v and a number" in said
+
+
+def test_a_disabled_watch_uses_artifacts_too(data: Path) -> None:
+    """A script needs its data, watched or not."""
+    watch = halfstep.watch(mode="offline")
+    watch.save_artifact(data, name="digits")
+    watch.finish()
+    disabled = halfstep.watch(mode="disabled")
+    assert disabled.save_artifact(data, name="digits") is None
+    assert contents(disabled.use("digits")) == contents(data)
+
+
+def test_a_damaged_download_is_fetched_again_and_then_refused(tmp_path: Path) -> None:
+    """What has another digest is never returned."""
+    entry = Entry("a.txt", 3, "ab" * 32)
+    manifest = cache.Manifest("", "a", digest_of([entry]), True, [entry])
+    fetched: list[str] = []
+
+    def fetch(entry: Entry, path: Path) -> None:
+        fetched.append(entry.path)
+        path.write_text("xyz")
+
+    with pytest.raises(ArtifactError, match=r"a\.txt is damaged"):
+        cache.local_path(manifest, fetch)
+    assert fetched == ["a.txt", "a.txt"]
+    with pytest.raises(ArtifactError, match="does not match its digest"):
+        cache.local_path(manifest._replace(digest="cd" * 32), fetch)
+
+
+def complete(database: Database) -> list[int]:
+    with database.reading() as session:
+        query = select(ArtifactVersion).order_by(ArtifactVersion.id)
+        return [row.number for row in session.scalars(query) if row.completed_at]
+
+
+def test_a_run_makes_a_version_that_another_uses(
+    data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a token that only uploads; the lineage has both runs, each content is stored once."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    with halfstep.watch(name="maker") as watch:
+        watch.save_artifact(data, name="digits", type="dataset")
+        (data / "a.csv").write_text("changed")
+        saved = watch.save_artifact(data, name="digits", type="dataset")
+        assert contents(watch.use(str(saved)))["a.csv"] == "changed"  # before the server has it
+    until(lambda: complete(database) == [0, 1])
+    with halfstep.watch(name="user") as watch:
+        path = watch.use("digits:v0")
+        assert contents(path) == {"a.csv": "one", "sub/b.csv": "two"}
+    until(lambda: len(links(database)) == 3)
+    assert links(database) == [(1, 1, "made"), (1, 2, "made"), (2, 1, "used")]
+    with database.reading() as session:
+        assert len(session.scalars(select(Blob)).all()) == 3
+
+
+def links(database: Database) -> list[tuple[int, int, str]]:
+    with database.reading() as session:
+        rows = session.scalars(select(ArtifactLink).order_by(ArtifactLink.run_id))
+        return sorted(
+            (row.run_id, row.version_id, row.role)
+            for row in rows
+            if (row.run_id, row.role) != (1, "used")
+        )
+
+
+def test_an_offline_run_is_uploaded_with_its_artifacts(
+    data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`halfstep upload` sends the versions, and what they have."""
+    with halfstep.watch(name="maker", mode="offline") as watch:
+        watch.save_artifact(data, name="digits", aliases=["best"])
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    cli.main(["upload", "halfstep-runs"])
+    until(lambda: complete(database) == [0])
+
+
+def test_the_client_puts_gets_and_deletes(client: Client, data: Path, tmp_path: Path) -> None:
+    """Unchanged content makes no version; differences and aliases are those of the pages."""
+    first = client.save_artifact(data, name="digits", type="dataset", aliases=["good"])
+    again = client.save_artifact(data, name="digits", type="dataset")
+    assert (first["version"], again["version"]) == ("v0", "v0")
+    (data / "new.csv").write_text("3")
+    assert client.save_artifact(data, name="digits", type="dataset")["version"] == "v1"
+    assert [each["version"] for each in client.artifact_versions("digits")["items"]] == ["v1", "v0"]
+    diff = client.artifact_diff("digits:good", "digits")
+    assert [(each["path"], each["kind"]) for each in diff["changes"]] == [("new.csv", "added")]
+    assert contents(client.download_artifact("digits:v0")) == {"a.csv": "one", "sub/b.csv": "two"}
+    assert client.set_alias("digits:v1", "good")["aliases"] == ["latest", "good"]
+    client.remove_alias("digits", "good")
+    client.delete_artifact("digits:v1")
+    assert client.artifact_version("digits")["version"] == "v0"
+    with pytest.raises(ApiError, match="digits:v1 in Default project is deleted"):
+        client.artifact_version("digits:v1")
+    assert [each["name"] for each in client.named_artifacts()] == ["digits"]
+
+
+def test_the_command_does_the_same(
+    client: Client,
+    data: Path,
+    address: str,
+    token: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Put, list, show, diff, alias, get and delete."""
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+
+    def printed(*words: str) -> str:
+        cli.main(["artifact", *words])
+        return capsys.readouterr().out
+
+    assert printed("put", "samples", "--name", "data", "--type", "dataset").strip() == "data:v0"
+    (data / "a.csv").write_text("3")
+    assert (
+        printed("put", "samples", "--name", "data", "--type", "dataset", "--alias", "best").strip()
+        == "data:v1"
+    )
+    assert "dataset" in printed("list")
+    assert "sub/b.csv" in printed("show", "data:v0")
+    assert "changed" in printed("diff", "data:v0", "data:v1")
+    assert "good" in printed("alias", "data:v0", "good")
+    assert printed("get", "data:good", "copy").strip() == "copy"
+    assert contents(tmp_path / "copy")["a.csv"] == "one"
+    assert "deleted" in printed("delete", "data:v0")
+    with pytest.raises(SystemExit, match="is deleted"):
+        printed("show", "data:v0")

@@ -1,0 +1,126 @@
+"""`halfstep mcp`, by the official SDK's own client."""
+
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+from mcp import Client as Agent
+from mcp import MCPError, StdioServerParameters
+
+from db.database import Database
+from db.tables import Run, User
+from halfstep import Client
+from halfstep.mcp.bounds import LEFT_OUT, MOST_CHARACTERS, bounded
+from halfstep.mcp.server import server_of
+from tests.app.conftest import start_run
+from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.halfstep.api_client.conftest import STEPS, client, recorded
+from tests.halfstep.mcp.agents import ask, call
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["client", "recorded"]
+
+READING = {
+    "list_runs",
+    "show_run",
+    "explain_run",
+    "findings",
+    "series",
+    "log",
+    "compare",
+    "recipes",
+}
+
+
+def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> None:
+    """The command that agents start: it lists tools, and reads a run."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "halfstep.cli.main", "mcp"],
+        env={**os.environ, "HALFSTEP_URL": address, "HALFSTEP_TOKEN": token},
+    )
+
+    async def talk(agent: Agent) -> tuple[Any, Any]:
+        return await agent.list_tools(), await agent.call_tool("list_runs", {"limit": 5})
+
+    listed, answered = ask(server, talk)
+    assert {tool.name for tool in listed.tools} == READING
+    assert all(tool.annotations.read_only_hint for tool in listed.tools)
+    [run] = json.loads(answered.content[0].text)["runs"]
+    assert (run["id"], run["recipe"]) == (1, "digits")
+
+
+def test_what_is_read(client: Client, database: Database, recorded: Run) -> None:
+    """Runs, findings, the series in few points, the log."""
+    server = server_of(client)
+    found = call(server, "list_runs", filter="digits status:active")
+    assert [run["id"] for run in found["runs"]] == [1]
+    assert call(server, "list_runs", filter="nobody's") == {"runs": []}
+    assert call(server, "findings", run_id=1) == {"findings": client.findings(1)}
+    assert call(server, "log", run_id=1, lines=3) == {"lines": client.log(1)[-3:]}
+    assert [each["name"] for each in call(server, "recipes")["recipes"]] == ["digits"]
+    shown = call(server, "show_run", run_id=1)
+    assert shown["config"]["training"]["steps"] == 400
+    result = call(server, "series", run_id=1, names=["loss", 'a "b",\u2028c'], points=32)
+    assert set(result["series"]) == {"loss", 'a "b",\u2028c'}
+    assert result["steps"] == STEPS
+    assert len(result["series"]["loss"]["step"]) < STEPS
+    assert result["nonfinite_losses"]["steps"] == [10]
+    assert result["skipped"]["steps"] == [10]
+    with pytest.raises(LookupError, match="There is no run 99"):
+        call(server, "show_run", run_id=99)
+    with pytest.raises(LookupError, match="points"):
+        call(server, "series", run_id=1, points=5000)
+
+
+def test_the_first_nonfinite_loss_is_exact(client: Client, database: Database, ada: User) -> None:
+    """Also in a run of many steps, whose ticks are buckets."""
+    found = call(server_of(client), "explain_run", run_id=1)["nonfinite_losses"]
+    assert found == {"count": 1, "first_step": 10}
+    losses = [1.0] * 20_000
+    losses[12_344] = losses[15_000] = float("nan")
+    record(database, start_run(database, ada), make_steps(losses))
+    found = call(server_of(client), "explain_run", run_id=2)["nonfinite_losses"]
+    assert found == {"count": 2, "first_step": 12_345}
+
+
+def test_runs_are_compared(client: Client) -> None:
+    """Only differing settings are returned."""
+    client.submit("digits", {"training": {"steps": 9}}, name="other")
+    laid_out = call(server_of(client), "compare", run_ids=[1, 2])
+    assert [run["id"] for run in laid_out["runs"]] == [1, 2]
+    assert laid_out["differences"] == {"training.steps": [400, 9]}
+    assert laid_out["missing"] == []
+
+
+def test_writing_has_to_be_allowed(client: Client) -> None:
+    """Without the word there are no such tools."""
+    with pytest.raises((LookupError, MCPError), match="submit"):
+        call(server_of(client), "submit", recipe="digits")
+    server = server_of(client, allow_writes=True)
+    listed = ask(server, lambda agent: agent.list_tools())
+    assert {tool.name for tool in listed.tools} == READING | {"submit", "fork", "queue_fix"}
+    queued = call(server, "submit", recipe="digits", config={"training": {"steps": 3}}, name="new")
+    assert (queued["status"], queued["name"]) == ("queued", "new")
+    with pytest.raises(LookupError, match="has no checkpoint"):
+        call(server, "fork", run_id=1)
+
+
+def test_results_are_bounded() -> None:
+    """The longest lists are halved, and the number of missing items is named; texts are cut."""
+    small = {"a": [1, 2], "b": "x"}
+    assert bounded(small) == small
+    large = {"rows": [{"n": n, "text": "x" * 100} for n in range(1000)], "few": [1, 2]}
+    result = bounded(large)
+    assert len(json.dumps(result)) <= MOST_CHARACTERS
+    assert result["few"] == [1, 2]
+    assert len(result["rows"]) + result[LEFT_OUT]["rows"] == 1000
+    assert result["rows"][0] == large["rows"][0]
+    assert len(large["rows"]) == 1000
+    [text] = bounded({"texts": ["y" * 10**6]})["texts"]
+    assert text.endswith("[…]")
+    wide = {f"name {n}": "z" * 1000 for n in range(100)}
+    assert set(bounded(wide)) == {LEFT_OUT}

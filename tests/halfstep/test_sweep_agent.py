@@ -1,0 +1,196 @@
+"""Agents of a sweep with a real server: functions, commands, several at once."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+import halfstep
+from db.database import Database, now
+from db.sweeps import sweeps
+from db.tables import Run, Status, Trial
+from halfstep import ApiError, Client
+from halfstep.cli import main as cli
+from halfstep.session import watch_session
+from tests.site import SECONDS, until
+
+SCRIPT = """
+import sys
+import halfstep
+
+watch = halfstep.watch(config={"lr": 9.0, "depth": 3})
+assert watch.config == {"lr": float(sys.argv[1]), "depth": 3, "seed": 7}, watch.config
+watch.log({"score": 1 - watch.config["lr"]}, step=1)
+if len(sys.argv) > 2:
+    print("begun", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def known(
+    tmp_path: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The server, with a token that only uploads; nothing is watched afterwards."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    yield
+    if watch_session._active:
+        watch_session._active.finish()
+
+
+def begin(**changes: Any) -> int:
+    """Begin a sweep over three rates."""
+    options: dict[str, Any] = {"metric": "score", "goal": "maximise"}
+    with Client() as client:
+        space = {"lr": [0.1, 0.2, 0.3]}
+        return client.begin_agent_sweep(space, {"seed": 7}, **(options | changes))["id"]
+
+
+def trials(database: Database) -> list[tuple[float, str, float | None]]:
+    """Return rate, state and value of each trial."""
+    with database.reading() as session:
+        rows = session.scalars(select(Trial).order_by(Trial.number))
+        return [(row.params["lr"], row.state, row.value) for row in rows]
+
+
+def test_a_function_runs_for_each_point(database: Database) -> None:
+    """Its settings are the point's, which win; an exception costs its run only."""
+    seen = []
+
+    def train() -> None:
+        watch = halfstep.watch(config={"lr": 9.0})
+        seen.append(watch.config)
+        watch.log({"score": watch.config["lr"]}, step=1)
+        if watch.config["lr"] == 0.2:
+            raise ValueError("it diverged")
+
+    sweep_id = begin()
+    assert halfstep.agent(sweep_id, train) == (2, 1)
+    assert seen == [{"lr": rate, "seed": 7} for rate in (0.1, 0.2, 0.3)]
+    expected = [(0.1, "complete", 0.1), (0.2, "failed", None), (0.3, "complete", 0.3)]
+    until(lambda: trials(database) == expected)
+    with database.reading() as session:
+        failed = session.scalars(select(Run).where(Run.name == "lr=0.2")).one()
+        assert "it diverged" in str(failed.error)
+
+
+def test_a_count_limits_an_agent(database: Database) -> None:
+    """The other points are left to other agents."""
+    sweep_id = begin()
+    assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
+    assert [rate for rate, _state, _value in trials(database)] == [0.1]
+
+
+def test_a_function_that_watches_nothing_fails(database: Database) -> None:
+    """Its run says so."""
+    sweep_id = begin()
+    assert halfstep.agent(sweep_id, lambda: None, count=1) == (1, 0)
+    assert trials(database) == [(0.1, "failed", None)]
+
+
+def test_an_unknown_sweep_or_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run."""
+    with pytest.raises(ApiError, match="There is no sweep 99"):
+        halfstep.agent(99, lambda: None)
+    with pytest.raises(ApiError, match="allowed: the number of a sweep"):
+        halfstep.agent("digits", lambda: None)
+    monkeypatch.delenv("HALFSTEP_TOKEN")
+    with pytest.raises(ApiError, match="no server is known"):
+        halfstep.agent(1, lambda: None)
+
+
+def test_a_wrong_placeholder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The point is given back."""
+    sweep_id = begin()
+    with pytest.raises(SystemExit):
+        cli.main(["agent", str(sweep_id), "--", "python", "train.py", "{rate}"])
+    assert "{rate} is no setting of sweep 1; allowed: seed, lr" in capsys.readouterr().err
+
+
+def agent(sweep_id: int, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "halfstep.cli.main", "agent", str(sweep_id), "--"]
+    code = "import sys; from halfstep.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *command[3:]]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(
+        [*command, sys.executable, "train.py", "{lr}", *words],
+        text=True,
+        start_new_session=True,
+        **pipes,
+    )
+
+
+def test_two_agents_run_a_command_and_none_twice(database: Database) -> None:
+    """Each point has one run, that finished."""
+    sweep_id = begin()
+    agents = [agent(sweep_id) for _ in range(2)]
+    said = [each.communicate(timeout=SECONDS) for each in agents]
+    assert [each.returncode for each in agents] == [0, 0], said
+    expected = [(rate, "complete", 1 - rate) for rate in (0.1, 0.2, 0.3)]
+    until(lambda: trials(database) == expected)
+    with database.reading() as session:
+        assert [run.status for run in session.scalars(select(Run))] == [Status.FINISHED] * 3
+
+
+@pytest.mark.extended
+def test_a_killed_agents_point_is_run_by_another(database: Database) -> None:
+    """kill -9 of the agent and its script: after its lease the point has another run."""
+    sweep_id = begin()
+    first = agent(sweep_id, "wait")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "begun\n"
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    with database.writing() as session:  # a minute later
+        session.execute(update(Trial).values(lease_expires_at=now() - 1))
+    agent(sweep_id).communicate(timeout=SECONDS)
+    expected = [(rate, "complete", 1 - rate) for rate in (0.1, 0.2, 0.3)]
+    until(lambda: trials(database) == expected)
+    with database.reading() as session:
+        names = [run.name for run in session.scalars(select(Run).order_by(Run.id))]
+        assert sorted(names) == ["lr=0.1", "lr=0.1", "lr=0.2", "lr=0.3"]
+
+
+def test_ctrl_c_gives_the_point_back(database: Database) -> None:
+    """At once: the next agent begins with it."""
+    sweep_id = begin()
+    first = agent(sweep_id, "wait")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "begun\n"
+    os.killpg(first.pid, signal.SIGINT)
+    first.communicate(timeout=SECONDS)
+    assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
+    assert [rate for rate, _state, _value in trials(database)] == [0.1]
+
+
+def test_wandb_sweeps_are_served(database: Database) -> None:
+    """`wandb.sweep` with W&B's configuration, and `wandb.agent`."""
+    wandb: Any = halfstep
+    config = {
+        "method": "grid",
+        "metric": {"name": "score", "goal": "maximize"},
+        "parameters": {"lr": {"values": [0.1, 0.2]}, "optimizer": {"value": "adam"}},
+    }
+    seen = []
+
+    def train() -> None:
+        with wandb.init(config={"lr": 9.0, "depth": 3}) as run:
+            seen.append(dict(run.config))
+            run.log({"score": run.config.lr})
+
+    wandb.agent(wandb.sweep(config), function=train)
+    base = {"depth": 3, "optimizer": "adam"}
+    assert seen == [base | {"lr": 0.1}, base | {"lr": 0.2}]
+    until(lambda: [state for _, state, _ in trials(database)] == ["complete", "complete"])
+    with pytest.raises(wandb.Error, match="allowed: grid, random, bayes"):
+        wandb.sweep({"method": "magic", "parameters": {"lr": {"values": [1]}}})
+    assert sweeps.OPEN not in {state for _, state, _ in trials(database)}
