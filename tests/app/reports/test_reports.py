@@ -115,6 +115,7 @@ def test_a_report_is_written_by_members_and_two_editors_do_not_overwrite_each_ot
         ("```panel\nruns: 1\nmetrics: loss\ny: cubic\n```", "allowed: linear, log"),
         ("```panel\nruns: 1\nmetrics: loss\ncolour: red\n```", "colour: red: allowed: lines of"),
         ("\n\n".join([PANEL.format("1", "loss")] * 41), "41 panels; allowed: at most 40"),
+        ("\n\n".join(["```runs\nruns: 1\n```"] * 11), "11 tables of runs; allowed: at most 10"),
         ("x" * 100_001, "100,001 characters; allowed: at most 100,000"),
     ],
 )
@@ -228,6 +229,10 @@ def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
 ) -> None:
     """Selected runs are added to a new or existing report; a conflict shows the other text."""
     run = start_run(database, ada)
+    assert (
+        f'href="/reports/new?runs={run.id}&amp;metrics=loss'
+        in browser.get(f"/compare?runs={run.id}").text
+    )
     form = browser.get(f"/reports/new?runs={run.id}&metrics=loss&metrics=scale&smoothing=0.5").text
     assert 'name="panel_metrics" value="loss, scale"' in form
     panel = {"panel_runs": str(run.id), "panel_metrics": "loss, scale", "panel_smoothing": "0.5"}
@@ -242,6 +247,9 @@ def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
         text, version = report.text, report.version
         assert [panel["kind"] for panel in report.panels] == ["panel", "runs"]
     assert "smoothing: 0.5" in text
+    many = "\n\n".join(["```runs\nruns: 1\n```"] * 50)
+    data = {"title": "Two", "text": many, "version": "1", "action": "preview"}
+    assert browser.post("/reports/1/preview", data=data).text.count("data-report-table") == 10
     added = browser.post(
         "/reports/1/preview",
         data={"title": "Two", "text": "typed", "version": "1", "action": "add", **panel},
