@@ -155,8 +155,8 @@ class Comparison:
     @property
     def legend_settings(self) -> list[tuple[str, list[str]]]:
         """The columns of the legend: settings that differ in short values, and all runs have."""
-        common_first = sorted(self._telling, key=lambda row: MISSING in row[1])
-        texts = [(path, _short(values)) for path, values in common_first]
+        common = [row for row in self._telling if MISSING not in row[1]]
+        texts = [(path, _short(values)) for path, values in common]
         short = [row for row in texts if max(map(len, row[1])) <= LONG_VALUE]
         return short[: MOST_LEGEND_COLUMNS - len(self.legend_figures)]
 

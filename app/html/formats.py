@@ -12,6 +12,9 @@ from app.runs.filters import quoted
 from db.telemetry.scales import exponent
 from db.terminal_codes import without_codes
 
+#: Last parts of a setting's path that say nothing without the part before.
+UNSPECIFIC = frozenset({"enabled", "every", "kind", "name", "path"})
+
 
 def number(value: float | None) -> str:
     """Format a number with four significant digits; None is a NaN or not measured."""
@@ -113,6 +116,12 @@ def value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def setting_name(path: str) -> str:
+    """Shorten the path of a setting to its last part, or two where one says nothing."""
+    group, _, name = path.rpartition(".")
+    return f"{group.rpartition('.')[2]}.{name}" if group and name in UNSPECIFIC else name
+
+
 def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
     """Draw a small line of the loss; non-finite values are gaps."""
     numbers = [v if isinstance(v, int | float) else None for v in values]
@@ -168,6 +177,7 @@ FILTERS = {
     "measured": measured,
     "memory": memory,
     "metric": metric,
+    "setting_name": setting_name,
     "printed": without_codes,
     "spooled": spooled,
     "count": count,

@@ -11,6 +11,7 @@ from zlib import crc32
 from msgspec import UNSET, UnsetType
 from sqlalchemy.orm import Session
 
+from app.html.formats import count
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Poll, Update
@@ -179,6 +180,7 @@ def _fragments(
         "status": fragment("run/_status_pill.html", run=summary),
         "facts": fragment("run/_facts.html", run=summary, figures=key_figures(session, run)),
         "health": fragment("run/_health.html", run=summary, last=runs.last_change(session, run.id)),
+        "skip_count": count(summary.skipped),
     }
     if changes.statuses:  # it has started, with a recorded environment, or ended
         environment = environment_of(session, run)

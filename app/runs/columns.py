@@ -83,7 +83,8 @@ DEFAULT = (
 #: Default columns that depend on the listed runs come after this one.
 BEFORE_OWN = "skipped"
 #: Settings without a default column: they differ in most runs, or have a column of their own.
-NEVER_DEFAULT = ("seed", "steps", "precision", "epochs")
+# "enabled" says nothing without the group of its setting.
+NEVER_DEFAULT = ("seed", "steps", "precision", "epochs", "enabled")
 
 
 def chosen(text: str) -> list[Column]:

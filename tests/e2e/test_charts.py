@@ -393,6 +393,9 @@ def test_lines_are_inspected_hidden_arranged_and_saved(
     expect(page.locator("[data-row=scale] .crosshair")).to_be_visible()
     loss = page.locator("[data-row=loss] .panel-lines")
     expect(loss.get_by_role("button", name="loss", exact=False).first).to_contain_text("2.007")
+    for row in ("loss", "scale"):
+        expect(page.locator(f"[data-row={row}] .panel-lines .sign")).to_have_text("|skipped step")
+    expect(page.locator("#tab-skips .chip")).to_have_text("1")
     rate = page.locator("[data-row=lr]")
     rate.scroll_into_view_if_needed()
     rate.get_by_role("button", name=re.compile("^learning rate")).click()

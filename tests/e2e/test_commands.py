@@ -60,7 +60,7 @@ def test_the_form_of_one_run_becomes_a_sweeps(database: Database, page: Page) ->
     page.wait_for_url("**/sweeps/new/command")
     expect(rows.nth(1).get_by_label("Values")).to_have_value("16")
     rows.nth(0).get_by_label("Values").fill("0.1, 0.01, 0.001")
-    page.get_by_role("button", name="Count the runs").click()
+    page.get_by_role("button", name="Preview sweep").click()
     page.get_by_role("button", name="Queue 3 runs").click()
     page.wait_for_url("**/sweeps/1")
     expect(page.locator("p.command")).to_have_text("$ python train.py --lr {lr} --batch {batch}")

@@ -61,6 +61,8 @@ def test_submit_watch_and_download(
     run = site.run(1)
     until(lambda: page.evaluate(DRAWN) == 600)
     expect(page.locator("[data-skip-count]")).to_have_text(f"{run.skipped} skipped steps")
+    expect(page.locator("[data-fact=skipped]")).to_have_text(str(run.skipped))
+    expect(page.locator("#tab-skips [data-fragment=skip_count]")).to_have_text(str(run.skipped))
     assert site.count_steps(1) == 600
     assert run.skipped > 0
     ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")

@@ -17,6 +17,9 @@ const made = (tag, fields = {}, ...children) => {
 /** @param {string} group */
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
+/** What marks of single steps look like and mean. @type {Record<string, [string, string]>} */
+const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], 'loss not finite': ['▲', 'loss not finite'], resumed: ['┊', 'resumed'] }
+
 /**
  * @param {HTMLElement} section
  * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void, arrangement: {order: string[], sizes: Record<string, import('panel_layout').Size>}, onArrange: () => void}} options
@@ -52,7 +55,8 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const showLegend = (panel) => {
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)
-    if ([...list.children].map(({ title }) => title).join('\n') !== names.join('\n')) {
+    const signs = panel.row.group ? [] : panel.drawn.marks.filter(({ name, x }) => x.length && name in SIGNS).map(({ name }) => SIGNS[name])
+    if ([...list.children].map(({ title }) => title).join('\n') !== [...names, ...signs.map(([, label]) => label)].join('\n')) {
       list.replaceChildren(...names.map((name) => {
         const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), name, made('b'))
         button.addEventListener('click', () => {
@@ -61,7 +65,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
           onHide([...hidden])
         })
         return button
-      }))
+      }), ...signs.map(([sign, label]) => made('span', { className: 'sign', title: label }, made('i', { textContent: sign }), label)))
     }
     panel.drawn.lines.forEach(({ name, color }, i) => {
       const button = /** @type {any} */ (list.children[i])

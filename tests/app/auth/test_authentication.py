@@ -115,11 +115,16 @@ def test_a_token_for_one_run_opens_nothing_but_its_ingest(
         assert session.get(Project, "made-by-it") is None
 
 
-#: What `watch.use` requests with a token that uploads.
-FOR_USE = {
+#: Routes for a script's token that uploads: those of `watch.use` and of a sweep's agents.
+FOR_SCRIPTS = {
     ("GET", "/api/v1/artifacts/version"),
     ("GET", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),
     ("HEAD", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),
+    ("POST", "/api/v1/sweeps/agents"),
+    ("POST", "/api/v1/sweeps/{sweep_id}/claims"),
+    ("PUT", "/api/v1/sweeps/{sweep_id}/claims/{number}"),
+    ("POST", "/api/v1/sweeps/{sweep_id}/claims/{number}/end"),
+    ("POST", "/api/v1/sweeps/{sweep_id}/claims/{number}/return"),
 }
 
 
@@ -138,7 +143,7 @@ def _check_it_only_sends(
         if path.startswith("/api/v1/ingest"):
             assert answer.status_code in at_ingest, f"{method} {path}: {answer.status_code}"
             continue
-        if not is_one_run and (method, path) in FOR_USE:
+        if not is_one_run and (method, path) in FOR_SCRIPTS:
             assert answer.status_code in (200, 404, 422), f"{method} {path}: {answer.status_code}"
             continue
         if path.startswith("/shared/"):  # which no token opens

@@ -231,3 +231,18 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
     trained(database, ada, [1.0], lr=0.1, a=1, b=2, c=3)
     page = browser.get("/compare?runs=1,5").text
     assert 'data-label="run of' in page
+
+
+def test_a_setting_that_a_run_lacks_names_no_run_in_the_legend(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A watched script beside a recipe's run: the legend has the names of both."""
+    trained(database, ada, [1.0])
+    with database.writing() as session:
+        watched = session.get_one(Run, trained(database, ada, [1.0]).id)
+        watched.source, watched.recipe, watched.config = "watch", "", {}
+        watched.name = "my script"
+    page = browser.get("/compare?runs=1,2").text
+    legend = page.partition("data-legend>")[2].partition("</table>")[0]
+    assert "<th>run</th>" in legend
+    assert ">my script</a>" in legend

@@ -36,3 +36,9 @@ def test_settings_of_one_name_in_two_groups_have_no_default_column() -> None:
     other = Run(config=CONFIG | groups | {"evaluation": {"every_steps": 50}})
     for some in (alike, [*alike, other]):
         assert "every_steps" not in names(*some)
+
+
+def test_a_switch_without_its_group_is_no_default_column() -> None:
+    """A column "enabled" would not say of what."""
+    runs = [Run(config=CONFIG | {"scaler": {"enabled": value}}) for value in (True, False)]
+    assert "enabled" not in names(*runs)

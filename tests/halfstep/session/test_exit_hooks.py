@@ -196,6 +196,9 @@ ENDS: dict[str, tuple[str, int | None, str | None]] = {
     "alarm": ("terminated", -signal.SIGALRM, None),
     "helper thread raises": ("finished", 0, None),
 }
+#: Further exit codes and signals; the others are tested in `make test`, too.
+VARIATIONS = {f"exit {value}" for value in ("None", "nothing", "True", "False", "0", "-1", "256")}
+VARIATIONS |= {"exit 2.5", "SIGHUP", "SIGQUIT", "SIGXCPU"}
 #: Of these Python learns no exit code: the C library writes it down after the outcome.
 UNHOOKED = ["raise SystemExit", "exit()", "imported exit"]
 CHILD_ENDS = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3", "SIGTERM"]
@@ -250,7 +253,7 @@ def check(found: dict[str, Any], status: str, code: int | None, error: str | Non
     assert (found.error is None) == (error is None)
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [*sorted(ENDS.keys() - VARIATIONS), *extended(sorted(VARIATIONS))])
 def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> None:
     """It is the code that the process exits with, and no step or number is lost."""
     done = run(script, "main", end)

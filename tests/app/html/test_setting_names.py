@@ -1,0 +1,20 @@
+"""Names of settings in heads of tables."""
+
+import pytest
+
+from app.html.formats import setting_name
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("training.learning_rate", "learning_rate"),
+        ("scaler.enabled", "scaler.enabled"),
+        ("a.checkpoints.every", "checkpoints.every"),
+        ("precision", "precision"),
+        ("name", "name"),
+    ],
+)
+def test_a_part_that_says_nothing_comes_with_its_group(path: str, name: str) -> None:
+    """The last part of a path is enough unless it is one like "enabled"."""
+    assert setting_name(path) == name
