@@ -1,5 +1,6 @@
 """Reports: who writes them, what their panels show to whom, and what a link to one opens."""
 
+import os
 import re
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ from app.trash.purge import Purge
 from db.access import accounts, projects
 from db.access.permissions import MEMBER, VIEWER
 from db.database import Database
+from db.files.storage import mend, mismatches, open_store
 from db.queue import queue
 from db.runs import trash
 from db.settings import Settings
@@ -277,6 +279,20 @@ def test_a_report_goes_from_the_trash_with_its_images_and_links(
     browser.post(f"/api/v1/reports/{report_id}/images", content=PNG)  # recorded once
     file = settings.data / "reports" / str(report_id) / image["sha256"]
     assert file.read_bytes() == PNG
+    store = open_store(settings)
+    stray = settings.data / "reports" / "7" / "stray"
+    stray.parent.mkdir()
+    stray.write_bytes(PNG)
+    os.utime(stray, (1.0, 1.0))  # not an upload that is under way
+    with database.reading() as session:
+        found = mismatches(session, store, deep=True)
+    assert [(each.key, each.row) for each in found] == [("reports/7/stray", None)]
+    mend(database, store, found)
+    assert (stray.exists(), file.exists()) == (False, True)
+    file.write_bytes(PNG[:-1])
+    with database.reading() as session:
+        assert [each.key for each in mismatches(session, store)] == [f"reports/1/{image['sha256']}"]
+    file.write_bytes(PNG)
     link_to(browser, report_id)
     browser.post(f"/reports/{report_id}/deletion")
     assert "Findings" in browser.get("/trash").text
