@@ -21,8 +21,8 @@ from app.html.markdown import Block, blocks_of
 from app.http.parameters import NAME_CHARACTERS, as_run_ids
 from db.errors import Invalid
 
-#: Panels and tables of one report.
-MOST_PANELS = 40
+#: Panels and tables of one report, and tables among them, each of which reads all of its runs.
+MOST_PANELS, MOST_TABLES = 40, 10
 TITLE_CHARACTERS = 200
 #: Keys of a block by its kind.
 KEYS = {
@@ -88,6 +88,8 @@ def check(panels: Sequence[Panel]) -> None:
         raise Invalid({"text": "; ".join(f"{key}: {text}" for key, text in errors.items())})
     if len(panels) > MOST_PANELS:
         raise Invalid({"text": f"{len(panels)} panels; allowed: at most {MOST_PANELS}"})
+    if (tables := sum(panel.kind == "runs" for panel in panels)) > MOST_TABLES:
+        raise Invalid({"text": f"{tables} tables of runs; allowed: at most {MOST_TABLES}"})
 
 
 def parse(block: Block) -> Panel:

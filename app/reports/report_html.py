@@ -53,16 +53,21 @@ def draw(
     ids = list(dict.fromkeys(run_id for panel in panels for run_id in panel.run_ids))
     known, deleted = reports.drawn(session, ids)
     numbers = count(1)
+    tables_left = blocks.MOST_TABLES  # a preview may have more, which saving refuses
 
     def compared(run_ids: list[int]) -> Comparison:
         return comparison.of_runs(session, run_ids, settings)
 
     def draw_block(block: Block) -> str:
-        panel = blocks.parse(block)
+        nonlocal tables_left
+        panel, number = blocks.parse(block), next(numbers)
+        tables_left -= panel.kind == "runs"
+        if number > blocks.MOST_PANELS or tables_left < 0:
+            return ""
         shown = [known[run_id] for run_id in panel.run_ids if run_id in known]
         values: dict[str, Any] = {
             "panel": panel,
-            "number": next(numbers),
+            "number": number,
             "runs": shown,
             "missing": _missing(panel, known, deleted, by_link=shared is not None),
             "by_link": shared is not None,

@@ -28,6 +28,7 @@ from db.tables import (
     ArtifactVersion,
     Blob,
     CheckpointFile,
+    ReportImage,
     Run,
 )
 
@@ -41,6 +42,10 @@ FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
 BLOBS, INCOMING = "blobs", "incoming"
 #: Rows that name a stored file.
 Stored = CheckpointFile | Artifact | Blob
+#: Rows that a check compares with the files.
+Checked = Stored | ReportImage
+#: Folder of the images of reports.
+REPORTS = "reports"
 #: Age from which content without a row is an orphan: before, its row may not be committed.
 ORPHAN_SECONDS = 3600.0
 #: Size of an upload's parts, and concurrent ones: 64 MiB of memory for a file of any size.
@@ -183,7 +188,7 @@ class Mismatch:
 
     key: str
     problem: str
-    row: Stored | None
+    row: Checked | None
 
 
 def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> list[Mismatch]:
@@ -196,7 +201,9 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     skipped = tuple(f"runs/{run_id}/" for run_id in in_training)
     result, orphans = [], []
-    seen: dict[type[Stored], set[int]] = {CheckpointFile: set(), Artifact: set(), Blob: set()}
+    seen: dict[type[Checked], set[int]] = {
+        table: set() for table in (CheckpointFile, Artifact, Blob, ReportImage)
+    }
     for files in _pages(store):
         rows = _rows(session, files)
         for row in rows:
@@ -231,7 +238,9 @@ def mend(database: Database, store: ObjectStore, mismatched: list[Mismatch]) -> 
 def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
     every = [mismatch.row for mismatch in mismatched if mismatch.row is not None]
     _delete_blobs(session, [row for row in every if isinstance(row, Blob)])
-    rows = [row for row in every if not isinstance(row, Blob)]
+    images = [row.id for row in every if isinstance(row, ReportImage)]
+    session.execute(delete(ReportImage).where(ReportImage.id.in_(images)))
+    rows = [row for row in every if not isinstance(row, Blob | ReportImage)]
     # In order of ids, like all locks of runs, to avoid deadlocks.
     for run_id in sorted({row.run_id for row in rows}):
         run = session.get_one(Run, run_id, with_for_update=True)
@@ -281,7 +290,7 @@ def _no_bucket_as_outage() -> Iterator[None]:
 
 def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
     """Yield all files that rows may name, by page of the store's listing."""
-    for prefix in ("runs", BLOBS):
+    for prefix in ("runs", BLOBS, REPORTS):
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
 
@@ -289,39 +298,40 @@ def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
 def _is_new(file: "ObjectMeta") -> bool:
     """Return whether the row of content may not be committed yet."""
     is_recent = file["last_modified"].timestamp() > time.time() - ORPHAN_SECONDS
-    return is_recent and file["path"].startswith(f"{BLOBS}/")
+    return is_recent and file["path"].startswith((f"{BLOBS}/", f"{REPORTS}/"))
 
 
 def _may_have_row(key: str) -> bool:
     if key.startswith(f"{BLOBS}/"):
         return not key.startswith(f"{BLOBS}/{INCOMING}/")
-    return any(part in key for part in FOLDERS)
+    return key.startswith(f"{REPORTS}/") or any(part in key for part in FOLDERS)
 
 
-def _rows(session: Session, keys: Collection[str]) -> list[Stored]:
+def _rows(session: Session, keys: Collection[str]) -> list[Checked]:
     """Return the rows that name any of these keys, which contain the run's id."""
     numbers = {key.partition("/")[2].partition("/")[0] for key in keys}
     run_ids = [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
-    rows: list[Stored] = []
+    rows: list[Checked] = []
     for table in (CheckpointFile, Artifact):
         query = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
         rows += session.scalars(query)
     rows += session.scalars(select(Blob).where(Blob.key.in_(keys)))
+    rows += session.scalars(select(ReportImage).where(ReportImage.key.in_(keys)))
     return rows
 
 
-def _unseen(session: Session, table: type[Stored], seen: set[int]) -> list[Stored]:
+def _unseen(session: Session, table: type[Checked], seen: set[int]) -> list[Checked]:
     """Return the rows of stored files, except those with the given ids."""
     stored = select(table.id).where(table.key != "").order_by(table.id)
     ids = session.scalars(stored.execution_options(yield_per=PAGE_FILES))
     unseen = [row_id for row_id in ids if row_id not in seen]
-    rows: list[Stored] = []
+    rows: list[Checked] = []
     for first in range(0, len(unseen), PAGE_FILES):
         rows += session.scalars(select(table).where(table.id.in_(unseen[first:][:PAGE_FILES])))
     return rows
 
 
-def _problem(store: ObjectStore, row: Stored, size_bytes: int, *, deep: bool) -> str | None:
+def _problem(store: ObjectStore, row: Checked, size_bytes: int, *, deep: bool) -> str | None:
     if size_bytes != row.size_bytes:
         return f"the file has {size_bytes} bytes, recorded were {row.size_bytes}"
     if deep and _sha256(store, row.key) != row.sha256:

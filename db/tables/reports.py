@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, UniqueConstraint, false
+from sqlalchemy import ColumnElement, ForeignKey, Text, UniqueConstraint, cast, false, literal
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
@@ -48,7 +49,12 @@ class ReportImage(Table):
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     uploaded_at: Mapped[float] = mapped_column(default=now())
 
-    @property
+    @hybrid_property
     def key(self) -> str:
         """The key of its file in the store."""
         return f"reports/{self.report_id}/{self.sha256}"
+
+    @key.inplace.expression
+    @classmethod
+    def _key(cls) -> ColumnElement[str]:
+        return literal("reports/") + cast(cls.report_id, Text) + "/" + cls.sha256

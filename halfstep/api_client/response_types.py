@@ -468,6 +468,34 @@ class Note(TypedDict):
     note: str
 
 
+class ReportRow(TypedDict):
+    """A report in a list."""
+
+    id: int
+    title: str
+    project: str
+    version: int
+    author: str
+    editor: str  # Author of the last change
+    created_at: float
+    changed_at: float
+
+
+class ReportContent(TypedDict):
+    """A report."""
+
+    id: int
+    title: str
+    project: str
+    version: int
+    author: str
+    editor: str  # Author of the last change
+    created_at: float
+    changed_at: float
+    text: str  # Markdown with blocks of panels
+    runs: list[int]  # Run ids of its panels, in order
+
+
 class Spike(TypedDict):
     """A sudden rise of the loss."""
 

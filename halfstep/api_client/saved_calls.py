@@ -1,4 +1,4 @@
-"""Client calls about presets, notes, views and retention rules."""
+"""Client calls about presets, notes, reports, views and retention rules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +10,8 @@ from halfstep.telemetry.plain_json import JsonObject
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import (
         PresetRow,
+        ReportContent,
+        ReportRow,
         Rule,
         RulePreview,
         RunSummary,
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SavedCalls:
-    """The part of `halfstep.Client` for presets, notes, views and retention rules."""
+    """The part of `halfstep.Client` for presets, notes, reports, views and retention rules."""
 
     _get: Callable[..., Any]
     _post: Callable[..., JsonObject]
@@ -54,6 +56,20 @@ class SavedCalls:
     def delete_preset(self, preset_id: int) -> None:
         """Delete a preset."""
         self._delete(f"/api/v1/presets/{preset_id}")
+
+    def reports(self, *, project: str | None = None) -> "list[ReportRow]":
+        """Return the reports of visible projects, newest first, 1,000 at most."""
+        query = {"limit": 1000} | ({} if project is None else {"project": project})
+        return cast("list[ReportRow]", self._get("/api/v1/reports", query)["reports"])
+
+    def report(self, report_id: int) -> "ReportContent":
+        """Return a report with its Markdown."""
+        return cast("ReportContent", self._get(f"/api/v1/reports/{report_id}"))
+
+    def create_report(self, title: str, text: str = "", *, project: str = "") -> "ReportContent":
+        """Create a report: Markdown with blocks `panel` and `runs`, see docs/how-to/reports.md."""
+        body = {"title": title, "text": text, "project": project}
+        return cast("ReportContent", self._post("/api/v1/reports", body))
 
     def submit_preset(
         self,

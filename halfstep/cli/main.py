@@ -33,6 +33,7 @@ CLIENT: Mapping[str, tuple[str, str]] = {
     "note": ("halfstep.cli.commands.note", ""),
     "preset": ("halfstep.cli.commands.preset", ""),
     "projects": ("halfstep.cli.commands.project", ""),
+    "report": ("halfstep.cli.commands.report", ""),
     "retention": ("halfstep.cli.commands.retention", ""),
     "run": ("halfstep.cli.commands.run", ""),
     "runs": ("halfstep.cli.commands.run", "list"),

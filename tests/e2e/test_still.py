@@ -308,7 +308,7 @@ def test_nothing_shifts_as_the_scripts_take_over(
     tab = page.locator('[data-tab="configuration"]')
     expect(tab).to_be_visible()
     page.wait_for_function(  # a page waits for its styles before it draws, a test does not
-        "[...document.querySelectorAll('link[rel=stylesheet]')].every((link) => link.sheet)"
+        "() => [...document.querySelectorAll('link[rel=stylesheet]')].every((link) => link.sheet)"
     )
     page.evaluate(WATCH_SHIFTS)
     before = tab.bounding_box()

@@ -787,6 +787,27 @@ def test_notes_are_written_from_a_script(client: Client, address: str, token: st
         client.write_note("x" * 20_001, project="")
 
 
+def test_reports_are_written_from_a_script(client: Client, address: str, token: str) -> None:
+    """A panel that cannot be drawn is refused with its field."""
+    run_id = client.submit("digits")["id"]
+    text = f"```panel\nruns: {run_id}\nmetrics: loss\n```"
+    assert client.create_report("Precisions", text)["runs"] == [run_id]
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    words = ("report", "create", "Second", "--text", "Our **plan**")
+    assert halfstep(*words, **known).stdout == "report 2 is created\n"
+    assert halfstep("report", "show", "2", **known).stdout == "# Second\n\nOur **plan**\n"
+    listed = halfstep("report", "list", "--project", "", **known).stdout.splitlines()
+    assert [line.split() for line in listed[1:]] == [
+        ["2", "Second", "ada"],
+        ["1", "Precisions", "ada"],
+    ]
+    shown = json.loads(halfstep("report", "show", "1", "--json", **known).stdout)
+    assert shown["text"] == client.report(1)["text"] == text
+    with pytest.raises(ApiError, match="runs: 'x' is not allowed"):
+        client.create_report("Wrong", text.replace(f"runs: {run_id}", "runs: x"))
+    assert [report["id"] for report in client.reports()] == [2, 1]
+
+
 def test_rules_of_retention_from_a_script(
     client: Client, address: str, token: str, database: Database, running: Run, saved: Path
 ) -> None:

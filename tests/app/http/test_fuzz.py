@@ -44,6 +44,9 @@ ANY_GROUP = [
     ("operator", READ),
     ("operator", FULL),
 ]
+#: Bodies that schemathesis knows no form of: it sends them as they are.
+RAW = ["application/x-ndjson", "image/png", "image/jpeg", "image/gif", "image/webp"]
+schemathesis.serializer.alias(RAW, "application/octet-stream")
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 #: The requests are the same each time, but for the long way.
 configured = trying(

@@ -1,5 +1,6 @@
 """Reports: who writes them, what their panels show to whom, and what a link to one opens."""
 
+import os
 import re
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ from app.trash.purge import Purge
 from db.access import accounts, projects
 from db.access.permissions import MEMBER, VIEWER
 from db.database import Database
+from db.files.storage import mend, mismatches, open_store
 from db.queue import queue
 from db.runs import trash
 from db.settings import Settings
@@ -103,28 +105,29 @@ def test_a_report_is_written_by_members_and_two_editors_do_not_overwrite_each_ot
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        (PANEL.format("x", "loss"), "runs: 'x' is not allowed"),
-        (PANEL.format("1", ""), "metrics: none is given"),
-        (PANEL.format(",".join(map(str, range(1, 53))), "loss"), "52 runs are given"),
-        (PANEL.format("1", ",".join("abcdefghijklm")), "13 names; allowed: at most 12"),
-        ("```panel\nruns: 1\nmetrics: loss\nx: sideways\n```", "x: 'sideways' is not allowed"),
-        ("```panel\nruns: 1\nmetrics: loss\nsmoothing: 2\n```", "smoothing: '2' is not allowed"),
-        ("```panel\nruns: 1\nmetrics: loss\ny: cubic\n```", "allowed: linear, log"),
-        ("```panel\nruns: 1\nmetrics: loss\ncolour: red\n```", "colour: red: allowed: lines of"),
-        ("\n\n".join([PANEL.format("1", "loss")] * 41), "41 panels; allowed: at most 40"),
-        ("x" * 100_001, "100,001 characters; allowed: at most 100,000"),
-    ],
-)
+REFUSED = [
+    (PANEL.format("x", "loss"), "runs: 'x' is not allowed"),
+    (PANEL.format("1", ""), "metrics: none is given"),
+    (PANEL.format(",".join(map(str, range(1, 53))), "loss"), "52 runs are given"),
+    (PANEL.format("1", ",".join("abcdefghijklm")), "13 names; allowed: at most 12"),
+    ("```panel\nruns: 1\nmetrics: loss\nx: sideways\n```", "x: 'sideways' is not allowed"),
+    ("```panel\nruns: 1\nmetrics: loss\nsmoothing: 2\n```", "smoothing: '2' is not allowed"),
+    ("```panel\nruns: 1\nmetrics: loss\ny: cubic\n```", "allowed: linear, log"),
+    ("```panel\nruns: 1\nmetrics: loss\ncolour: red\n```", "colour: red: allowed: lines of"),
+    ("\n\n".join([PANEL.format("1", "loss")] * 41), "41 panels; allowed: at most 40"),
+    ("\n\n".join(["```runs\nruns: 1\n```"] * 11), "11 tables of runs; allowed: at most 10"),
+    ("x" * 100_001, "100,001 characters; allowed: at most 100,000"),
+]
+
+
 def test_a_panel_that_cannot_be_drawn_is_refused_with_its_field(
-    browser: TestClient, offered: None, text: str, field: str
+    browser: TestClient, offered: None
 ) -> None:
     """The bounds of panels, runs, metrics and characters are errors, not truncations."""
-    answer = browser.post("/api/v1/reports", json={"title": "t", "text": text})
-    assert answer.status_code == 422
-    assert field in answer.json()["errors"]["text"]
+    for text, field in REFUSED:
+        answer = browser.post("/api/v1/reports", json={"title": "t", "text": text})
+        assert answer.status_code == 422
+        assert field in answer.json()["errors"]["text"]
 
 
 def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
@@ -228,6 +231,10 @@ def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
 ) -> None:
     """Selected runs are added to a new or existing report; a conflict shows the other text."""
     run = start_run(database, ada)
+    assert (
+        f'href="/reports/new?runs={run.id}&amp;metrics=loss'
+        in browser.get(f"/compare?runs={run.id}").text
+    )
     form = browser.get(f"/reports/new?runs={run.id}&metrics=loss&metrics=scale&smoothing=0.5").text
     assert 'name="panel_metrics" value="loss, scale"' in form
     panel = {"panel_runs": str(run.id), "panel_metrics": "loss, scale", "panel_smoothing": "0.5"}
@@ -242,6 +249,9 @@ def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
         text, version = report.text, report.version
         assert [panel["kind"] for panel in report.panels] == ["panel", "runs"]
     assert "smoothing: 0.5" in text
+    many = "\n\n".join(["```runs\nruns: 1\n```"] * 50)
+    data = {"title": "Two", "text": many, "version": "1", "action": "preview"}
+    assert browser.post("/reports/1/preview", data=data).text.count("data-report-table") == 10
     added = browser.post(
         "/reports/1/preview",
         data={"title": "Two", "text": "typed", "version": "1", "action": "add", **panel},
@@ -269,6 +279,20 @@ def test_a_report_goes_from_the_trash_with_its_images_and_links(
     browser.post(f"/api/v1/reports/{report_id}/images", content=PNG)  # recorded once
     file = settings.data / "reports" / str(report_id) / image["sha256"]
     assert file.read_bytes() == PNG
+    store = open_store(settings)
+    stray = settings.data / "reports" / "7" / "stray"
+    stray.parent.mkdir()
+    stray.write_bytes(PNG)
+    os.utime(stray, (1.0, 1.0))  # not an upload that is under way
+    with database.reading() as session:
+        found = mismatches(session, store, deep=True)
+    assert [(each.key, each.row) for each in found] == [("reports/7/stray", None)]
+    mend(database, store, found)
+    assert (stray.exists(), file.exists()) == (False, True)
+    file.write_bytes(PNG[:-1])
+    with database.reading() as session:
+        assert [each.key for each in mismatches(session, store)] == [f"reports/1/{image['sha256']}"]
+    file.write_bytes(PNG)
     link_to(browser, report_id)
     browser.post(f"/reports/{report_id}/deletion")
     assert "Findings" in browser.get("/trash").text
