@@ -31,14 +31,17 @@ from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
 from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
+from halfstep.session.card import Card
+from halfstep.session.cell_output import CellOutput
 from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.nesting import merged
-from halfstep.session.notebook import Cells
+from halfstep.session.notebook import Cells, is_notebook
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
+from halfstep.sidecar.lines import recordable
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import WatchedStatus
@@ -187,6 +190,8 @@ def watch(
         return Watch(None)
     _active.sweep_settings = point.config if point else {}
     _active.add(*modules)
+    if is_notebook() and arguments.switch("console", console):
+        _active._guard(_active._keep_cells)
     if captures or samples:
         _active._guard(_active._start_sidecar, captures=captures, samples=samples)
     _active._guard(_active._send)
@@ -239,6 +244,7 @@ class Watch:
         every: steps between histograms, layer norms and headroom measurements, 0 for none.
         """
         self.files = files
+        self._card: Card | None = None
         self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server, self._is_offline = server, is_offline
@@ -276,11 +282,13 @@ class Watch:
         self._flushed_at = clock()
         self._looked_at = clock()
         self._revivals = 0
+        self._card = Card() if is_notebook() else None
         self._complaints: set[str] = set()
         self._exit_hooks = ExitHooks(
             self._process_ends, files.exit_code, files.crash, self._part_raised
         )
-        self._cells = Cells(self._part_raised)
+        self._cells = Cells(self._part_raised, self._cell_ended)
+        self._cell_output: CellOutput | None = None
         # Step, status and error of the notebook cell or pool task that raised last.
         self._part_end: tuple[int, WatchedStatus, str] | None = None
         self._taps.arm()
@@ -317,6 +325,20 @@ class Watch:
     def folder(self) -> Path | None:
         """The run's folder; None if nothing is watched."""
         return self.files.folder if self.files else None
+
+    def _repr_html_(self) -> str:
+        """Return the run's card, for notebooks; it is updated while the run goes on."""
+        if self.files is None:
+            return "<div>Nothing is watched.</div>"
+        card = self._card or Card()
+        name = described_in(self.files.folder).name
+        place = self.page or str(self.files.folder)
+        return card.html(name, place, self.page, is_over=self._has_ended)
+
+    def _ipython_display_(self) -> None:
+        """Display the card in a notebook, and keep it up to date."""
+        if self._card is None or not self._card.show(self._repr_html_()):
+            print(repr(self))  # noqa: T201 - as IPython does without this method
 
     @property
     def config(self) -> dict[str, Any]:
@@ -472,6 +494,16 @@ class Watch:
         except OSError as error:
             say(f"the output is not kept, the script continues: {error}")
 
+    def _keep_cells(self) -> None:
+        """Keep what Python prints in the cells of a notebook."""
+        hidden = redaction.values(os.environ)
+        self._cell_output = CellOutput([*hidden, self.secret] if self.secret else hidden)
+
+    def _cell_ended(self) -> None:
+        self._guard(self._flush)
+        if self._card and not self._has_ended:
+            self._guard(self._card.refresh, self._repr_html_())
+
     @property
     def _stderr(self) -> int | None:
         """The script's own stderr: a process that outlives the script must not keep the sidecar."""
@@ -520,6 +552,10 @@ class Watch:
             self._resumed = None
         self._spool.steps(steps)
         self._flush()
+        if self._card:
+            self._card.add(steps)
+            if self._card.is_due:
+                self._card.refresh(self._repr_html_())
         if clock() - self._looked_at > REVIVAL_SECONDS:
             self._revive()
 
@@ -665,6 +701,8 @@ class Watch:
         self._flushed_at = clock()
         if self._children.is_due():
             self._receive()
+        for line in self._cell_output.take() if self._cell_output else ():
+            self._spool.event(recordable(line))
         while self._logged and (self._logged[0].arrived is None or self._logged[0].arrived.query()):
             _, step, name, value, elapsed_ms = self._logged.popleft()
             try:
@@ -780,6 +818,9 @@ class Watch:
                 self._fail(problem)
         self._spool.close()
         write_outcome(self._written, status, self.step, error, exit_code)
+        if self._card:
+            with suppress(Exception):  # the notebook may have gone
+                self._card.refresh(self._repr_html_())
         self._children.close()
         relay.retract()
         self._lock.release()
@@ -792,6 +833,8 @@ class Watch:
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
+        if self._cell_output:
+            self._cell_output.stop()
         self._receive()
         self._flush()
 

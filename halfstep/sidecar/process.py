@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.system import SystemMonitor
-    from halfstep.telemetry.events import Line, Stream
+    from halfstep.telemetry.events import Stream
     from halfstep.telemetry.patient_spool import PatientSpool
 
 STOP, DRAINED = b"s", b"d"  # messages on the control socket, of one byte
@@ -130,9 +130,11 @@ class Recorder:
             self._is_stopped.wait(FLUSH_SECONDS)
 
     def _write_lines(self) -> None:
+        from halfstep.sidecar.lines import recordable
+
         self._log.flush()
         for line in self._output.take():
-            self._spool.event(_recordable(line))
+            self._spool.event(recordable(line))
 
     def _sample(self, elapsed_ms: int) -> None:
         for sample in self._monitor.take(elapsed_ms) if self._monitor else ():
@@ -203,14 +205,6 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, PIECE_BYTES)
     except OSError:  # the last writer of a terminal has closed it
         return b""
-
-
-def _recordable(line: "Line") -> "Line":
-    from msgspec.structs import replace
-
-    from halfstep.telemetry.plain_json import cleaned
-
-    return replace(line, text=cleaned(line.text)) if isinstance(line.text, str) else line
 
 
 if __name__ == "__main__":

@@ -79,9 +79,7 @@ def test_the_cards_asked_are_those_that_the_run_trains_on(nvml: pytest.MonkeyPat
 
 def test_a_scripts_memory_is_that_of_its_process_tree() -> None:
     """A child's counts too; a process that has ended has none."""
-    code = (
-        "import time; block = bytearray(64 << 20); print(1, flush=True); time.sleep(600)"
-    )
+    code = "import time; block = bytearray(64 << 20); print(1, flush=True); time.sleep(600)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
