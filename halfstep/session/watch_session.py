@@ -30,13 +30,14 @@ from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
 from halfstep.monitor.noop_watch import NoopWatch
-from halfstep.session import arguments
+from halfstep.session import arguments, ranks
 from halfstep.session.card import Card
 from halfstep.session.cell_output import CellOutput
 from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.nesting import merged
 from halfstep.session.notebook import Cells, is_notebook
+from halfstep.session.queued_run import FOLDER as QUEUED_FOLDER
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.sweep_point import SweepPoint
@@ -136,7 +137,10 @@ def watch(
         return _active
     try:
         chosen = arguments.mode(mode)
-        if chosen == "disabled" or not _is_first_rank():
+        if chosen == "disabled":
+            return Watch(None)
+        if number := ranks.rank():
+            _keep_rank(number, arguments.folder(folder), console=console, system=system)
             return Watch(None)
         if _sidecar:
             _sidecar.stop()
@@ -189,6 +193,8 @@ def watch(
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
     _active.sweep_settings = point.config if point else {}
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+        _active._guard(_active._announce_ranks)
     _active.add(*modules)
     if is_notebook() and arguments.switch("console", console):
         _active._guard(_active._keep_cells)
@@ -245,6 +251,7 @@ class Watch:
         """
         self.files = files
         self._card: Card | None = None
+        self._meeting: Path | None = None  # by which further ranks find the run
         self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server, self._is_offline = server, is_offline
@@ -490,9 +497,14 @@ class Watch:
                 samples=samples,
                 hidden=hidden,
                 elapsed_seconds=self._loop.elapsed_ms() / 1000,
+                meeting=self._meeting,
             )
         except OSError as error:
             say(f"the output is not kept, the script continues: {error}")
+
+    def _announce_ranks(self) -> None:
+        """Let further ranks of this machine find the run."""
+        self._meeting = ranks.announce(self._written)
 
     def _keep_cells(self) -> None:
         """Keep what Python prints in the cells of a notebook."""
@@ -817,6 +829,11 @@ class Watch:
             if is_on:  # otherwise the error that stopped the watching has occurred again
                 self._fail(problem)
         self._spool.close()
+        if self._meeting:
+            if not self._sidecar:
+                self._meeting.unlink(missing_ok=True)
+            if status in ("failed", "terminated") and ranks.first_error(self._written):
+                status, error = "failed", ranks.explained(error, self._written)
         write_outcome(self._written, status, self.step, error, exit_code)
         if self._card:
             with suppress(Exception):  # the notebook may have gone
@@ -939,12 +956,20 @@ def _server(url: str | None, token: str | None) -> Credentials | None:
     return server if server or is_named else local_server.running()
 
 
-def _is_first_rank() -> bool:
-    """Return True in the one process of a distributed training that writes the run."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_available() and distributed.is_initialized():
-        return bool(distributed.get_rank() == 0)
-    return os.environ.get("RANK", "0") == "0"
+def _keep_rank(number: int, folder: Path, *, console: bool, system: bool) -> None:
+    """Keep output, memory and exception of a further rank for the run of the first one."""
+    global _sidecar
+    captures = arguments.switch("console", console) and not is_interactive()
+    samples = arguments.switch("system", system)
+    if _sidecar or os.environ.get(QUEUED_FOLDER):  # of a queue: its worker has all output
+        return
+    meeting = ranks.meeting_file(folder)
+    ranks.report_exceptions(meeting, number)
+    if captures or samples:
+        hidden = redaction.values(os.environ)
+        _sidecar = Sidecar(
+            None, captures=captures, samples=samples, hidden=hidden, rank=number, meeting=meeting
+        )
 
 
 def _linked(place: Path, path: Path) -> bool:

@@ -22,7 +22,7 @@ const systemFigure = (devices, colors) => {
   const tops = rows.map((_, i) => 1 - i * (ROW + GAP) / inner)
   const data = rows.flatMap(([, column, unit], i) => devices.flatMap((device, j) => (device[column].every((value) => value === null) ? [] : {
     x: device.elapsed_ms.map((ms) => ms / 1000), y: device[column].map((value) => (value === null ? null : value / unit)),
-    name: device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === 0,
+    name: device.device < -1 ? `rank ${-1 - device.device}` : device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === 0,
     type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, hovertemplate: '%{y:.4~g}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
   })))
   const axes = tops.map((top, i) => [`yaxis${i ? i + 1 : ''}`,
