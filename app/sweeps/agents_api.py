@@ -77,7 +77,7 @@ class Claim(BaseModel):
 class Renewal(BaseModel):
     """The state of a renewed claim."""
 
-    goes_on: Annotated[bool, Field(description="False: a user has ended the run or the sweep")]
+    is_active: Annotated[bool, Field(description="False: a user has ended the run or the sweep")]
 
 
 @router.post("/agents", status_code=201)
@@ -129,7 +129,7 @@ def renew_claim(
 ) -> Renewal:
     """Renew the lease of a point. Error 409: another agent may have it."""
     sweep = sweeps.get(session, sweep_id, lock=True)
-    return Renewal(goes_on=agent_claims.renew(session, sweep, number, body.agent))
+    return Renewal(is_active=agent_claims.renew(session, sweep, number, body.agent))
 
 
 @router.post("/{sweep_id}/claims/{number}/end", status_code=204)

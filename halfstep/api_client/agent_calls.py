@@ -46,7 +46,7 @@ class AgentCalls:
         Raises ApiError with status 409 if another agent may have it.
         """
         path = f"/api/v1/sweeps/{sweep_id}/claims/{number}"
-        return bool(self._put(path, {"agent": agent})["goes_on"])
+        return bool(self._put(path, {"agent": agent})["is_active"])
 
     def end_claim(self, sweep_id: int, number: int, agent: str, *, was_watched: bool) -> None:
         """Record that the script of a point has ended. was_watched: it called `halfstep.watch`."""

@@ -770,8 +770,8 @@ def test_watching_twice_is_watching_once(
     first.finish()
     second.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
-    goes_on = f"{tmp_path / 'it'} continues; call `finish()` before starting another run"
-    assert capsys.readouterr().err == f"halfstep: {goes_on}\n"
+    stated = f"{tmp_path / 'it'} continues; call `finish()` before starting another run"
+    assert capsys.readouterr().err == f"halfstep: {stated}\n"
 
 
 def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
