@@ -58,6 +58,7 @@ class SweepSummary(BaseModel):
     name: str
     owner: str
     project: str
+    source: Annotated[str, Field(description="recipe, command or script (run by agents)")]
     recipe: str
     kind: str
     space: Annotated[dict[str, str], Field(description="Searches by path of a setting")]
@@ -282,6 +283,12 @@ def trials_of(session: Session, sweep: Sweep, rows: list[tuple[Trial, Run]]) -> 
     ]
 
 
+def _source(sweep: Sweep) -> str:
+    if sweep.recipe:
+        return "recipe"
+    return "script" if sweep.command is None else "command"
+
+
 _COLUMNS = SweepSummary.model_fields.keys() & (set(Sweep.__table__.columns.keys()) - {"space"})
 
 
@@ -290,6 +297,7 @@ def _summary_fields(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
         **{name: getattr(sweep, name) for name in _COLUMNS},
         "status": sweeps.status(sweep, tally),
         "owner": owner,
+        "source": _source(sweep),
         "space": {path: search_space.in_words(search) for path, search in sweep.space.items()},
         **{name: getattr(tally, name) for name in ("open", "complete", "pruned", "failed", "best")},
     }

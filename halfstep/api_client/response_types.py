@@ -304,6 +304,7 @@ class SweepSummary(TypedDict):
     name: str
     owner: str  # Name of its user
     project: str
+    source: str  # recipe, command or script (run by agents)
     recipe: str
     kind: str
     space: dict[str, str]  # Searches by path of a setting
