@@ -59,6 +59,7 @@ class SweepSummary(BaseModel):
     owner: str
     project: str
     recipe: str
+    agents: Annotated[bool, Field(description="Whether agents take its points")]
     kind: str
     space: Annotated[dict[str, str], Field(description="Searches by path of a setting")]
     metric: str
@@ -290,6 +291,7 @@ def _summary_fields(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
         **{name: getattr(sweep, name) for name in _COLUMNS},
         "status": sweeps.status(sweep, tally),
         "owner": owner,
+        "agents": sweep.is_for_agents,
         "space": {path: search_space.in_words(search) for path, search in sweep.space.items()},
         **{name: getattr(tally, name) for name in ("open", "complete", "pruned", "failed", "best")},
     }

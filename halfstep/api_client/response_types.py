@@ -305,6 +305,7 @@ class SweepSummary(TypedDict):
     owner: str  # Name of its user
     project: str
     recipe: str
+    agents: bool  # Whether agents take its points
     kind: str
     space: dict[str, str]  # Searches by path of a setting
     metric: str  # Name of a metric

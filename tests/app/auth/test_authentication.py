@@ -124,8 +124,13 @@ def test_a_token_for_one_run_opens_nothing_but_its_ingest(
         assert session.get(Project, "made-by-it") is None
 
 
-#: What `watch.use` requests with a token that uploads.
+#: What `watch.use` and agents of sweeps request with a token that uploads.
 FOR_USE = {
+    ("POST", "/api/v1/sweeps/agents"),
+    ("POST", "/api/v1/sweeps/{sweep_id}/claims"),
+    ("PUT", "/api/v1/sweeps/{sweep_id}/claims/{number}"),
+    ("POST", "/api/v1/sweeps/{sweep_id}/claims/{number}/end"),
+    ("POST", "/api/v1/sweeps/{sweep_id}/claims/{number}/return"),
     ("GET", "/api/v1/artifacts/version"),
     ("GET", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),
     ("HEAD", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),

@@ -246,7 +246,9 @@ def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: Non
     begin(database, ada, kind="tpe", space=space, runs=30, at_once=2)
     with database.reading() as session:
         sweep = sweeps.get(session, 1)
-        assert sweep_submission._next(session, sweep) == sweep_submission._next(session, sweep)
+        assert sweep_submission.next_point(session, sweep) == sweep_submission.next_point(
+            session, sweep
+        )
     for run_id in range(1, 31):
         with database.reading() as session:
             norm = runs.get(session, run_id).config["training"]["max_grad_norm"]
