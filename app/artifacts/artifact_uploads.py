@@ -57,6 +57,8 @@ class BlobUpload(NamedTuple):
 
 def tidy(settings: Settings, database: Database) -> None:
     """Delete content that no version has, and partial uploads that are a day old."""
+    if not settings.storage_url and not (settings.data / BLOBS).exists():
+        return
     store = open_store(settings, retry_seconds=RETRY_SECONDS)
     artifact_versions.collect_blobs(database, store)
     latest = time.time() - DAY_SECONDS

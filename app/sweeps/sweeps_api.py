@@ -284,9 +284,9 @@ def trials_of(session: Session, sweep: Sweep, rows: list[tuple[Trial, Run]]) -> 
 
 
 def _source(sweep: Sweep) -> str:
-    if sweep.recipe:
-        return "recipe"
-    return "script" if sweep.command is None else "command"
+    if sweep.is_for_agents:
+        return "script"
+    return "recipe" if sweep.command is None else "command"
 
 
 _COLUMNS = SweepSummary.model_fields.keys() & (set(Sweep.__table__.columns.keys()) - {"space"})

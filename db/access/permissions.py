@@ -23,6 +23,7 @@ from db.tables import (
     READ,
     SUBMIT,
     WRITE,
+    ArtifactCollection,
     Delivery,
     Membership,
     OfProject,
@@ -86,6 +87,8 @@ ACTIONS = MappingProxyType(
 )
 
 _GRANTS = "grants"
+#: Tables of projects of which a read-only link shows nothing.
+BY_NO_LINK = (Sweep, Preset, Report, ArtifactCollection)
 
 
 @dataclass(frozen=True)
@@ -273,10 +276,7 @@ def _visible_by_link(_projects: list[str], runs: list[int]) -> list[ExecutableOp
     return [
         _condition(Run, lambda cls: cls.id.in_(runs)),
         _condition(OfRun, lambda cls: cls.run_id.in_(runs)),
-        *(
-            with_loader_criteria(table, false(), include_aliases=True)
-            for table in (Sweep, Preset, Report)
-        ),
+        *(with_loader_criteria(table, false(), include_aliases=True) for table in BY_NO_LINK),
     ]
 
 

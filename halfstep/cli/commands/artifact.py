@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 Reference = Annotated[
     str,
-    typer.Argument(metavar="ARTIFACT", help="[PROJECT/]NAME, NAME:v3, NAME:best or NAME@DIGEST"),
+    typer.Argument(
+        metavar="ARTIFACT",
+        help="NAME, NAME:v3, NAME:best or NAME@DIGEST, also with PROJECT/ before it",
+    ),
 ]
 InProject = Annotated[
     str, typer.Option("--project", help="Project, unless ARTIFACT has it; default: Default project")

@@ -287,11 +287,11 @@ def test_artifacts_are_versions_that_other_runs_use(
     assert [event["name"] for event in written("user").of("used_artifact")] == ["data", "weights"]
 
 
-def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_of_a_sweep(without_torch: None) -> None:
     """`with wandb.init() as run`, once each; one that raises has failed, and the next starts."""
     wandb: Any = halfstep
-    sweep = wandb.sweep({"method": "grid"}, project="digits")
-    wandb.agent(sweep, function=lambda: None, count=1)
+    with pytest.raises(wandb.Error, match="no server is known"):  # else nothing would be trained
+        wandb.sweep({"method": "grid", "parameters": {"lr": {"values": [1]}}}, project="digits")
     for rate in (0.1, 0.2, 0.3):
         try:
             with wandb.init(project="digits", config={"lr": rate}, name=f"lr-{rate}") as run:
@@ -309,8 +309,6 @@ def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixt
     assert outcome("lr-0.1")["status"] == "finished"
     assert outcome("lr-0.2")["status"] == "failed"
     assert "it diverged" in outcome("lr-0.2")["error"]
-    said = capsys.readouterr().err
-    assert "sweep is not supported" in said
     first = wandb.init(name="again")
     assert wandb.init(name="other") is first
     second = wandb.init(name="other", reinit=True)
