@@ -44,6 +44,8 @@ from halfstep.session.nesting import merged
 from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from halfstep.api_client.response_types import (
         AcceptedRequest,
         AdvisedFinding,
@@ -171,7 +173,18 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
 
     def run(self, run_id: int) -> "RunDetail":
         """Return one run, with its configuration and history."""
-        return cast("RunDetail", dict(self._get(f"/api/v1/runs/{run_id}")))
+        return cast("RunDetail", RunWithPlot(self, self._get(f"/api/v1/runs/{run_id}")))
+
+    def plot(self, run_id: int, *names: str, points: int = 2000) -> "Figure":
+        """Return a plotly figure of a run; also `client.run(run_id).plot()`.
+
+        names: series (loss, scale, grad_norm, lr) and metrics, a panel each; by default loss and,
+        if it is scaled, loss scale. Skipped steps are marked. Requires plotly: `halfstep[plot]`.
+        """
+        from halfstep.api_client import figure
+
+        page = self.chart(run_id, points=min(points, MOST_POINTS), metrics=list(names))
+        return figure.of_page(page, names)
 
     def environment(self, run_id: int) -> "FullEnvironment":
         """Return a run's environment: machine, versions, command, folder.
@@ -774,6 +787,18 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         check_body(body)
         with spoken():
             return dict(content(self._http.put(path, json=body)))
+
+
+class RunWithPlot(dict[str, Any]):
+    """A run as the API returns it, that can be plotted."""
+
+    def __init__(self, client: Client, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self._client = client
+
+    def plot(self, *names: str, points: int = 2000) -> "Figure":
+        """Return a plotly figure, as `Client.plot` does."""
+        return self._client.plot(self["id"], *names, points=points)
 
 
 T = TypeVar("T")

@@ -175,7 +175,7 @@ class Comparison:
     def labels(self) -> dict[int, str]:
         """Labels by run id: the values that differ, if few, short and all different; else names."""
         names = [column.label for column in self.columns]
-        values = [_short(values) for _path, values in self._telling[:MOST_IN_LABEL]]
+        values = [_named(path, values) for path, values in self._telling[:MOST_IN_LABEL]]
         short = [" · ".join(texts) for texts in zip(*values, strict=True)]
         is_short = all(text != "–" and len(text) <= LONG_VALUE for row in values for text in row)
         has_all = not self.reference and len(self._telling) <= MOST_IN_LABEL and is_short
@@ -373,6 +373,15 @@ def _short(values: list[Any]) -> list[str]:
     return [
         formats.number(value) if isinstance(value, float) else text
         for value, text in zip(values, texts, strict=True)
+    ]
+
+
+def _named(path: str, values: list[Any]) -> list[str]:
+    """Format values for a label: true and false with the name of their setting."""
+    name = formats.setting_name(path)
+    return [
+        f"{name} {text}" if isinstance(value, bool) else text
+        for value, text in zip(values, _short(values), strict=True)
     ]
 
 

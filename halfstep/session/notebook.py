@@ -9,11 +9,17 @@ from typing import Any
 class Cells:
     """Observer of IPython's cells during a run; outside of IPython it does nothing."""
 
-    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        on_error: Callable[[BaseException], None],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         """Register with IPython.
 
-        on_error: called with the exception of each cell that raises one.
+        on_error: called with the exception of each cell that raises one.  on_end: called after
+        each cell.
         """
+        self._on_end = on_end
         self.has_ended = False  # True once the cell that started the run has ended
         self._on_error = on_error
         self._shell = _shell()
@@ -36,6 +42,7 @@ class Cells:
         error = getattr(result, "error_in_exec", None) or shown
         if error and not (isinstance(error, SystemExit) and not error.code):
             self._on_error(error)
+        self._on_end()
 
 
 def _last_shown() -> BaseException | None:
@@ -47,3 +54,8 @@ def _shell() -> Any:
     """Return this process's IPython shell, or None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython and hasattr(ipython, "get_ipython") else None
+
+
+def is_notebook() -> bool:
+    """Return whether IPython runs this process, as a notebook's kernel or a terminal."""
+    return _shell() is not None

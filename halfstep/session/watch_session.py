@@ -30,15 +30,19 @@ from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
 from halfstep.monitor.noop_watch import NoopWatch
-from halfstep.session import arguments
+from halfstep.session import arguments, ranks
+from halfstep.session.card import Card
+from halfstep.session.cell_output import CellOutput
 from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.nesting import merged
-from halfstep.session.notebook import Cells
+from halfstep.session.notebook import Cells, is_notebook
+from halfstep.session.queued_run import FOLDER as QUEUED_FOLDER
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
+from halfstep.sidecar.lines import recordable
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import WatchedStatus
@@ -133,7 +137,10 @@ def watch(
         return _active
     try:
         chosen = arguments.mode(mode)
-        if chosen == "disabled" or not _is_first_rank():
+        if chosen == "disabled":
+            return Watch(None)
+        if number := ranks.rank():
+            _keep_rank(number, arguments.folder(folder), console=console, system=system)
             return Watch(None)
         if _sidecar:
             _sidecar.stop()
@@ -186,7 +193,11 @@ def watch(
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
     _active.sweep_settings = point.config if point else {}
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+        _active._guard(_active._announce_ranks)
     _active.add(*modules)
+    if is_notebook() and arguments.switch("console", console):
+        _active._guard(_active._keep_cells)
     if captures or samples:
         _active._guard(_active._start_sidecar, captures=captures, samples=samples)
     _active._guard(_active._send)
@@ -239,6 +250,8 @@ class Watch:
         every: steps between histograms, layer norms and headroom measurements, 0 for none.
         """
         self.files = files
+        self._card: Card | None = None
+        self._meeting: Path | None = None  # by which further ranks find the run
         self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server, self._is_offline = server, is_offline
@@ -276,11 +289,13 @@ class Watch:
         self._flushed_at = clock()
         self._looked_at = clock()
         self._revivals = 0
+        self._card = Card() if is_notebook() else None
         self._complaints: set[str] = set()
         self._exit_hooks = ExitHooks(
             self._process_ends, files.exit_code, files.crash, self._part_raised
         )
-        self._cells = Cells(self._part_raised)
+        self._cells = Cells(self._part_raised, self._cell_ended)
+        self._cell_output: CellOutput | None = None
         # Step, status and error of the notebook cell or pool task that raised last.
         self._part_end: tuple[int, WatchedStatus, str] | None = None
         self._taps.arm()
@@ -317,6 +332,20 @@ class Watch:
     def folder(self) -> Path | None:
         """The run's folder; None if nothing is watched."""
         return self.files.folder if self.files else None
+
+    def _repr_html_(self) -> str:
+        """Return the run's card, for notebooks; it is updated while the run goes on."""
+        if self.files is None:
+            return "<div>Nothing is watched.</div>"
+        card = self._card or Card()
+        name = described_in(self.files.folder).name
+        place = self.page or str(self.files.folder)
+        return card.html(name, place, self.page, is_over=self._has_ended)
+
+    def _ipython_display_(self) -> None:
+        """Display the card in a notebook, and keep it up to date."""
+        if self._card is None or not self._card.show(self._repr_html_()):
+            print(repr(self))  # noqa: T201 - as IPython does without this method
 
     @property
     def config(self) -> dict[str, Any]:
@@ -468,9 +497,24 @@ class Watch:
                 samples=samples,
                 hidden=hidden,
                 elapsed_seconds=self._loop.elapsed_ms() / 1000,
+                meeting=self._meeting,
             )
         except OSError as error:
             say(f"the output is not kept, the script continues: {error}")
+
+    def _announce_ranks(self) -> None:
+        """Let further ranks of this machine find the run."""
+        self._meeting = ranks.announce(self._written)
+
+    def _keep_cells(self) -> None:
+        """Keep what Python prints in the cells of a notebook."""
+        hidden = redaction.values(os.environ)
+        self._cell_output = CellOutput([*hidden, self.secret] if self.secret else hidden)
+
+    def _cell_ended(self) -> None:
+        self._guard(self._flush)
+        if self._card and not self._has_ended:
+            self._guard(self._card.refresh, self._repr_html_())
 
     @property
     def _stderr(self) -> int | None:
@@ -520,6 +564,10 @@ class Watch:
             self._resumed = None
         self._spool.steps(steps)
         self._flush()
+        if self._card:
+            self._card.add(steps)
+            if self._card.is_due:
+                self._card.refresh(self._repr_html_())
         if clock() - self._looked_at > REVIVAL_SECONDS:
             self._revive()
 
@@ -665,6 +713,8 @@ class Watch:
         self._flushed_at = clock()
         if self._children.is_due():
             self._receive()
+        for line in self._cell_output.take() if self._cell_output else ():
+            self._spool.event(recordable(line))
         while self._logged and (self._logged[0].arrived is None or self._logged[0].arrived.query()):
             _, step, name, value, elapsed_ms = self._logged.popleft()
             try:
@@ -779,7 +829,15 @@ class Watch:
             if is_on:  # otherwise the error that stopped the watching has occurred again
                 self._fail(problem)
         self._spool.close()
+        if self._meeting:
+            if not self._sidecar:
+                self._meeting.unlink(missing_ok=True)
+            if status in ("failed", "terminated") and ranks.first_error(self._written):
+                status, error = "failed", ranks.explained(error, self._written)
         write_outcome(self._written, status, self.step, error, exit_code)
+        if self._card:
+            with suppress(Exception):  # the notebook may have gone
+                self._card.refresh(self._repr_html_())
         self._children.close()
         relay.retract()
         self._lock.release()
@@ -792,6 +850,8 @@ class Watch:
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
+        if self._cell_output:
+            self._cell_output.stop()
         self._receive()
         self._flush()
 
@@ -896,12 +956,20 @@ def _server(url: str | None, token: str | None) -> Credentials | None:
     return server if server or is_named else local_server.running()
 
 
-def _is_first_rank() -> bool:
-    """Return True in the one process of a distributed training that writes the run."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_available() and distributed.is_initialized():
-        return bool(distributed.get_rank() == 0)
-    return os.environ.get("RANK", "0") == "0"
+def _keep_rank(number: int, folder: Path, *, console: bool, system: bool) -> None:
+    """Keep output, memory and exception of a further rank for the run of the first one."""
+    global _sidecar
+    captures = arguments.switch("console", console) and not is_interactive()
+    samples = arguments.switch("system", system)
+    if _sidecar or os.environ.get(QUEUED_FOLDER):  # of a queue: its worker has all output
+        return
+    meeting = ranks.meeting_file(folder)
+    ranks.report_exceptions(meeting, number)
+    if captures or samples:
+        hidden = redaction.values(os.environ)
+        _sidecar = Sidecar(
+            None, captures=captures, samples=samples, hidden=hidden, rank=number, meeting=meeting
+        )
 
 
 def _linked(place: Path, path: Path) -> bool:

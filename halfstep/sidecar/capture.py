@@ -68,15 +68,18 @@ class Sidecar:
 
     def __init__(
         self,
-        files: AttemptFiles,
+        files: AttemptFiles | None,
         *,
         captures: bool,
         samples: bool,
         hidden: Sequence[str] = (),
         elapsed_seconds: float = 0.0,
+        rank: int = 0,
+        meeting: Path | None = None,
     ) -> None:
         """Start the sidecar.
 
+        files: None of a further rank; its `meeting` file then has them, once they exist.
         captures: take the output.  samples: sample the machine.  hidden: texts replaced by *** in
         the output.  elapsed_seconds: the run's age.  Raises OSError, with the output as it was.
         """
@@ -90,8 +93,10 @@ class Sidecar:
             if captures:
                 self._channels = _channels()
             description = {
-                "folder": str(files.folder),
-                "attempt": files.attempt,
+                "folder": str(files.folder) if files else "",
+                "attempt": files.attempt if files else 0,
+                "rank": rank,
+                "meeting": str(meeting or ""),
                 "control": theirs.fileno(),
                 "channels": [
                     [each.name, each.reading.number, each.original.number]

@@ -6,7 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
+from msgspec.structs import replace
+
 from halfstep.telemetry.events import Line, Stream
+from halfstep.telemetry.plain_json import cleaned
 
 LINE_BYTES = 8192  # a longer line is cut into several
 #: Of the lines printed between two calls of `take`, this many first and last ones are kept.
@@ -88,6 +91,11 @@ class Output:
         later = lines[max(room, 0) :]
         self._skipped += max(len(self._last) + len(later) - LAST_WAITING, 0)
         self._last.extend(zip(repeat(now), repeat(stream), later, strict=False))
+
+
+def recordable(line: Line) -> Line:
+    """Return a line without characters that cannot be stored."""
+    return replace(line, text=cleaned(line.text)) if isinstance(line.text, str) else line
 
 
 def _line(entry: tuple[float, Stream, bytes]) -> Line:

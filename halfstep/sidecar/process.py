@@ -18,13 +18,16 @@ import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
+    from halfstep.sidecar.rank_output import NoLog, RankMonitor, RankReaders, RankSpool
     from halfstep.sidecar.system import SystemMonitor
-    from halfstep.telemetry.events import Line, Stream
+    from halfstep.telemetry.events import Event, Stream
     from halfstep.telemetry.patient_spool import PatientSpool
 
 STOP, DRAINED = b"s", b"d"  # messages on the control socket, of one byte
@@ -40,6 +43,9 @@ def main() -> None:
     from halfstep.telemetry.folder_lock import FolderLock
 
     description = json.loads(sys.argv[1])
+    if description["rank"]:
+        keep_rank(description)
+        return
     files = AttemptFiles(Path(description["folder"]), description["attempt"])
     lock = FolderLock(files.folder / LOCK)
     lock.acquire()  # before the training goes on: it may end before the imports below are done
@@ -50,6 +56,7 @@ def main() -> None:
     from halfstep.clock import clock
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
+    from halfstep.sidecar.rank_output import RankReaders
     from halfstep.sidecar.system import SystemMonitor, visible_gpus
     from halfstep.telemetry.patient_spool import PatientSpool
 
@@ -61,9 +68,12 @@ def main() -> None:
         monitor = None
         if description["samples"]:
             monitor = SystemMonitor(visible_gpus(), description["pid"])
-        recorder = Recorder(spool, log, Output(hidden, log.write), monitor)
+        ranks = RankReaders(files.folder, files.attempt)
+        recorder = Recorder(spool, log, Output(hidden, log.write), monitor, ranks)
         recorder.run(control, description["channels"], clock() - description["elapsed_seconds"])
         recorder.close(files.folder)
+        if description["meeting"]:
+            Path(description["meeting"]).unlink(missing_ok=True)
     except Exception:  # its stderr is closed
         with suppress(OSError):
             (files.folder / ERRORS).write_text(traceback.format_exc())
@@ -71,17 +81,40 @@ def main() -> None:
         lock.release()
 
 
+def keep_rank(description: dict[str, Any]) -> None:
+    """Keep output and memory of a further rank, detached, until they have ended."""
+    if os.fork():
+        os._exit(0)
+    control = socket.socket(fileno=description["control"])
+    from halfstep.clock import clock
+    from halfstep.sidecar.lines import Output
+    from halfstep.sidecar.rank_output import NoLog, RankMonitor, RankSpool
+
+    with control.makefile("rb", buffering=0) as messages:
+        hidden = json.loads(messages.readline())
+    rank = description["rank"]
+    spool = RankSpool(Path(description["meeting"]), rank)
+    monitor = RankMonitor(rank, description["pid"]) if description["samples"] else None
+    recorder = Recorder(spool, NoLog(), Output(hidden), monitor)
+    with suppress(Exception):  # its stderr is closed; the output goes on where it went before
+        recorder.run(control, description["channels"], clock())
+        recorder.close(Path())
+
+
 class Recorder:
     """Writes the lines and samples of one attempt."""
 
     def __init__(
         self,
-        spool: "PatientSpool",
-        log: "LogFile",
+        spool: "PatientSpool | RankSpool",
+        log: "LogFile | NoLog",
         output: "Output",
-        monitor: "SystemMonitor | None",
+        monitor: "SystemMonitor | RankMonitor | None",
+        ranks: "RankReaders | None" = None,
     ) -> None:
+        """ranks: of the first rank."""
         self._spool, self._log, self._output, self._monitor = spool, log, output, monitor
+        self._ranks = ranks
         self._is_stopped = threading.Event()  # the training has ended, or needs no more samples
         self._readers: list[Reader] = []
 
@@ -114,6 +147,7 @@ class Recorder:
         from halfstep.sidecar.log_file import compress, forget_part
 
         self._write_lines()
+        self._forward(self._ranks.drain() if self._ranks else ())
         self._log.close()
         for part in self._log.complete_parts():
             with suppress(OSError):  # a full disk: the part stays as it is
@@ -130,9 +164,19 @@ class Recorder:
             self._is_stopped.wait(FLUSH_SECONDS)
 
     def _write_lines(self) -> None:
+        from halfstep.sidecar.lines import recordable
+
         self._log.flush()
         for line in self._output.take():
-            self._spool.event(_recordable(line))
+            self._spool.event(recordable(line))
+        self._forward(self._ranks.poll() if self._ranks else ())
+
+    def _forward(self, events: "Iterable[Event]") -> None:
+        """Record events of further ranks, with their lines in the log."""
+        for event in events:
+            self._spool.event(event)
+            if text := getattr(event, "text", None):
+                self._log.append_log(text)
 
     def _sample(self, elapsed_ms: int) -> None:
         for sample in self._monitor.take(elapsed_ms) if self._monitor else ():
@@ -203,14 +247,6 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, PIECE_BYTES)
     except OSError:  # the last writer of a terminal has closed it
         return b""
-
-
-def _recordable(line: "Line") -> "Line":
-    from msgspec.structs import replace
-
-    from halfstep.telemetry.plain_json import cleaned
-
-    return replace(line, text=cleaned(line.text)) if isinstance(line.text, str) else line
 
 
 if __name__ == "__main__":

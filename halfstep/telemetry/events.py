@@ -354,7 +354,8 @@ class Sample(Event, frozen=True, kw_only=True, tag="sample"):
     """Utilization of a device or of the machine; None if it is not reported."""
 
     elapsed_ms: ElapsedMs
-    device: Annotated[int, _whole(-1, 10_000)]  # -1: the machine
+    #: -1: the machine; -2, -3, …: rank 1, 2, … of a distributed training.
+    device: Annotated[int, _whole(-10_000, 10_000)]
     utilization: Number | None  # 0 to 1
     memory_bytes: Count | None
     power_watts: Number | None

@@ -1,5 +1,7 @@
 """Where the parts of a run's page stand, at the sizes of screens that people have."""
 
+import math
+
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
@@ -126,3 +128,16 @@ def test_settings_pages_share_a_layout(page: Page) -> None:
     for address in SETTINGS:
         page.goto(address)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address
+
+
+@pytest.mark.parametrize(("loss", "colour"), [(1.0, "--good"), (math.nan, "--bad")])
+def test_the_progress_bar_of_a_diverged_run_is_not_green(
+    database: Database, running: Run, page: Page, loss: float, colour: str
+) -> None:
+    """Although it has finished."""
+    record(database, running, make_steps([1.0, loss]))
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    page.goto("/runs/1")
+    value = "getComputedStyle(document.querySelector('.fact progress')).getPropertyValue('{}')"
+    assert page.evaluate(value.format("--bar")) == page.evaluate(value.format(colour)) != ""

@@ -20,9 +20,10 @@ const systemFigure = (devices, colors) => {
   const rows = ROWS.filter(([, column]) => devices.some((device) => device[column].some((value) => value !== null)))
   const inner = rows.length * ROW + (rows.length - 1) * GAP
   const tops = rows.map((_, i) => 1 - i * (ROW + GAP) / inner)
+  const firstRow = (device) => rows.findIndex(([, column]) => device[column].some((value) => value !== null))
   const data = rows.flatMap(([, column, unit], i) => devices.flatMap((device, j) => (device[column].every((value) => value === null) ? [] : {
     x: device.elapsed_ms.map((ms) => ms / 1000), y: device[column].map((value) => (value === null ? null : value / unit)),
-    name: device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === 0,
+    name: device.device < -1 ? `rank ${-1 - device.device}` : device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === firstRow(device),
     type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, hovertemplate: '%{y:.4~g}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
   })))
   const axes = tops.map((top, i) => [`yaxis${i ? i + 1 : ''}`,

@@ -231,6 +231,11 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
     trained(database, ada, [1.0], lr=0.1, a=1, b=2, c=3)
     page = browser.get("/compare?runs=1,5").text
     assert 'data-label="run of' in page
+    for shuffle in (True, False):
+        trained(database, ada, [1.0], lr=0.1, shuffle=shuffle)
+    page = browser.get("/compare?runs=6,7").text
+    assert 'data-label="shuffle true"' in page
+    assert 'data-label="shuffle false"' in page
 
 
 def test_a_setting_that_a_run_lacks_names_no_run_in_the_legend(

@@ -28,10 +28,10 @@ from halfstep.importing.source import Media
 from halfstep.session.logged_values import Histogram, as_file
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.run_folder import read_run
+from tests.halfstep.importing.conftest import Import
 from tests.halfstep.importing.imports_made import (
     MOMENT,
     RECORDED,
-    Import,
     event_file,
     scalar,
 )

@@ -403,10 +403,11 @@ class Watched:
         clocks = ["elapsed_ms", "step_us", "data_us"]
         names = [name for name in written.steps.dtype.names if name not in clocks]
         self.rows = [tuple(row) for row in written.steps[names].tolist()]
-        self.events = [
+        events = [
             {key: value for key, value in event.items() if key != "elapsed_ms"}
             for event in written.events
         ]
+        self.events = sorted(events, key=str)  # a scale's is written when the ring is read
 
 
 @settings(max_examples=25, deadline=None)

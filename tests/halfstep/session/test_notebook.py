@@ -142,3 +142,53 @@ def test_a_terminal_of_ipython_is_watched_to_its_end(tmp_path: Path) -> None:
         "try": ("failed", 3, "ValueError: odd"),
         "try-2": ("failed", 3, "ValueError: odd"),
     }
+
+
+SHOW = """
+from IPython.core.displaypub import CapturingDisplayPublisher
+shown = get_ipython().display_pub = CapturingDisplayPublisher(parent=get_ipython())
+watch
+"""
+REPORT = """
+import json
+with open("shown.json", "w") as file:
+    json.dump([each["data"]["text/html"] for each in shown.outputs], file)
+"""
+
+
+def test_a_watch_is_a_card_that_is_updated(tmp_path: Path) -> None:
+    """The last line of a cell shows it; later cells and the end change it in place."""
+    scaled = "scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n"
+    scaled += "def scaled(value):\n    optimizer.zero_grad()\n"
+    scaled += "    scaler.scale(net(torch.full((2, 4), value)).square().mean()).backward()\n"
+    scaled += "    scaler.step(optimizer); scaler.update()\n"
+    more = "for value in (1.0, 1e30, 1.0, 1.0): scaled(value)"
+    run(tmp_path, TRAIN.format(lr=0.1), SHOW, scaled, more, "watch.finish()", REPORT)
+    shown = json.loads((tmp_path / "shown.json").read_text())
+    assert len(shown) >= 3
+    assert "<b>try</b> · watching" in shown[0]
+    assert "No GradScaler detected" in shown[0]
+    assert "<b>try</b> · ended" in shown[-1]
+    assert "2^9" in shown[-1]
+    assert "Skipped" in shown[-1]
+    assert "<polyline" in shown[-1]
+
+
+def test_what_cells_print_is_kept(tmp_path: Path) -> None:
+    """With stderr, without secrets; the notebook shows it as before."""
+    print_more = "import sys\nprint('again', os.environ['MY_TOKEN'])\n"
+    print_more += "print('odd', file=sys.stderr)"
+    said = run(
+        tmp_path,
+        "import os; os.environ |= {'HALFSTEP_CONSOLE': 'yes', 'MY_TOKEN': 'secret-of-mine'}",
+        TRAIN.format(lr=0.1) + "print('begun', end='')",
+        print_more,
+        "watch.finish()\nprint('after')",
+    )
+    lines = [
+        (event["stream"], event["text"])
+        for event in Written(tmp_path / "runs" / "try").of("line")
+        if not event["text"].startswith("halfstep: ")
+    ]
+    assert lines == [("stdout", "begunagain ***"), ("stderr", "odd")]
+    assert "odd" in said

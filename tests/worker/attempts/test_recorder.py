@@ -24,6 +24,9 @@ from db.tables import (
     COMMAND,
     RECIPE,
     Artifact,
+    ArtifactLink,
+    ArtifactVersion,
+    Blob,
     CheckpointFile,
     Diagnosis,
     Metric,
@@ -38,6 +41,7 @@ from db.tables import (
 from db.telemetry.recording import Recording
 from db.telemetry.series import Cursor, changes, log_lines, raw_steps
 from db.telemetry.windows import window
+from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.telemetry.events import Sample
 from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
@@ -734,3 +738,28 @@ def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucke
     bucket.proxy.is_broken = False
     until(recorder.flush)
     assert len(bucket.keys()) == 1
+
+
+def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:
+    """Once, with the run that made them; the same content again makes no version."""
+    content = b"weights"
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = {"name": "a.pt", "path": f"blobs/{sha256}", "size_bytes": 7, "sha256": sha256}
+    digest = digest_of([Entry("a.pt", 7, sha256)])
+    event = {"event": "saved_artifact", "name": "model", "type": "model", "digest": digest}
+    event |= {"is_file": True, "files": [file]}
+    spool = attempts.next()
+    blob = attempts.settings.run_folder(attempts.run_id) / file["path"]  # type: ignore[operator]
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(content)
+    recorder = attempts.supervisor()
+    for _ in range(2):
+        spool.event(event_of(event))
+        drain(recorder)
+    with attempts.database.reading() as session:
+        [row] = session.scalars(select(Blob))
+        [version] = session.scalars(select(ArtifactVersion))
+        [link] = session.scalars(select(ArtifactLink))
+    assert (attempts.settings.data / row.key).read_bytes() == content
+    assert version.completed_at is not None
+    assert (link.run_id, link.version_id, link.role) == (attempts.run_id, version.id, "made")

@@ -1,0 +1,102 @@
+"""Further ranks of a distributed training on one machine, whose first rank writes the run.
+
+The first rank writes a file with the run's folder, named by their common parent process. Each
+further rank has a sidecar, which keeps its output and its memory in `ranks/<rank>` of that folder,
+from where the first rank's sidecar reads them. An exception of a further rank is a file there:
+torchrun then ends the others, so the first exception is the cause.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from halfstep import process
+from halfstep.telemetry.attempt_files import AttemptFiles
+
+RANKS = "ranks"  # folder in the run's folder
+ERROR_CHARACTERS = 20_000
+
+
+def rank() -> int:
+    """Return this process's rank; 0 without a distributed training."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def meeting_file(runs: Path) -> Path:
+    """Return the file by which ranks of one parent process find the run, below the runs' folder."""
+    parent = os.getppid()
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    identity = json.dumps([process.pid_space(), parent, process.started(parent), restart])
+    return runs / f".ranks-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+
+
+def announce(files: AttemptFiles) -> Path:
+    """Let further ranks find the run; return the file, which is deleted at its end."""
+    path = meeting_file(files.folder.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"folder": str(files.folder), "attempt": files.attempt}))
+    return temporary.replace(path)
+
+
+def announced(path: Path) -> AttemptFiles | None:
+    """Return the run that the first rank writes; None if it has not begun yet."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_text())
+        return AttemptFiles(Path(content["folder"]), int(content["attempt"]))
+    return None
+
+
+class RankError(NamedTuple):
+    """An uncaught exception of a further rank."""
+
+    time: float  # seconds since 1970
+    rank: int
+    error: str
+
+
+def report_exceptions(path: Path, number: int) -> None:
+    """Record the uncaught exception of this rank in the run's folder, before it is printed."""
+    before: Callable[..., Any] = sys.excepthook
+
+    def record(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        with suppress(Exception):
+            if (files := announced(path)) and issubclass(kind, Exception):
+                text = "".join(traceback.format_exception(kind, error, trace))
+                folder = files.folder / RANKS
+                folder.mkdir(exist_ok=True)
+                place = folder / f"error-{files.attempt}-{number}.json"
+                fields = RankError(time.time(), number, text[-ERROR_CHARACTERS:])._asdict()
+                place.write_text(json.dumps(fields))
+        before(kind, error, trace)
+
+    sys.excepthook = record
+
+
+def first_error(files: AttemptFiles) -> RankError | None:
+    """Return the first exception of a further rank of this attempt, if any."""
+    errors = []
+    for path in (files.folder / RANKS).glob(f"error-{files.attempt}-*.json"):
+        with suppress(OSError, ValueError, TypeError):
+            errors.append(RankError(**json.loads(path.read_text())))
+    return min(errors, default=None)
+
+
+def explained(error: str | None, files: AttemptFiles) -> str | None:
+    """Return the error of a run that has failed, with the rank that raised first."""
+    first = first_error(files)
+    if first is None:
+        return error
+    text = f"Rank {first.rank} raised first:\n{first.error}"
+    # The last line is what lists show.
+    return text if error is None else f"Rank 0:\n{error.strip()}\n\n{text}"

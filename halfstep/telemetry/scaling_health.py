@@ -1,0 +1,198 @@
+"""Loss-scale health of a training, derived from its skipped steps."""
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+WINDOW = 1000
+#: Applied steps in a row that end the first search for a scale, as in the trainer.
+CALIBRATED_AFTER = 25
+#: Steps that the search may take: from the largest scale, 2^127, 127 skips lead down to 1.
+CALIBRATING_FOR = 200
+#: One skip undoes a growth, so ten in a row, a factor of 1000, are not a normal search.
+COLLAPSE_STREAK = 10
+#: Per cent of the last 100 steps; at the default growth interval, 2000, it is 0.05.
+COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
+#: At its limit the scale grows once per growth interval, followed by a skip: up to half more skips
+#: than that are not an oscillation, if they cost little.
+EXPECTED, BEARABLE_RATE = 1.5, 5
+
+
+class Figures(NamedTuple):
+    """Figures from which the health is derived."""
+
+    attempts: int  # all own steps of the run
+    scale: float | None
+    skips_100: int  # in the last 100 steps
+    skips_1000: int  # in the last 1000 steps
+    settled: int  # of the last 100 steps, those after the first search for a scale
+    settled_skips: int  # skips among these
+    settled_streaks: int  # streaks of skips among these
+    streak: int  # consecutive skips up to the last step
+    longest_streak: int  # in the last 1000 steps
+    applied_500: int  # in the last 500 steps
+    steps_since_skip: int | None
+    steps_since_set: int | None  # since the scale was set by hand, in the last 1000 steps
+    steps_since_replaced: int | None  # since a new scaler replaced the old one
+    seconds_since_skip: float | None
+
+
+class ScalingHealth(NamedTuple):
+    """Loss-scale health of a run."""
+
+    word: str  # calibrating, healthy, oscillating, collapsing or dead
+    reason: str  # a sentence
+    figures: Figures
+
+
+def judge(figures: Figures, *, growth_interval: int | None = None) -> ScalingHealth:
+    """Derive the health from the figures. growth_interval: None if unknown."""
+    allowed: float = OSCILLATION_RATE
+    if growth_interval:
+        allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
+    window = min(figures.attempts, 500)
+    scale = "" if figures.scale is None else scale_in_words(figures.scale)
+    if figures.scale == 0 or (figures.applied_500 == 0 and figures.attempts >= CALIBRATING_FOR):
+        word = "dead"
+        reason = f"{figures.applied_500} of the last {window} steps changed the weights"
+        reason += f"; the scale is {scale}" if scale else ""
+    elif figures.scale is not None and figures.scale < 1:
+        word = "collapsing"
+        reason = f"the scale is {scale}, below 1, where it shrinks gradients; "
+        reason += _skipped(figures)
+    elif not figures.settled and figures.attempts <= CALIBRATING_FOR:
+        word = "calibrating"
+        reason = (
+            f"{_of(figures.skips_1000, figures.attempts)} skipped during the search for a scale, "
+        )
+        reason += f"which ends after {CALIBRATED_AFTER} steps in a row without a skip"
+    elif figures.streak >= COLLAPSE_STREAK:
+        word = "collapsing"
+        reason = f"the last {figures.streak} steps were all skipped, each with a smaller scale"
+    elif 100 * figures.settled_skips > COLLAPSE_RATE * figures.settled:
+        word = "collapsing"
+        reason = f"{_skipped(figures)}, and more than half of the last 100"
+    elif figures.settled_skips > 1 and 100 * figures.settled_skips > allowed * figures.settled:
+        word = "oscillating"
+        reason = f"{_of(figures.settled_skips, figures.settled)} skipped: {_cause(figures)}; "
+        reason += _skipped(figures)
+    else:
+        word, reason = "healthy", _skipped(figures)
+    return ScalingHealth(word, f"{reason[0].upper()}{reason[1:]}.", figures)
+
+
+def _cause(figures: Figures) -> str:
+    if figures.steps_since_set is not None and figures.steps_since_set < figures.settled:
+        return f"the scale was set by hand {_steps(figures.steps_since_set)} ago"
+    if figures.steps_since_replaced is not None:
+        ago = _steps(figures.steps_since_replaced)
+        return f"a new scaler, of another scale, replaced the old one {ago} ago"
+    if figures.settled_streaks == 1:
+        return "one after another, and none since" if not figures.streak else "one after another"
+    return "the scale repeatedly grows beyond its limit and falls back"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+def _skipped(figures: Figures) -> str:
+    if figures.steps_since_skip is None:
+        return "no step was skipped"
+    if not figures.skips_1000:
+        return f"no skip for {_steps(figures.steps_since_skip)}{_seconds(figures)}"
+    ago = f"{_steps(figures.steps_since_skip)}{_seconds(figures)} ago"
+    if figures.steps_since_skip == 0:
+        ago = "just now"
+    longest = figures.longest_streak
+    in_a_row = f", at most {longest} in a row" if longest > 1 else ""
+    skipped = _of(figures.skips_1000, min(figures.attempts, WINDOW))
+    return f"{skipped} skipped{in_a_row}, the last {ago}"
+
+
+def _of(skips: int, steps: int) -> str:
+    return f"{skips:,} of the last {steps:,} steps ({_per_cent(skips, steps)} %)"
+
+
+def _per_cent(skips: int, steps: int) -> str:
+    share = 100 * skips / max(steps, 1)
+    return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+
+
+def _seconds(figures: Figures) -> str:
+    seconds = figures.seconds_since_skip
+    return "" if seconds is None else f" ({seconds:.3g} s)"
+
+
+def count(
+    attempts: int,
+    skips: list[int],
+    scale: float | None,
+    *,
+    last: int | None = None,
+    set_at: int | None = None,
+    replaced_at: int | None = None,
+    seconds_since_skip: float | None = None,
+) -> Figures:
+    """Compute the figures of a run.
+
+    skips: in the last 1000 steps, in order; last: the latest of all. Both are numbered like
+    attempts.
+    """
+    last = skips[-1] if skips else last
+    streaks = _streaks(skips)
+    settled_from = _settled_from(attempts, skips)
+    first = max(attempts - 99, settled_from or attempts + 1, 1)
+    return Figures(
+        attempts=attempts,
+        scale=scale,
+        skips_100=sum(step > attempts - 100 for step in skips),
+        skips_1000=len(skips),
+        settled=attempts - first + 1,
+        settled_skips=sum(step >= first for step in skips),
+        settled_streaks=len(_streaks([step for step in skips if step >= first])),
+        streak=streaks[-1] if skips and skips[-1] == attempts else 0,
+        longest_streak=max(streaks, default=0),
+        applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),
+        steps_since_skip=None if last is None else attempts - last,
+        steps_since_set=None if set_at is None else attempts - set_at,
+        steps_since_replaced=None if replaced_at is None else attempts - replaced_at,
+        seconds_since_skip=seconds_since_skip,
+    )
+
+
+def _streaks(skips: list[int]) -> list[int]:
+    lengths: list[int] = []
+    for index, step in enumerate(skips):
+        if index and skips[index - 1] == step - 1:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def _settled_from(attempts: int, skips: list[int]) -> int | None:
+    """Return the first step after the search for a scale; None if it has not ended.
+
+    In a run longer than the window it has ended, with or without a result.
+    """
+    if attempts > WINDOW:
+        return 1
+    for before, after in pairwise([0, *skips, attempts + 1]):
+        if after - before > CALIBRATED_AFTER:
+            return before + CALIBRATED_AFTER + 1
+    return None if attempts <= CALIBRATING_FOR else 1
+
+
+def scale_exponent(scale: float) -> int | None:
+    """Return the exponent of a power-of-two scale if that reads better than digits."""
+    if not 0 < scale < math.inf:
+        return None
+    power = math.log2(scale)
+    return int(power) if power.is_integer() and abs(power) > 3 else None
+
+
+def scale_in_words(scale: float) -> str:
+    """Format a scale for a sentence: as a power of two (2^-126) or in digits."""
+    power = scale_exponent(scale)
+    return f"{scale:g}" if power is None else f"2^{power}"

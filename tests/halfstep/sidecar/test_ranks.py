@@ -1,0 +1,123 @@
+"""Further ranks of a training on one machine, as a launcher starts them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfstep.sidecar.process import LOCK
+from halfstep.telemetry.folder_lock import FolderLock
+from halfstep.telemetry.spool import SpoolReader
+from tests.site import SECONDS, until
+from tests.spool_made import events_of
+
+pytestmark = pytest.mark.slow
+
+#: Starts two ranks of a script and ends the other one if one fails, as torchrun does.
+LAUNCHER = """
+import os, subprocess, sys
+env = os.environ | {"WORLD_SIZE": "2"}
+ranks = [
+    subprocess.Popen([sys.executable, "train.py"], env={**env, "RANK": rank})
+    for rank in "01"
+]
+codes = [ranks[1].wait()]
+if codes[0]:
+    ranks[0].terminate()
+sys.exit(max(abs(code) for code in [ranks[0].wait(), *codes]))
+"""
+SCRIPT = """
+import os, sys, time
+import halfstep
+watch = halfstep.watch(name="it")
+rank = int(os.environ["RANK"])
+def seen(path, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+open(f"begun-{rank}", "w").close()
+seen(f"begun-{1 - rank}")
+"""
+
+
+def launch(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
+    """Train on two ranks, and wait until the run's sidecar has ended."""
+    (folder / "train.py").write_text(SCRIPT + script)
+    environment = {**os.environ, "HALFSTEP_CONSOLE": "yes", "HALFSTEP_SYSTEM": "yes"}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    until(lambda: not FolderLock(folder / "halfstep-runs" / "it" / LOCK).is_held())
+    return done
+
+
+def recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
+    items = SpoolReader(folder / "halfstep-runs" / "it" / "sidecar").poll()
+    return [each for each in events_of(items) if each["event"] == kind]
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    text = (folder / "halfstep-runs" / "it" / "outcome-1.json").read_text()
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path) -> None:
+    """Lines of a further rank say so; one run has all; what each prints stays where it went."""
+    done = launch(tmp_path, "print('hello of', rank, flush=True)\ntime.sleep(0.5)")
+    assert done.returncode == 0, done.stderr
+    texts = [line["text"] for line in recorded(tmp_path, "line")]
+    assert "hello of 0" in texts
+    assert "[rank 1] hello of 1" in texts
+    assert {"hello of 0", "hello of 1"} <= set(done.stdout.splitlines())
+    samples = recorded(tmp_path, "sample")
+    assert {sample["device"] for sample in samples} >= {-1, -2}
+    [memory] = {bool(s["process_memory_bytes"]) for s in samples if s["device"] == -2}
+    assert memory
+    runs = [path.name for path in (tmp_path / "halfstep-runs").iterdir()]
+    assert runs == ["it"]  # neither another run, nor the file by which the ranks met
+    assert outcome(tmp_path)["status"] == "finished"
+
+
+def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
+    """The launcher ends the first rank by a signal: the cause is the other one's exception."""
+    done = launch(
+        tmp_path,
+        "if rank == 1:\n    raise ValueError('a bad batch')\ntime.sleep(600)",
+    )
+    assert done.returncode != 0
+    assert "ValueError: a bad batch" in done.stderr
+    ended = outcome(tmp_path)
+    assert ended["status"] == "failed"
+    assert "Rank 1 raised first:\nTraceback" in ended["error"]
+    assert ended["error"].strip().endswith("ValueError: a bad batch")
+    texts = [line["text"] for line in recorded(tmp_path, "line")]
+    assert "[rank 1] ValueError: a bad batch" in texts
+
+
+def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:
+    """Nothing is recorded, and nothing waits."""
+    (tmp_path / "train.py").write_text(
+        "import halfstep\nwatch = halfstep.watch()\nprint('alone', watch.folder)"
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HALFSTEP_CONSOLE": "yes", "RANK": "3", "WORLD_SIZE": "4"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "alone None\n")
+    assert not (tmp_path / "halfstep-runs").exists()
