@@ -185,7 +185,7 @@ def list_runs(
         density=_density(request),
         chart_rows=_chart_rows(session, listed) if view == CHARTS else (),
         most_drawn=MOST_DRAWN,
-        toolbar=toolbar(session, principal.user),
+        toolbar=toolbar(session, principal.user) if view == CHARTS else None,
         at=at,
         address_of=columns.list_address,
         views=saved,
