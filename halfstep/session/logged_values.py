@@ -70,6 +70,7 @@ def files_of(name: str, value: Any) -> list[tuple[str, bytes]]:
 
     Images in the cells of a table are files of their own, which the cells name.
     """
+    value = _unwrapped(value)
     stem = slug(name)[:80]
     files: list[tuple[str, bytes]] = []
     if _is_table(value) and any(_is_image(cell) for row in value for cell in row.values()):
@@ -86,6 +87,14 @@ def files_of(name: str, value: Any) -> list[tuple[str, bytes]]:
         value = table
     suffix, content = as_file(value)
     return [*files, (f"{stem}.{suffix}", content)]
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the content of an `Image`, `Table` or `Histogram` of halfstep.wandb_compat."""
+    if _is_table(value):
+        return [{name: _unwrapped(cell) for name, cell in row.items()} for row in value]
+    shown = getattr(value, "shown", None)
+    return shown() if callable(shown) else value
 
 
 def _is_table(value: Any) -> bool:

@@ -66,13 +66,20 @@ def test_the_list_never_scrolls_sideways(many: Run, page: Page, width: int) -> N
 
 
 def test_five_runs_stand_on_a_phone(many: Run, page: Page) -> None:
-    """As cards, above the rail."""
+    """As cards, above the rail; a long name ends before the status."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/runs")
     rail = page.locator(".rail").bounding_box()
     boxes = [row.bounding_box() for row in page.locator("tr[data-status]").all()]
     assert rail
     assert sum(1 for box in boxes if box and box["y"] + box["height"] <= rail["y"]) >= 5
+    name, status = (
+        page.locator(f"tr[data-status] {cell}").first.bounding_box()
+        for cell in ("td.name a", ".status")
+    )
+    assert name
+    assert status
+    assert name["x"] + name["width"] <= status["x"]
 
 
 @pytest.mark.journey

@@ -14,6 +14,7 @@ import torch
 
 import halfstep
 from halfstep.session import watch_session
+from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import unsupported
 from tests.halfstep.monitor.watch_made import Written
@@ -434,3 +435,14 @@ def test_our_own_watch_stays_ours() -> None:
     assert halfstep.watch is watch_session.watch
     with pytest.raises(AttributeError, match="nothing_of_ours"):
         _ = halfstep.nothing_of_ours
+
+
+def test_images_and_tables_are_values_of_watch_log_too() -> None:
+    """`halfstep.Image` and `halfstep.Table` become the same files there, also in cells."""
+    pixels = np.zeros((2, 2), np.uint8)
+    image = halfstep.Image(pixels)
+    assert files_of("sample", image) == files_of("sample", pixels)
+    rows = [{"label": "cat", "image": pixels}]
+    table = halfstep.Table(columns=["label", "image"], data=[["cat", image]])
+    assert files_of("table", table) == files_of("table", rows)
+    assert files_of("table", [{"label": "cat", "image": image}]) == files_of("table", rows)
