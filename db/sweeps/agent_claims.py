@@ -94,7 +94,7 @@ def _new_run(session: Session, sweep: Sweep, user: User, config: JsonObject, nam
 
 
 def renew(session: Session, sweep: Sweep, number: int, agent_id: str) -> bool:
-    """Extend an agent's lease; return whether its run goes on: nobody has ended it.
+    """Extend an agent's lease; return whether its run goes on: no one has ended it.
 
     Raises Conflict if another agent has the point, or none.
     """
