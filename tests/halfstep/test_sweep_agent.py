@@ -39,6 +39,8 @@ def known(
 ) -> Iterator[None]:
     """The server, with a token that only uploads; nothing is watched afterwards."""
     monkeypatch.chdir(tmp_path)
+    # Another test of this process may have used the drop-in, whose `agent` then is the module's.
+    monkeypatch.delitem(sys.modules, "halfstep.wandb_compat.calls", raising=False)
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -160,6 +162,7 @@ def test_a_killed_agents_point_is_run_by_another(database: Database) -> None:
         assert sorted(names) == ["lr=0.1", "lr=0.1", "lr=0.2", "lr=0.3"]
 
 
+@pytest.mark.extended
 def test_ctrl_c_gives_the_point_back(database: Database) -> None:
     """At once: the next agent begins with it."""
     sweep_id = begin()

@@ -140,6 +140,7 @@ def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
     assert (tmp_path / "recipes.json").exists()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
     """It is offered by its path, with the owner of the name; registered again it keeps the path."""

@@ -81,6 +81,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     here.close()
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_memory_of_recipes_is_measured_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

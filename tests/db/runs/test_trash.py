@@ -15,7 +15,18 @@ from db.files.storage import open_store
 from db.queue import queue, run_control
 from db.runs import groups, runs, trash
 from db.settings import Settings
-from db.tables import Channel, Run, SharedLink, Status, Step, StepBucket, SystemSample, User
+from db.tables import (
+    ArtifactCollection,
+    ArtifactVersion,
+    Channel,
+    Run,
+    SharedLink,
+    Status,
+    Step,
+    StepBucket,
+    SystemSample,
+    User,
+)
 from db.telemetry import ingest
 from tests.db.conftest import config, submit
 from tests.db.files.checkpoints_made import saved
@@ -149,6 +160,12 @@ def test_a_run_is_erased_with_all_its_rows(
             insert(Channel).values(user_id=1, name="", kind="", target="", ciphertext="")
         )
         session.execute(insert(SharedLink).values(user_id=1, token_hash="", expires_at=1.0))
+        collection = ArtifactCollection(project="", name="a", type="t")
+        session.add(collection)
+        session.flush()
+        version = {"collection_id": collection.id, "number": 0, "digest": "", "size_bytes": 0}
+        session.add(ArtifactVersion(**version, files=0, is_file=False, new_aliases=[], user_id=1))
+        session.flush()
         for run_id in (ended, other.id):
             for table in erasure.tables():
                 row = {column.name: a_value(column) for column in table.columns}
@@ -165,7 +182,7 @@ def test_a_run_is_erased_with_all_its_rows(
                 session.execute(insert(table).values(row))
                 filled.add(table.name)
     before = rows_left(database, other.id)
-    assert len(filled) == 23
+    assert len(filled) == 24
     erase_now(database, settings, ada, ended)
     assert rows_left(database, ended) == 0
     assert rows_left(database, other.id) == before

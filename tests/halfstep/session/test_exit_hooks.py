@@ -205,9 +205,8 @@ CHILD_ENDS = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3
 CHILDREN = [
     *itertools.product(["os.fork", "fork"], CHILD_ENDS),
     ("spawn", "raise"),
-    ("forkserver", "SIGTERM"),
     *extended(("spawn", end) for end in CHILD_ENDS if end != "raise"),
-    *extended(("forkserver", end) for end in CHILD_ENDS if end != "SIGTERM"),
+    *extended(("forkserver", end) for end in CHILD_ENDS),
 ]
 
 

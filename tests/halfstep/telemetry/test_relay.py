@@ -62,8 +62,7 @@ def _fresh(args: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess
     ("method", "how"),
     [
         *itertools.product(["fork"], ["object", "module", "init"]),
-        ("spawn", "object"),
-        *extended(itertools.product(["spawn"], ["module", "init"])),
+        *extended(itertools.product(["spawn"], ["object", "module", "init"])),
     ],
 )
 def test_values_logged_by_data_workers_are_in_the_run(
