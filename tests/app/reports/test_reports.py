@@ -226,6 +226,35 @@ def test_a_link_opens_the_panels_of_a_report_and_nothing_else(
     assert both_given.status_code == 422
 
 
+def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
+    app: FastAPI,
+    database: Database,
+    ada: User,
+    people: dict[str, User],
+    seen: Run,
+    stranger: TestClient,
+) -> None:
+    """A link leaves out runs that the last editor of its report may not see."""
+    hidden = start_run(database, ada, project="speech", name="hidden run")
+    record(database, hidden, make_steps([1.0]))
+    mel = browser_of(app, database, people["mel"])
+    report_id = made(mel, PANEL.format(seen.id, "loss"))
+    page = opened(stranger, link_to(mel, report_id))
+    change = {"title": "New", "text": PANEL.format(f"{seen.id}, {hidden.id}", "loss"), "version": 1}
+
+    def shown() -> list[str]:
+        params = {"runs": f"{seen.id},{hidden.id}", "series": ["loss"]}
+        return list(stranger.get(f"{page}/comparison/series", params=params).json()["runs"])
+
+    tom = script_of(app, database, people["tom"])
+    path = f"/api/v1/reports/{report_id}"
+    assert tom.put(path, json=change).json()["version"] == 2
+    assert shown() == [str(seen.id)]
+    assert f"Run {hidden.id} is deleted, or not shared." in stranger.get(page).text
+    assert mel.put(path, json=change | {"title": "Mine", "version": 2}).status_code == 200
+    assert shown() == [str(seen.id), str(hidden.id)]
+
+
 def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
