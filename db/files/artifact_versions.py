@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from obstore.store import ObjectStore
-from sqlalchemy import ColumnElement, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Select, delete, exists, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -257,18 +257,29 @@ def store_blob(
 
     It is another one if the same content was stored before: the file under `key` is then unused.
     """
-    blob = _blob(session, sha256, size_bytes, key)
     lacking = (
         _own(run_id, version_id),
         ArtifactEntry.blob_id.is_(None),
         ArtifactEntry.sha256 == sha256,
         ArtifactEntry.size_bytes == size_bytes,
     )
+    _lock_collections_of(session, select(ArtifactEntry.version_id).where(*lacking))
+    blob = _blob(session, sha256, size_bytes, key)
     version_ids = session.scalars(select(ArtifactEntry.version_id).where(*lacking)).all()
     filled = update(ArtifactEntry).where(*lacking).values(blob_id=blob.id)
     session.execute(filled, execution_options={"synchronize_session": False})
     _complete(session, version_ids)
     return blob.key
+
+
+def _lock_collections_of(session: Session, version_ids: Select[tuple[int]]) -> None:
+    """Lock the artifacts of versions until the commit, in order of ids to avoid deadlocks.
+
+    Each of two transactions that store the last two files would otherwise see one missing.
+    """
+    ids = select(ArtifactVersion.collection_id).where(ArtifactVersion.id.in_(version_ids))
+    query = select(ArtifactCollection.id).where(ArtifactCollection.id.in_(ids))
+    session.execute(query.order_by(ArtifactCollection.id).with_for_update())
 
 
 def _blob(session: Session, sha256: str, size_bytes: int, key: str) -> Blob:
@@ -284,14 +295,18 @@ def _blob(session: Session, sha256: str, size_bytes: int, key: str) -> Blob:
 
 
 def _complete(session: Session, version_ids: Collection[int]) -> None:
-    """Mark those versions as complete whose files are all stored."""
+    """Mark those versions as complete whose files are all stored. Their artifacts are locked."""
     is_lacking = exists().where(
         ArtifactEntry.version_id == ArtifactVersion.id, ArtifactEntry.blob_id.is_(None)
     )
     query = select(ArtifactVersion).where(
-        ArtifactVersion.id.in_(version_ids), ArtifactVersion.completed_at.is_(None), ~is_lacking
+        ArtifactVersion.id.in_(version_ids),
+        ArtifactVersion.completed_at.is_(None),
+        ArtifactVersion.deleted_at.is_(None),
+        ~is_lacking,
     )
-    for version in session.scalars(query.order_by(ArtifactVersion.id)).all():
+    query = query.order_by(ArtifactVersion.id).execution_options(populate_existing=True)
+    for version in session.scalars(query).all():
         version.completed_at = session.scalars(select(now())).one()
         session.flush()
         _set_new_aliases(session, version)
