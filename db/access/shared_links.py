@@ -1,8 +1,9 @@
 """Read-only links: runs, comparisons and reports, visible without a sign-in.
 
 A link shows what its maker may share at that moment: it ends with that permission. A link to a
-report shows the report as it is then, and of its runs those that the maker may share and that its last editor may
-see: an editor could otherwise read a run by naming it in a report that another user shares.
+report shows the report as it is then, and of its runs those that the maker may share and that the
+report's last editor may see: an editor could otherwise read a hidden run by naming it in a report
+that another user shares.
 """
 
 import secrets
