@@ -21,6 +21,7 @@ from db.files.storage import BLOBS, delete_files
 from db.paging import Page, page
 from db.tables import (
     ENDED,
+    LARGEST_COUNT,
     MADE,
     NOT_DELETED,
     USED,
@@ -64,6 +65,10 @@ def save(
         check_entries(entries)
     except ArtifactError as error:
         raise Invalid({"files": str(error)}) from error
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    if size_bytes > LARGEST_COUNT:
+        text = f"they have {size_bytes:,} bytes; allowed: at most {LARGEST_COUNT:,}"
+        raise Invalid({"files": text})
     collection = _locked(session, project, name, type)
     digest = digest_of(entries)
     query = select(ArtifactVersion).where(
@@ -351,7 +356,8 @@ def find(
     else:
         query = query.join(ArtifactAlias, ArtifactAlias.version_id == ArtifactVersion.id)
         query = query.where(ArtifactAlias.alias == version.alias)
-    row = session.execute(query.order_by(ArtifactVersion.id.desc()).limit(1)).one_or_none()
+    query = query.order_by(ArtifactVersion.deleted_at.is_not(None), ArtifactVersion.id.desc())
+    row = session.execute(query.limit(1)).one_or_none()
     where = f"the project {project!r}" if project else "Default project"
     if row is None:
         raise NotFound(f"There is no artifact {name}:{version} in {where}.")

@@ -18,6 +18,7 @@ from db.files import artifact_versions as artifacts
 from db.files import backup, storage
 from db.queue import queue, quotas
 from db.tables import (
+    LARGEST_COUNT,
     MADE,
     USED,
     ArtifactAlias,
@@ -296,6 +297,25 @@ def test_paths_that_lead_elsewhere_are_rejected(
         save(database, ada, *entries)
     with database.reading() as session:
         assert session.scalars(select(ArtifactVersion)).all() == []
+
+
+def test_a_sum_of_sizes_that_no_column_holds_is_rejected(database: Database, ada: User) -> None:
+    """Each size alone is allowed."""
+    huge = [entry._replace(size_bytes=LARGEST_COUNT) for entry in (A, B)]
+    with pytest.raises(Invalid, match="allowed: at most"):
+        save(database, ada, *huge)
+
+
+def test_a_digest_names_the_version_that_is_left(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Not a later version that is deleted, although its digest begins alike."""
+    upload(database, store, left := save(database, ada, A), A)
+    upload(database, store, gone := save(database, ada, B), B)
+    with database.writing() as session:
+        session.get_one(ArtifactVersion, gone.id).digest = f"{left.digest[:8]}{gone.digest[8:]}"
+        artifacts.remove(session, gone.id)
+    assert found(database, Version(digest=left.digest[:8])) == 0
 
 
 def test_an_artifact_has_one_type(database: Database, ada: User) -> None:
