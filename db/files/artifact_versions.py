@@ -277,7 +277,7 @@ def store_blob(
     return blob.key
 
 
-def _lock_collections_of(session: Session, version_ids: Select[tuple[int]]) -> None:
+def _lock_collections_of(session: Session, version_ids: Select[int]) -> None:
     """Lock the artifacts of versions until the commit, in order of ids to avoid deadlocks.
 
     Each of two transactions that store the last two files would otherwise see one missing.
