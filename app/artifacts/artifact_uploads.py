@@ -52,6 +52,7 @@ class BlobUpload(NamedTuple):
         Raises NotFound, Forbidden, OverQuota.
         """
         project = self._check(session)
+        quotas.lock_limits(session, project)
         key = artifact_versions.store_blob(
             session, self.sha256, self.size_bytes, key, version_id=self.version_id
         )

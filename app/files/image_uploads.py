@@ -112,22 +112,24 @@ def _store_of_report(
     kind, sha256 = media_type_of(content), hashlib.sha256(content).hexdigest()
     with database.reading() as session:
         permissions.limit(session, permissions.grants(session, user))
-        report = writable(session, report_id)
-        if getattr(request.state, "token_project", None) not in (None, report.project):
+        project = writable(session, report_id).project
+        if getattr(request.state, "token_project", None) not in (None, project):
             raise NotFound(f"There is no report {report_id}.")
         if report_images.find(session, report_id, sha256) is None:
             report_images.check_room(session, report_id)
-            quotas.check_storage(session, report.project, len(content))
+            quotas.check_storage(session, project, len(content))
     key, size_bytes = f"reports/{report_id}/{sha256}", len(content)
     _put(settings, key, content)
     try:
         with database.writing() as session:
+            quotas.lock_limits(session, project)
             image = report_images.record(
                 session, user, report_id, sha256=sha256, media_type=kind, size_bytes=size_bytes
             )
+            quotas.check_storage(session, project, 0)
             audit.record_now(session, request, user, f"image {image.id}, {size_bytes:,} bytes")
             address = f"/reports/{report_id}/images/{image.id}"
-    except HalfstepError:  # the report was filled or deleted meanwhile
+    except HalfstepError:  # report or project were filled, or the report deleted, meanwhile
         with database.reading() as session:
             is_recorded = report_images.find(session, report_id, sha256) is not None
         if not is_recorded:

@@ -229,6 +229,11 @@ def _take_turn(session: Session, owner: User, project: str) -> None:
     if session.info.get(_QUEUED_PER_USER, 0):
         mine = select(User.id).where(User.id == owner.id)
         session.execute(mine.with_for_update(key_share=True))
+    lock_limits(session, project)
+
+
+def lock_limits(session: Session, project: str) -> None:
+    """Serialize changes below a project's limits until the commit, if it has any."""
     is_limited = or_(Project.queued.is_not(None), Project.stored_gib.is_not(None))
     limited = select(Project.name).where(Project.name == project, is_limited)
     session.execute(limited.with_for_update(key_share=True))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from db.access import accounts, projects
+from app.artifacts.artifact_uploads import BlobUpload
+from db.access import accounts, permissions, projects
 from db.database import Database
 from db.files import artifact_versions
 from db.queue import quotas
@@ -82,18 +83,22 @@ def test_content_above_the_limit_of_a_project_is_refused_although_its_version_wa
 @pytest.mark.sql
 @pytest.mark.only_on("postgresql")
 def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
-    database: Database, settings: Settings, script: TestClient
+    database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
     """What was stored before its record was refused does not stay in the store."""
     other = hashlib.sha256(b"two").hexdigest()
-    files = [*body()["files"], {"path": "b.csv", "size_bytes": 3, "sha256": other}]
-    version = script.post("/api/v1/artifacts", json=body(files=files)).json()
+    files = [{"path": "b.csv", "size_bytes": 3, "sha256": other}]
+    first, second = (
+        script.post("/api/v1/artifacts", json=body(**changes)).json()
+        for changes in ({"name": "other", "files": files}, {})
+    )
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
     with ThreadPoolExecutor() as pool:
         with database.writing() as session:
-            artifact_versions.store_blob(session, other, 3, "blobs/x", version_id=version["id"])
-            putting = pool.submit(put, script, version["id"], CONTENT, SHA256)
+            grants = permissions.grants(session, ada)
+            BlobUpload(grants, first["id"], 3, other).record(session, "blobs/x")
+            putting = pool.submit(put, script, second["id"], CONTENT, SHA256)
             while not blocked(database) and not putting.done():
                 pass
         refused = putting.result()
