@@ -14,6 +14,7 @@ from db.access.permissions import Grants, Permission
 from db.database import Database
 from db.files import artifact_versions
 from db.files.storage import BLOBS, INCOMING, open_store
+from db.queue import quotas
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 
@@ -32,27 +33,38 @@ class BlobUpload(NamedTuple):
         return settings.data / BLOBS / INCOMING / name
 
     def is_stored(self, session: Session) -> bool:
-        """Return whether it is stored. Raises NotFound, Forbidden."""
-        self._check(session)
-        return artifact_versions.is_stored(
+        """Return whether it is stored. Raises NotFound, Forbidden, OverQuota."""
+        project = self._check(session)
+        is_stored = artifact_versions.is_stored(
             session, self.sha256, self.size_bytes, version_id=self.version_id
         )
+        if not is_stored:
+            quotas.check_storage(session, project, self.size_bytes)
+        return is_stored
 
     def new_key(self) -> str:
         """Return the key to store it under."""
         return artifact_versions.new_key(self.sha256)
 
     def record(self, session: Session, key: str) -> str:
-        """Record that it is stored under a key; return the key that its rows have."""
-        self._check(session)
-        return artifact_versions.store_blob(
+        """Record that it is stored under a key; return the key that its rows have.
+
+        Raises NotFound, Forbidden, OverQuota.
+        """
+        project = self._check(session)
+        quotas.lock_limits(session, project)
+        key = artifact_versions.store_blob(
             session, self.sha256, self.size_bytes, key, version_id=self.version_id
         )
+        quotas.check_storage(session, project, 0)  # which others may have filled meanwhile
+        return key
 
-    def _check(self, session: Session) -> None:
+    def _check(self, session: Session) -> str:
+        """Check that the version exists and the sender may save; return its project."""
         permissions.limit(session, self.grants)
         _version, collection = artifact_versions.get(session, self.version_id)
         check_project(session, Permission.SUBMIT_RUN, collection.project)
+        return collection.project
 
 
 def tidy(settings: Settings, database: Database) -> None:

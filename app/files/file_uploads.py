@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database
-from db.errors import Invalid, OffsetMismatch, StorageUnreachable
+from db.errors import HalfstepError, Invalid, OffsetMismatch, StorageUnreachable
 from db.files import artifact_versions
 from db.files.storage import BLOBS, delete_file, is_full, open_store, put_file, storage_full
 from db.settings import Settings
@@ -151,14 +151,20 @@ def _store(settings: Settings, database: Database, file: Upload, part: Path) -> 
         text = f"the upload has {sha256}, not {file.sha256}; start again at offset 0"
         raise Invalid({"sha256": text})
     key, store = file.new_key(), open_store(settings, retry_seconds=RETRY_SECONDS)
-    whole = settings.data / key
-    whole.parent.mkdir(parents=True, exist_ok=True)
-    part.replace(whole)
-    put_file(store, key, whole)
     if settings.storage_url:
-        whole.unlink()
-    with database.writing() as session:
-        is_used = file.record(session, key) == key
+        put_file(store, key, part)  # which stays if the bucket fails: the next piece tries again
+        part.unlink()
+    else:
+        whole = settings.data / key
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        part.replace(whole)
+    try:
+        with database.writing() as session:
+            is_used = file.record(session, key) == key
+    except HalfstepError:
+        if key.startswith(f"{BLOBS}/"):  # other keys are not new: a row may have them already
+            delete_file(store, key)
+        raise
     if not is_used:
         delete_file(store, key)
 

@@ -22,9 +22,9 @@ from app.reports.reports import writable
 from db.access import permissions
 from db.access.permissions import Permission
 from db.database import Database
-from db.errors import Invalid, NotFound, StorageUnreachable
+from db.errors import HalfstepError, Invalid, NotFound, StorageUnreachable
 from db.files import artifacts, report_images
-from db.files.storage import is_full, open_store, storage_full
+from db.files.storage import delete_file, is_full, open_store, storage_full
 from db.queue import quotas
 from db.runs import runs
 from db.settings import Settings
@@ -112,17 +112,29 @@ def _store_of_report(
     kind, sha256 = media_type_of(content), hashlib.sha256(content).hexdigest()
     with database.reading() as session:
         permissions.limit(session, permissions.grants(session, user))
-        report = writable(session, report_id)
-        if getattr(request.state, "token_project", None) not in (None, report.project):
+        project = writable(session, report_id).project
+        if getattr(request.state, "token_project", None) not in (None, project):
             raise NotFound(f"There is no report {report_id}.")
-    _put(settings, f"reports/{report_id}/{sha256}", content)
-    size_bytes = len(content)
-    with database.writing() as session:
-        image = report_images.record(
-            session, user, report_id, sha256=sha256, media_type=kind, size_bytes=size_bytes
-        )
-        audit.record_now(session, request, user, f"image {image.id}, {size_bytes:,} bytes")
-        address = f"/reports/{report_id}/images/{image.id}"
+        if report_images.find(session, report_id, sha256) is None:
+            report_images.check_room(session, report_id)
+            quotas.check_storage(session, project, len(content))
+    key, size_bytes = f"reports/{report_id}/{sha256}", len(content)
+    _put(settings, key, content)
+    try:
+        with database.writing() as session:
+            quotas.lock_limits(session, project)
+            image = report_images.record(
+                session, user, report_id, sha256=sha256, media_type=kind, size_bytes=size_bytes
+            )
+            quotas.check_storage(session, project, 0)
+            audit.record_now(session, request, user, f"image {image.id}, {size_bytes:,} bytes")
+            address = f"/reports/{report_id}/images/{image.id}"
+    except HalfstepError:  # report or project were filled, or the report deleted, meanwhile
+        with database.reading() as session:
+            is_recorded = report_images.find(session, report_id, sha256) is not None
+        if not is_recorded:
+            delete_file(open_store(settings, retry_seconds=RETRY_SECONDS), key)
+        raise
     return UploadedImage(address=address, media_type=kind, size_bytes=size_bytes, sha256=sha256)
 
 

@@ -38,7 +38,8 @@ async def log_lines(
     minute and token (HALFSTEP_LOG_LINES_PER_MINUTE): error 429, with Retry-After in seconds.
     """
     limit: RateLimit = request.app.state.log_lines
-    limit.take(request.headers["authorization"], body.count(b"\n") + 1)
+    lines = sum(1 for line in body.splitlines() if line.strip())
+    limit.take(request.headers["authorization"], lines)
 
     def work() -> Logged:
         return json_lines.take(database, sender, run_id, body)

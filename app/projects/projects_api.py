@@ -33,7 +33,8 @@ class Quota(Body):
     devices: Annotated[float | None, Field(description="Devices in training at once")] = None
     queued: Annotated[float | None, Field(description="Runs in the queue")] = None
     stored_gib: Annotated[
-        float | None, Field(description="Checkpoints and artifacts, including the trash")
+        float | None,
+        Field(description="Checkpoints, artifacts, images of reports, including the trash"),
     ] = None
     share: Annotated[
         float,

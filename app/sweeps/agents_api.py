@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from app.auth.audit import audited, unaudited
+from app.auth.audit import audited, set_runs, unaudited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
@@ -92,7 +92,10 @@ def begin_agent_sweep(body: AgentSweep, session: Db, principal: SignedIn) -> Swe
 @router.post("/{sweep_id}/claims")
 @requires(Permission.SUBMIT_RUN, for_uploads=True)
 def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn) -> Claim:
-    """Take a point of a sweep: one that was given back, else the next one."""
+    """Take a point of a sweep: one that was given back, else the next one.
+
+    The audit log records only a claim that gives a point.
+    """
     sweep = sweep_submission.locked(session, sweep_id)
     claimed = agent_claims.take(
         session,
@@ -104,6 +107,7 @@ def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn
         name_of=search_space.name,
     )
     if claimed is None:
+        set_runs(session, [])  # an agent polls until there is a point
         may_follow = sweep.status == sweeps.PAUSED or (
             sweep.status == sweeps.RUNNING and bool(sweeps.under_way(session, sweep))
         )

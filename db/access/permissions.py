@@ -147,7 +147,7 @@ PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
         READ: _READING,
         SUBMIT: _READING | {Permission.SUBMIT_RUN},
         CONTROL: frozenset(Permission) - {Permission.MANAGE_MEMBERS, Permission.SHARE_RUN},
-        # Only to use artifacts: other routes refuse it.
+        # Of this only to use artifacts and to work sweeps of agents: other routes refuse it.
         WRITE: _READING | {Permission.SUBMIT_RUN},
         ONE_RUN: frozenset({Permission.SUBMIT_RUN}),
     }

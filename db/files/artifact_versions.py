@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from obstore.store import ObjectStore
-from sqlalchemy import ColumnElement, delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Select, delete, exists, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -21,6 +21,7 @@ from db.files.storage import BLOBS, delete_files
 from db.paging import Page, page
 from db.tables import (
     ENDED,
+    LARGEST_COUNT,
     MADE,
     NOT_DELETED,
     USED,
@@ -64,6 +65,10 @@ def save(
         check_entries(entries)
     except ArtifactError as error:
         raise Invalid({"files": str(error)}) from error
+    size_bytes = sum(entry.size_bytes for entry in entries)
+    if size_bytes > LARGEST_COUNT:
+        text = f"they have {size_bytes:,} bytes; allowed: at most {LARGEST_COUNT:,}"
+        raise Invalid({"files": text})
     collection = _locked(session, project, name, type)
     digest = digest_of(entries)
     query = select(ArtifactVersion).where(
@@ -257,18 +262,29 @@ def store_blob(
 
     It is another one if the same content was stored before: the file under `key` is then unused.
     """
-    blob = _blob(session, sha256, size_bytes, key)
     lacking = (
         _own(run_id, version_id),
         ArtifactEntry.blob_id.is_(None),
         ArtifactEntry.sha256 == sha256,
         ArtifactEntry.size_bytes == size_bytes,
     )
+    _lock_collections_of(session, select(ArtifactEntry.version_id).where(*lacking))
+    blob = _blob(session, sha256, size_bytes, key)
     version_ids = session.scalars(select(ArtifactEntry.version_id).where(*lacking)).all()
     filled = update(ArtifactEntry).where(*lacking).values(blob_id=blob.id)
     session.execute(filled, execution_options={"synchronize_session": False})
     _complete(session, version_ids)
     return blob.key
+
+
+def _lock_collections_of(session: Session, version_ids: Select[int]) -> None:
+    """Lock the artifacts of versions until the commit, in order of ids to avoid deadlocks.
+
+    Each of two transactions that store the last two files would otherwise see one missing.
+    """
+    ids = select(ArtifactVersion.collection_id).where(ArtifactVersion.id.in_(version_ids))
+    query = select(ArtifactCollection.id).where(ArtifactCollection.id.in_(ids))
+    session.execute(query.order_by(ArtifactCollection.id).with_for_update())
 
 
 def _blob(session: Session, sha256: str, size_bytes: int, key: str) -> Blob:
@@ -284,14 +300,18 @@ def _blob(session: Session, sha256: str, size_bytes: int, key: str) -> Blob:
 
 
 def _complete(session: Session, version_ids: Collection[int]) -> None:
-    """Mark those versions as complete whose files are all stored."""
+    """Mark those versions as complete whose files are all stored. Their artifacts are locked."""
     is_lacking = exists().where(
         ArtifactEntry.version_id == ArtifactVersion.id, ArtifactEntry.blob_id.is_(None)
     )
     query = select(ArtifactVersion).where(
-        ArtifactVersion.id.in_(version_ids), ArtifactVersion.completed_at.is_(None), ~is_lacking
+        ArtifactVersion.id.in_(version_ids),
+        ArtifactVersion.completed_at.is_(None),
+        ArtifactVersion.deleted_at.is_(None),
+        ~is_lacking,
     )
-    for version in session.scalars(query.order_by(ArtifactVersion.id)).all():
+    query = query.order_by(ArtifactVersion.id).execution_options(populate_existing=True)
+    for version in session.scalars(query).all():
         version.completed_at = session.scalars(select(now())).one()
         session.flush()
         _set_new_aliases(session, version)
@@ -336,7 +356,8 @@ def find(
     else:
         query = query.join(ArtifactAlias, ArtifactAlias.version_id == ArtifactVersion.id)
         query = query.where(ArtifactAlias.alias == version.alias)
-    row = session.execute(query.order_by(ArtifactVersion.id.desc()).limit(1)).one_or_none()
+    query = query.order_by(ArtifactVersion.deleted_at.is_not(None), ArtifactVersion.id.desc())
+    row = session.execute(query.limit(1)).one_or_none()
     where = f"the project {project!r}" if project else "Default project"
     if row is None:
         raise NotFound(f"There is no artifact {name}:{version} in {where}.")

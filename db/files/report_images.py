@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
 from db.files.storage import PAGE_FILES, delete_files
+from db.runs import reports
 from db.tables import ReportImage, User
 
 #: Limit of images per report.
@@ -21,16 +22,30 @@ def get(session: Session, report_id: int, image_id: int) -> ReportImage:
     return image
 
 
+def find(session: Session, report_id: int, sha256: str) -> ReportImage | None:
+    """Return the image of a report with this content."""
+    of_report = (ReportImage.report_id == report_id, ReportImage.sha256 == sha256)
+    return session.scalar(select(ReportImage).where(*of_report))
+
+
+def check_room(session: Session, report_id: int) -> None:
+    """Check that a report may have one more image. Raises Invalid."""
+    count = select(func.count()).where(ReportImage.report_id == report_id)
+    if (session.scalar(count) or 0) >= MOST:
+        raise Invalid({"image": f"the report has {MOST} images; allowed: no more"})
+
+
 def record(
     session: Session, user: User, report_id: int, *, sha256: str, media_type: str, size_bytes: int
 ) -> ReportImage:
-    """Record an image whose file is stored; the same one is recorded once. Raises Invalid."""
-    mine = ReportImage.report_id == report_id
-    same = select(ReportImage).where(mine, ReportImage.sha256 == sha256)
-    if (image := session.scalar(same)) is not None:
+    """Record an image whose file is stored; the same one is recorded once.
+
+    The report is locked until the commit. Raises Invalid, NotFound.
+    """
+    reports.get(session, report_id, lock=True)
+    if (image := find(session, report_id, sha256)) is not None:
         return image
-    if (session.scalar(select(func.count()).where(mine)) or 0) >= MOST:
-        raise Invalid({"image": f"the report has {MOST} images; allowed: no more"})
+    check_room(session, report_id)
     image = ReportImage(
         report_id=report_id,
         sha256=sha256,

@@ -36,6 +36,8 @@ from db.tables import (
     ArtifactVersion,
     Blob,
     Project,
+    Report,
+    ReportImage,
     Run,
     RunNode,
     Status,
@@ -227,6 +229,11 @@ def _take_turn(session: Session, owner: User, project: str) -> None:
     if session.info.get(_QUEUED_PER_USER, 0):
         mine = select(User.id).where(User.id == owner.id)
         session.execute(mine.with_for_update(key_share=True))
+    lock_limits(session, project)
+
+
+def lock_limits(session: Session, project: str) -> None:
+    """Serialize changes below a project's limits until the commit, if it has any."""
     is_limited = or_(Project.queued.is_not(None), Project.stored_gib.is_not(None))
     limited = select(Project.name).where(Project.name == project, is_limited)
     session.execute(limited.with_for_update(key_share=True))
@@ -273,6 +280,7 @@ def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
     with permissions.unlimited(session):
         stored_bytes = int(session.scalar(select(stored).where(Run.project == name)) or 0)
     stored_bytes += more_bytes + artifact_bytes(session, [name]).get(name, 0)
+    stored_bytes += image_bytes(session, [name]).get(name, 0)
     if stored_bytes <= project.stored_gib * GIB:
         return ""
     text = f"{called(name)} stores {stored_bytes / GIB:.2f} GiB"
@@ -291,6 +299,15 @@ def artifact_bytes(session: Session, names: Sequence[str]) -> dict[str, int]:
         return {row[0]: int(row[1]) for row in session.execute(total)}
 
 
+def image_bytes(session: Session, names: Sequence[str]) -> dict[str, int]:
+    """Return the size of the images of projects' reports."""
+    total = select(Report.project, func.sum(ReportImage.size_bytes))
+    total = total.join(ReportImage, ReportImage.report_id == Report.id)
+    total = total.where(Report.project.in_(names)).group_by(Report.project)
+    with permissions.unlimited(session):
+        return {row[0]: int(row[1]) for row in session.execute(total)}
+
+
 def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return the usage of each project: devices, queued runs and stored bytes."""
     devices = Usage.read(session).by_project
@@ -305,12 +322,12 @@ def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
             }
             for query in (queued, stored)
         )
-    of_artifacts = artifact_bytes(session, names)
+    of_artifacts, of_images = artifact_bytes(session, names), image_bytes(session, names)
     return {
         name: {
             "devices_used": devices[name],
             "queued_used": waiting.get(name, 0),
-            "stored_bytes": bytes_of.get(name, 0) + of_artifacts.get(name, 0),
+            "stored_bytes": sum(of.get(name, 0) for of in (bytes_of, of_artifacts, of_images)),
         }
         for name in names
     }

@@ -6,12 +6,12 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.database import now
 from db.tables.base import Table
 
-#: Kinds of tokens: all permissions of the user, parts of them, or only uploads of watched runs
-#: (write) or of one of them (run).
+#: Kinds of tokens: all permissions of the user, parts of them, uploads of watched runs, with
+#: artifacts and sweeps of agents (write), or only uploads of one of them (run).
 FULL, READ, SUBMIT, CONTROL, WRITE, ONE_RUN = TOKENS = (
     *("full", "read", "submit", "control", "write", "run"),
 )
-#: Kinds that may only upload watched runs.
+#: Kinds that upload watched runs; no other route takes them unless it declares `for_uploads`.
 SENDING = (WRITE, ONE_RUN)
 
 

@@ -10,7 +10,7 @@ from halfstep.api_client.responses import content, spoken
 from halfstep.artifacts import cache
 from halfstep.artifacts.cache import Manifest
 from halfstep.artifacts.manifest import Entry, files_in, sha256_of
-from halfstep.artifacts.names import parse_reference
+from halfstep.artifacts.names import ArtifactError, parse_reference
 from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
@@ -170,8 +170,13 @@ class ArtifactCalls:
 
 
 def manifest_of(version: "VersionDetail") -> Manifest:
-    """Return a version of the API as the cache needs it."""
+    """Return a version of the API as the cache needs it. Raises ArtifactError."""
     artifact = version["artifact"]
+    if not version["is_complete"]:
+        raise ArtifactError(
+            f"{artifact['name']}:{version['version']} is not uploaded completely yet; allowed: a "
+            "complete version, or this one once all of its files are saved"
+        )
     entries = [Entry(f["path"], f["size_bytes"], f["sha256"]) for f in version["entries"]]
     return Manifest(
         project=artifact["project"],

@@ -1,8 +1,8 @@
 """Servers that run on this machine, found by scripts of the same user without a token.
 
 `halfstep up` writes a file per data folder into the user's state folder, readable only by the user:
-the server's URL, and a token that may only send watched runs. The server holds a lock while it
-runs, which the kernel releases if it is killed.
+the server's URL, and a token for watched runs, artifacts and sweeps of agents. The server holds a
+lock while it runs, which the kernel releases if it is killed.
 """
 
 import hashlib

@@ -1,18 +1,22 @@
 """Artifacts through the API and on pages: who may do what, bounds, lineage."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from db.access import accounts, projects
+from app.artifacts.artifact_uploads import BlobUpload
+from db.access import accounts, permissions, projects
 from db.database import Database
 from db.files import artifact_versions
-from db.tables import AuditEvent, Run, User
+from db.queue import quotas
+from db.settings import Settings
+from db.tables import AuditEvent, Project, Run, User
 from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.telemetry import events
-from tests.db.conftest import make_watched
+from tests.db.conftest import blocked, make_watched
 
 CONTENT = b"one"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -55,6 +59,51 @@ def test_a_version_is_uploaded_in_pieces_and_downloaded(script: TestClient) -> N
         f"/api/v1/artifact-versions/{version['id']}/files/a.csv", headers={"Range": "bytes=1-"}
     )
     assert (part.status_code, part.content) == (206, b"ne")
+
+
+def test_content_above_the_limit_of_a_project_is_refused_although_its_version_was_saved(
+    database: Database, settings: Settings, script: TestClient
+) -> None:
+    """Several versions that fit one by one do not fit together."""
+    with database.writing() as session:
+        session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
+    other = b"two"
+    digest = hashlib.sha256(other).hexdigest()
+    files = [{"path": "b.csv", "size_bytes": len(other), "sha256": digest}]
+    first, second = (
+        script.post("/api/v1/artifacts", json=body(**changes)).json()
+        for changes in ({}, {"files": files})
+    )
+    assert put(script, first["id"], CONTENT, SHA256).json()["stored"]
+    refused = put(script, second["id"], other, digest)
+    assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")
+    assert len(list(settings.data.glob("blobs/*-*"))) == 1
+
+
+@pytest.mark.sql
+@pytest.mark.only_on("postgresql")
+def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
+    database: Database, settings: Settings, ada: User, script: TestClient
+) -> None:
+    """What was stored before its record was refused does not stay in the store."""
+    other = hashlib.sha256(b"two").hexdigest()
+    files = [{"path": "b.csv", "size_bytes": 3, "sha256": other}]
+    first, second = (
+        script.post("/api/v1/artifacts", json=body(**changes)).json()
+        for changes in ({"name": "other", "files": files}, {})
+    )
+    with database.writing() as session:
+        session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as session:
+            grants = permissions.grants(session, ada)
+            BlobUpload(grants, first["id"], 3, other).record(session, "blobs/x")
+            putting = pool.submit(put, script, second["id"], CONTENT, SHA256)
+            while not blocked(database) and not putting.done():
+                pass
+        refused = putting.result()
+    assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")
+    assert list(settings.data.glob("blobs/*-*")) == []
 
 
 @pytest.mark.parametrize(

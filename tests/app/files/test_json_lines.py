@@ -211,6 +211,14 @@ def test_a_token_has_a_limit_of_lines_per_minute(
     assert len(recorded(database)[1]) == 120
 
 
+def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Database) -> None:
+    """Neither a line end nor a blank line is a line."""
+    sender.app.state.log_lines = RateLimit(10, "JSON lines")  # type: ignore[attr-defined]
+    for step in range(1, 11):
+        log(sender, {"step": step, "a": 1.0}, b"", b"")
+    assert len(recorded(database)[1]) == 10
+
+
 def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As fast as units become free; one request above the limit passes after a pause."""
     moment = 0.0

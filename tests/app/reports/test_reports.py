@@ -1,7 +1,9 @@
 """Reports: who writes them, what their panels show to whom, and what a link to one opens."""
 
+import hashlib
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -14,15 +16,17 @@ from app.trash.purge import Purge
 from db.access import accounts, projects
 from db.access.permissions import MEMBER, VIEWER
 from db.database import Database
+from db.files import report_images
 from db.files.storage import mend, mismatches, open_store
-from db.queue import queue
+from db.queue import queue, quotas
 from db.runs import trash
 from db.settings import Settings
-from db.tables import AuditEvent, Report, ReportImage, Run, SharedLink, Status, User
+from db.tables import AuditEvent, Project, Report, ReportImage, Run, SharedLink, Status, User
 from tests.app.auth.permissions_made import script_of
 from tests.app.auth.users_pages_made import browser_of
 from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run, submit
+from tests.db.conftest import blocked
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
@@ -226,6 +230,35 @@ def test_a_link_opens_the_panels_of_a_report_and_nothing_else(
     assert both_given.status_code == 422
 
 
+def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
+    app: FastAPI,
+    database: Database,
+    ada: User,
+    people: dict[str, User],
+    seen: Run,
+    stranger: TestClient,
+) -> None:
+    """A link leaves out runs that the last editor of its report may not see."""
+    hidden = start_run(database, ada, project="speech", name="hidden run")
+    record(database, hidden, make_steps([1.0]))
+    mel = browser_of(app, database, people["mel"])
+    report_id = made(mel, PANEL.format(seen.id, "loss"))
+    page = opened(stranger, link_to(mel, report_id))
+    change = {"title": "New", "text": PANEL.format(f"{seen.id}, {hidden.id}", "loss"), "version": 1}
+
+    def shown() -> list[str]:
+        params = {"runs": f"{seen.id},{hidden.id}", "series": ["loss"]}
+        return list(stranger.get(f"{page}/comparison/series", params=params).json()["runs"])
+
+    tom = script_of(app, database, people["tom"])
+    path = f"/api/v1/reports/{report_id}"
+    assert tom.put(path, json=change).json()["version"] == 2
+    assert shown() == [str(seen.id)]
+    assert f"Run {hidden.id} is deleted, or not shared." in stranger.get(page).text
+    assert mel.put(path, json=change | {"title": "Mine", "version": 2}).status_code == 200
+    assert shown() == [str(seen.id), str(hidden.id)]
+
+
 def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
@@ -333,3 +366,70 @@ def test_an_image_is_one_by_its_content_and_is_sent_as_nothing_else(
         assert sent.headers["content-type"] == "image/png"
         assert sent.headers["x-content-type-options"] == "nosniff"
         assert sent.headers["content-security-policy"] == "default-src 'none'; sandbox"
+
+
+def test_an_image_above_the_limit_is_not_stored(
+    settings: Settings,
+    database: Database,
+    ada: User,
+    offered: None,
+    browser: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same image may be sent again."""
+    monkeypatch.setattr(report_images, "MOST", 1)
+    report_id = made(browser, project="")
+    path = f"/api/v1/reports/{report_id}/images"
+    first = browser.post(path, content=PNG).json()
+    assert browser.post(path, content=PNG).json() == first
+    refused = browser.post(path, content=PNG + b"2")
+    assert (refused.status_code, list(refused.json()["errors"])) == (422, ["image"])
+    files = (settings.data / "reports" / str(report_id)).iterdir()
+    assert [file.name for file in files] == [first["sha256"]]
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize(
+    ("content", "status"), [(PNG, 201), (PNG + b"2", 422)], ids=["same", "other"]
+)
+def test_concurrent_images_are_recorded_once_and_up_to_the_limit(
+    settings: Settings,
+    database: Database,
+    ada: User,
+    offered: None,
+    browser: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    status: int,
+) -> None:
+    """The same image is one; the file of another one that is refused is deleted."""
+    monkeypatch.setattr(report_images, "MOST", 1)
+    report_id = made(browser, project="")
+    sha256 = hashlib.sha256(PNG).hexdigest()
+    path = f"/api/v1/reports/{report_id}/images"
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as session:
+            image = {"sha256": sha256, "media_type": "image/png", "size_bytes": len(PNG)}
+            report_images.record(session, session.get_one(User, ada.id), report_id, **image)
+            posting = pool.submit(browser.post, path, content=content)
+            while not blocked(database) and not posting.done():
+                pass
+        assert posting.result().status_code == status
+    files = [file.name for file in (settings.data / "reports" / str(report_id)).iterdir()]
+    assert files == ([sha256] if status == 201 else [])
+
+
+def test_images_count_as_stored_and_towards_the_limit_of_a_project(
+    settings: Settings, database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """An image above the limit is refused and not stored."""
+    report_id = made(browser, project="")
+    path = f"/api/v1/reports/{report_id}/images"
+    assert browser.post(path, content=PNG).status_code == 201
+    with database.writing() as session:
+        assert quotas.used(session, [""])[""]["stored_bytes"] == len(PNG)
+        session.get_one(Project, "").stored_gib = len(PNG) / quotas.GIB
+    refused = browser.post(path, content=PNG + b"2")
+    assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")
+    assert len(list((settings.data / "reports" / str(report_id)).iterdir())) == 1
+    assert browser.post(path, content=PNG).status_code == 201

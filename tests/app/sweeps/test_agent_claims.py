@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
+from starlette.testclient import TestClient
 
 from app.sweeps import search_space, sweep_submission
 from app.sweeps.agents_api import _config
@@ -13,7 +14,7 @@ from db.database import Database, now
 from db.errors import Conflict, Ended, Invalid
 from db.queue import queue
 from db.sweeps import agent_claims, sweeps
-from db.tables import Run, Status, Trial, User, Worker
+from db.tables import AuditEvent, Run, Status, Trial, User, Worker
 from db.telemetry import ingest, telemetry
 from tests.app.conftest import offer_digits
 from tests.db.conftest import claim as claim_by_worker
@@ -235,3 +236,16 @@ def test_what_agents_cannot_do_is_named(database: Database, ada: User) -> None:
         begin(database, ada, kind="hyperband")
     with pytest.raises(Invalid, match="with a recipe or a command"):
         begin(database, ada, recipe="digits")
+
+
+def test_the_audit_log_records_claims_that_give_a_point(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """An agent that waits polls, which changes nothing."""
+    sweep_id = begin(database, ada, space={"lr": [0.1]})
+    path = f"/api/v1/sweeps/{sweep_id}/claims"
+    states = [script.post(path, json={"agent": agent}).json()["state"] for agent in (A, B, B)]
+    assert states == ["run", "wait", "wait"]
+    with database.reading() as session:
+        actions = session.scalars(select(AuditEvent.action)).all()
+    assert actions == [f"POST {path}"]

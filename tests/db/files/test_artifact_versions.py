@@ -1,12 +1,15 @@
 """Versions of named artifacts: the same content makes none, and what is used stays."""
 
 import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.store import LocalStore
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from db.access import accounts, projects
 from db.database import Database
@@ -14,12 +17,23 @@ from db.errors import Conflict, Invalid, NotFound
 from db.files import artifact_versions as artifacts
 from db.files import backup, storage
 from db.queue import queue, quotas
-from db.tables import MADE, USED, ArtifactLink, ArtifactVersion, Blob, Run, Status, User
+from db.tables import (
+    LARGEST_COUNT,
+    MADE,
+    USED,
+    ArtifactAlias,
+    ArtifactLink,
+    ArtifactVersion,
+    Blob,
+    Run,
+    Status,
+    User,
+)
 from db.tables import Table as Base
 from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.artifacts.names import Version
 from halfstep.telemetry import events
-from tests.db.conftest import make_watched
+from tests.db.conftest import blocked, make_watched
 
 A, B, C = (Entry(f"{name}.txt", size, name * 64) for name, size in (("a", 1), ("b", 2), ("c", 3)))
 
@@ -84,6 +98,76 @@ def test_the_same_content_makes_no_version(
     again = save(database, ada, A)
     assert (again.id, again.number) == (first.id, 0)
     assert found(database, Version(alias="latest")) == 0
+
+
+def store_blob(session: Session, version: ArtifactVersion, entry: Entry) -> None:
+    """Record that a file of a version is stored."""
+    key = artifacts.new_key(entry.sha256)
+    artifacts.store_blob(session, entry.sha256, entry.size_bytes, key, version_id=version.id)
+
+
+def while_open(
+    database: Database, first: Callable[[Session], object], second: Callable[[Session], object]
+) -> None:
+    """Run a second transaction until it ends or waits for a lock of the first; commit both."""
+
+    def work() -> None:
+        with database.writing() as session:
+            second(session)
+
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as session:
+            first(session)
+            session.flush()
+            other = pool.submit(work)
+            while not blocked(database) and not other.done():
+                pass
+        other.result()
+
+
+@pytest.mark.only_on("postgresql")
+def test_the_last_two_files_that_are_stored_concurrently_complete_a_version(
+    database: Database, ada: User
+) -> None:
+    """Each transaction would see the other's file as missing."""
+    version = save(database, ada, A, B)
+    while_open(
+        database,
+        lambda session: store_blob(session, version, A),
+        lambda session: store_blob(session, version, B),
+    )
+    assert found(database, Version(alias="latest")) == 0
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("later_first", [False, True])
+def test_latest_is_the_later_of_two_versions_that_are_completed_concurrently(
+    database: Database, ada: User, later_first: bool
+) -> None:
+    """In either order of their commits."""
+    older, later = save(database, ada, A), save(database, ada, B)
+    steps = [
+        lambda session: store_blob(session, older, A),
+        lambda session: store_blob(session, later, B),
+    ]
+    while_open(database, *(reversed(steps) if later_first else steps))
+    assert found(database, Version(alias="latest")) == 1
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_version_that_is_deleted_while_its_last_file_is_stored_stays_incomplete(
+    database: Database, ada: User
+) -> None:
+    """No alias names it."""
+    version = save(database, ada, A)
+    while_open(
+        database,
+        lambda session: artifacts.remove(session, version.id),
+        lambda session: store_blob(session, version, A),
+    )
+    with database.reading() as session:
+        assert artifacts.get(session, version.id)[0].completed_at is None
+        assert session.scalars(select(ArtifactAlias)).all() == []
 
 
 def test_a_hash_gives_no_access_to_another_project(
@@ -213,6 +297,25 @@ def test_paths_that_lead_elsewhere_are_rejected(
         save(database, ada, *entries)
     with database.reading() as session:
         assert session.scalars(select(ArtifactVersion)).all() == []
+
+
+def test_a_sum_of_sizes_that_no_column_holds_is_rejected(database: Database, ada: User) -> None:
+    """Each size alone is allowed."""
+    huge = [entry._replace(size_bytes=LARGEST_COUNT) for entry in (A, B)]
+    with pytest.raises(Invalid, match="allowed: at most"):
+        save(database, ada, *huge)
+
+
+def test_a_digest_names_the_version_that_is_left(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Not a later version that is deleted, although its digest begins alike."""
+    upload(database, store, left := save(database, ada, A), A)
+    upload(database, store, gone := save(database, ada, B), B)
+    with database.writing() as session:
+        session.get_one(ArtifactVersion, gone.id).digest = f"{left.digest[:8]}{gone.digest[8:]}"
+        artifacts.remove(session, gone.id)
+    assert found(database, Version(digest=left.digest[:8])) == 0
 
 
 def test_an_artifact_has_one_type(database: Database, ada: User) -> None:

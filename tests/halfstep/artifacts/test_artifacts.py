@@ -214,6 +214,21 @@ def test_the_client_puts_gets_and_deletes(client: Client, data: Path, tmp_path: 
     assert [each["name"] for each in client.named_artifacts()] == ["digits"]
 
 
+def test_a_version_that_is_not_uploaded_completely_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch, server: dict[str, str]
+) -> None:
+    """By the client and by a script that uses it."""
+    files = [{"path": "a.csv", "size_bytes": 3, "sha256": "a" * 64}]
+    client._post("/api/v1/artifacts", {"name": "digits", "files": files})
+    text = "digits:v0 is not uploaded completely yet"
+    with pytest.raises(ArtifactError, match=text):
+        client.download_artifact("digits:v0")
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    with halfstep.watch(name="user") as watch, pytest.raises(ArtifactError, match=text):
+        watch.use("digits:v0")
+
+
 def test_the_command_does_the_same(
     client: Client,
     data: Path,
