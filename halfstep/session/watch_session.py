@@ -140,7 +140,9 @@ def watch(
         if chosen == "disabled":
             return Watch(None)
         if number := ranks.rank():
-            _keep_rank(number, arguments.folder(folder), console=console, system=system)
+            server = None if chosen == "offline" else _server(url, token)
+            secret = server.token if server else token
+            _keep_rank(number, arguments.folder(folder), secret, console=console, system=system)
             return Watch(None)
         if _sidecar:
             _sidecar.stop()
@@ -193,7 +195,7 @@ def watch(
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
     _active.sweep_settings = point.config if point else {}
-    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+    if ranks.world_size() > 1:
         _active._guard(_active._announce_ranks)
     _active.add(*modules)
     if is_notebook() and arguments.switch("console", console):
@@ -956,17 +958,22 @@ def _server(url: str | None, token: str | None) -> Credentials | None:
     return server if server or is_named else local_server.running()
 
 
-def _keep_rank(number: int, folder: Path, *, console: bool, system: bool) -> None:
-    """Keep output, memory and exception of a further rank for the run of the first one."""
+def _keep_rank(
+    number: int, folder: Path, secret: str | None, *, console: bool, system: bool
+) -> None:
+    """Keep output, memory and exception of a further rank for the run of the first one.
+
+    secret: the server's token, which no written file may contain.
+    """
     global _sidecar
     captures = arguments.switch("console", console) and not is_interactive()
     samples = arguments.switch("system", system)
     if _sidecar or os.environ.get(QUEUED_FOLDER):  # of a queue: its worker has all output
         return
     meeting = ranks.meeting_file(folder)
-    ranks.report_exceptions(meeting, number)
+    hidden = redaction.values(os.environ) + ([secret] if secret else [])
+    ranks.report_exceptions(meeting, number, hidden)
     if captures or samples:
-        hidden = redaction.values(os.environ)
         _sidecar = Sidecar(
             None, captures=captures, samples=samples, hidden=hidden, rank=number, meeting=meeting
         )
