@@ -2,13 +2,16 @@
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
 import halfstep
+from db.access import projects
 from db.database import Database
 from db.tables import ArtifactCollection, ArtifactLink, ArtifactVersion, Blob
 from halfstep import ApiError, Client
@@ -222,6 +225,34 @@ def test_a_number_is_that_of_the_server_that_is_there_now(
     monkeypatch.setenv("HALFSTEP_URL", unreachable)
     assert contents(watch.use("digits:v0"))["a.csv"] == "other"
     assert "using digits:v0 as it was used here last" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [({}, {"mode": "disabled"}), ({"RANK": "1"}, {}), ({}, {"run": 3})],
+    ids=["disabled", "rank", "rejected"],
+)
+def test_an_unwatched_script_has_the_project_and_server_that_it_names(
+    variables: dict[str, str],
+    options: dict[str, Any],
+    data: Path,
+    database: Database,
+    client: Client,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disabled watch, a further rank, and one with an invalid argument."""
+    with database.writing() as session:
+        projects.make(session, "vision")
+    client.save_artifact(data, name="digits", project="vision")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a rank's records its exception
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = {"console": False, "system": False, "project": "vision", **options}
+    url, token = server["HALFSTEP_URL"], server["HALFSTEP_TOKEN"]
+    watch = halfstep.watch(url=url, token=token, **options)
+    assert watch.folder is None
+    assert contents(watch.use("digits:v0")) == contents(data)
 
 
 def test_a_version_outlives_the_run_that_saved_it(
