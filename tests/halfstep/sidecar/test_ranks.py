@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import halfstep
 from halfstep.sidecar.process import LOCK
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
@@ -120,6 +122,26 @@ def test_no_file_of_a_further_rank_contains_the_token(tmp_path: Path) -> None:
     assert "[rank 1] it is ***" in texts
     files = [path for path in (tmp_path / "halfstep-runs").rglob("*") if path.is_file()]
     assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+def test_the_manual_lists_all_that_a_runs_folder_has(tmp_path: Path) -> None:
+    """Of a training on two ranks that has logged, saved and registered files."""
+    script = """
+if rank == 0:
+    watch.save_artifact("train.py", name="code")
+    watch.checkpoint("train.py")
+    watch.log({"note": "a text"}, step=1)
+    time.sleep(600)
+raise ValueError("a bad batch")
+"""
+    launch(tmp_path, script)
+    entries = {path.name for path in (tmp_path / "halfstep-runs" / "it").iterdir()}
+    assert entries > {"artifacts", "blobs", "checkpoints", "ranks", "run.json", "sidecar", "spool"}
+    manual = (Path(halfstep.__file__).parents[1] / "docs" / "how-to" / "watch.md").read_text()
+    listing = manual.partition("halfstep-runs/baseline/\n")[2].partition("```")[0]
+    patterns = [line.split()[0].partition("/")[0].rstrip(",") for line in listing.splitlines()]
+    patterns.append("*.owner")
+    assert [name for name in entries if not any(fnmatch(name, each) for each in patterns)] == []
 
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": "many"}, {"WORLD_SIZE": "2", "RANK": "x"}])
