@@ -306,7 +306,7 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         while run is None or run["status"] not in ENDED:
             if run:
                 time.sleep(POLL_SECONDS)
-            before, run = run, _patiently(lambda: self.run(run_id), patience, on_outage)
+            before, run = run, patiently(lambda: self.run(run_id), patience, on_outage)
             if run != before:
                 yield run
 
@@ -650,7 +650,7 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         while sweep is None or sweep["status"] not in ENDED:
             if sweep:
                 time.sleep(POLL_SECONDS)
-            sweep = _patiently(lambda: self.sweep(sweep_id), patience, on_outage)
+            sweep = patiently(lambda: self.sweep(sweep_id), patience, on_outage)
         return sweep
 
     def projects(self) -> "list[ProjectRow]":
@@ -804,7 +804,7 @@ class RunWithPlot(dict[str, Any]):
 T = TypeVar("T")
 
 
-def _patiently(request: Callable[[], T], patience: float, on_outage: Callable[[str], None]) -> T:
+def patiently(request: Callable[[], T], patience: float, on_outage: Callable[[str], None]) -> T:
     """Return a request's result; retry with exponential backoff while the server is away."""
     pause, until = POLL_SECONDS, time.monotonic() + patience
     while True:

@@ -4,13 +4,15 @@
     halfstep agent 3 -- python train.py --lr {lr}               in a shell
 
 Any number of agents, on any machines, may work on a sweep; no point is taken twice. An agent that
-dies loses its point after a minute, to the next one.
+dies loses its point after a minute, to the next one. SIGTERM and Ctrl-C end the script of its point
+and give the point back. While the server is away, an agent retries for five minutes.
 """
 
 import os
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -48,9 +50,13 @@ class Agent:
 
     def run(self, work: Work, count: int | None = None) -> tuple[int, int]:
         """Run points until there is none, or `count` of them; return (succeeded, failed)."""
+        with _terminable():
+            return self._run(work, count)
+
+    def _run(self, work: Work, count: int | None) -> tuple[int, int]:
         succeeded = failed = in_a_row = 0
         while count is None or succeeded + failed < count:
-            claim = self._client.claim_point(self._sweep_id, self._id)
+            claim = self._patiently(lambda: self._client.claim_point(self._sweep_id, self._id))
             if claim["state"] == "over":
                 break
             if claim["state"] == "wait":
@@ -69,33 +75,48 @@ class Agent:
     def _run_one(self, claim: "Claim", work: Work) -> bool:
         from halfstep.session.sweep_point import FILE, SweepPoint, was_taken
 
-        number = int(claim["number"] or 0)
+        point = self._sweep_id, int(claim["number"] or 0), self._id
         is_lost = threading.Event()
         with tempfile.TemporaryDirectory(prefix="halfstep-agent-") as folder:
             path = Path(folder, "point.json")
             fields = {name: claim[name] for name in SweepPoint._fields}  # type: ignore[literal-required]
             SweepPoint(**fields).write(path)
-            try:
-                with _variable(FILE, str(path)), self._heartbeats(claim, is_lost):
+            with _variable(FILE, str(path)), self._heartbeats(claim, is_lost) as is_over:
+                try:
                     is_good = work(claim, is_lost)
-            except BaseException:  # Ctrl-C, or an error of the agent
-                self._tell(self._client.return_claim, number)
-                raise
-            watched = was_taken(path)
-        self._tell(lambda *given: self._client.end_claim(*given, was_watched=watched), number)
+                except BaseException:  # Ctrl-C, SIGTERM, or an error of the agent
+                    is_over.set()
+                    self._report(lambda: self._client.return_claim(*point))
+                    raise
+                is_over.set()
+                watched = was_taken(path)
+                self._report(
+                    lambda: self._patiently(
+                        lambda: self._client.end_claim(*point, was_watched=watched)
+                    )
+                )
         return is_good
 
-    def _tell(self, call: Callable[[int, int, str], None], number: int) -> None:
-        """Report the end of a point; the server finds out itself if it cannot be reached."""
+    def _report(self, call: Callable[[], None]) -> None:
+        """Report the end of a point; the server detects it itself if that fails."""
         try:
-            call(self._sweep_id, number, self._id)
+            call()
         except ApiError as error:
             say(f"sweep {self._sweep_id}: {error}")
 
+    def _patiently(self, request: Callable[[], T]) -> T:
+        """Return a request's result; retry while the server is away."""
+        from halfstep.client import AWAY_SECONDS, patiently
+
+        return patiently(request, AWAY_SECONDS, lambda text: say(f"sweep {self._sweep_id}: {text}"))
+
     @contextmanager
-    def _heartbeats(self, claim: "Claim", is_lost: threading.Event) -> Iterator[None]:
-        """Renew the lease of a point in a thread; set `is_lost` if its run is to end."""
-        has_ended = threading.Event()
+    def _heartbeats(self, claim: "Claim", is_lost: threading.Event) -> Iterator[threading.Event]:
+        """Renew the lease of a point in a thread; set `is_lost` if its run is to end.
+
+        Yields an event to be set once the script has ended: its end may be recorded from then on.
+        """
+        has_ended, is_over = threading.Event(), threading.Event()
 
         def renew() -> None:
             while not has_ended.wait(claim["lease_seconds"] / 4):
@@ -103,21 +124,42 @@ class Agent:
                     number = int(claim["number"] or 0)
                     if self._client.renew_claim(self._sweep_id, number, self._id):
                         continue
-                    say(f"run {claim['run']} was ended by a user")
+                    text = f"run {claim['run']} was ended by a user"
                 except ApiError as error:
                     if error.status != 409:
                         continue  # an outage; the lease may survive it
-                    say(str(error))
+                    text = str(error)
+                if not is_over.is_set():
+                    say(text)
                 is_lost.set()
                 return
 
         thread = threading.Thread(target=renew, daemon=True)
         thread.start()
         try:
-            yield
+            yield is_over
         finally:
             has_ended.set()
             thread.join()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise SystemExit for SIGTERM temporarily, unless the program has a handler of its own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(*_signal: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_signal: None)  # a second one leaves no process
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def agent(

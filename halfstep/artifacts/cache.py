@@ -71,7 +71,7 @@ def _ensure(folder: Path, entry: Entry, fetch: Fetch) -> None:
     if _is_intact(path, entry):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".{entry.sha256}"
+    partial = folder.with_name(f".{folder.name}-{entry.sha256}")  # under the lock of its version
     for _ in range(2):  # a damaged partial file is fetched again as a whole
         fetch(entry, partial)
         if _is_intact(partial, entry):
@@ -89,9 +89,14 @@ def _is_intact(path: Path, entry: Entry) -> bool:
 
 
 def copy_from(source: str) -> Fetch:
-    """Return a function that copies files of a version that was saved without a server."""
+    """Return a function that copies files of a version from where it was saved.
+
+    source: a folder with files by SHA-256. It raises FileNotFoundError without one.
+    """
 
     def copy(entry: Entry, path: Path) -> None:
+        if not source:
+            raise FileNotFoundError(entry.path)
         shutil.copyfile(Path(source) / entry.sha256, path)
 
     return copy

@@ -132,9 +132,9 @@ def use(
     if reference.project is None:
         reference = reference._replace(project=project)
     manifest = _manifest(text, reference, server, say)
-    if manifest.source:
+    try:
         path = cache.local_path(manifest, cache.copy_from(manifest.source))
-    else:
+    except FileNotFoundError:  # neither the cache nor the folder of a run has all of its files
         path = _downloaded(manifest, server)
     event = UsedArtifact(project=manifest.project, name=manifest.name, digest=manifest.digest)
     return path, event
@@ -143,7 +143,11 @@ def use(
 def _manifest(
     text: str, reference: Reference, server: Credentials | None, say: Callable[[str], None]
 ) -> Manifest:
-    """Return the version that a reference names: from the server, or else as known here."""
+    """Return the version that a reference names: from the server, or else as known here.
+
+    Only a whole digest needs no server: another server can follow at the same URL, whose v0 has
+    other content.
+    """
     project, url = reference.project or "", server.url if server else ""
     version = str(reference.version)
     known = cache.recall(url, project, reference.name, version)
@@ -154,7 +158,7 @@ def _manifest(
                 "version that was saved or used here, or a server (`halfstep login`)"
             )
         return known
-    if known and reference.version.alias is None:  # others name the same content for ever
+    if known and reference.version.digest == known.digest:
         return known
     from halfstep.api_client.artifact_calls import manifest_of
     from halfstep.api_client.errors import ApiError
@@ -164,6 +168,8 @@ def _manifest(
         with Client(server.url, server.token) as client:
             manifest = manifest_of(client.artifact_version(text, project=project))
     except ApiError as error:
+        if known and reference.version.digest:  # saved here, and not uploaded yet
+            return known
         if error.status or known is None:
             raise
         say(f"{error}; using {reference.name}:{version} as it was used here last")
@@ -173,9 +179,16 @@ def _manifest(
 
 
 def _downloaded(manifest: Manifest, server: Credentials | None) -> Path:
+    """Download a version, found by its digest: the server may know it by another id."""
+    from halfstep.api_client.artifact_calls import manifest_of
     from halfstep.client import Client
 
     if server is None:
-        raise ArtifactError(f"{manifest.name}: no server is configured to download it from")
+        place = manifest.source or str(cache.cache_folder())
+        raise ArtifactError(
+            f"{manifest.name}: its files are no longer in {place}, and no server is configured; "
+            "allowed: a server that has them (`halfstep login`)"
+        )
+    text = f"{manifest.project}/{manifest.name}@{manifest.digest}"
     with Client(server.url, server.token) as client:
-        return client.download_version(manifest)
+        return client.download_version(manifest_of(client.artifact_version(text)))

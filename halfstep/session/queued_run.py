@@ -24,6 +24,13 @@ FOLDER, ATTEMPT, RUN = "HALFSTEP_RUN_FOLDER", "HALFSTEP_ATTEMPT", "HALFSTEP_RUN"
 SECRETS = "HALFSTEP_SECRETS"
 
 
+def queued_files() -> AttemptFiles | None:
+    """Return the files of the queued run of this script, or None in one that was not queued."""
+    if not os.environ.get(FOLDER):
+        return None
+    return AttemptFiles(Path(os.environ[FOLDER]), int(os.environ[ATTEMPT]))
+
+
 @dataclass(frozen=True)
 class QueuedRun:
     """Queued run as watched by one process of the attempt; several may do so in turn."""
@@ -41,9 +48,9 @@ class QueuedRun:
 
         Raises RuntimeError if another process of the attempt is being watched, and OSError.
         """
-        if not os.environ.get(FOLDER):
+        files = queued_files()
+        if files is None:
             return None
-        files = AttemptFiles(Path(os.environ[FOLDER]), int(os.environ[ATTEMPT]))
         started_at = read_message(files.job, Job).started_at
         lock = (files.folder / f"watch-{files.attempt}.lock").open("a+")
         try:

@@ -12,12 +12,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from halfstep import process
+from halfstep import process, redaction
 from halfstep.telemetry.attempt_files import AttemptFiles
 
 RANKS = "ranks"  # folder in the run's folder
@@ -29,8 +29,18 @@ def rank() -> int:
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() else 0
+    return _number("RANK", 0)
+
+
+def world_size() -> int:
+    """Return the number of ranks that a launcher has started; 1 without a distributed training."""
+    return _number("WORLD_SIZE", 1)
+
+
+def _number(variable: str, default: int) -> int:
+    """Return a launcher's variable; the default if it is no number, as of other programs."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else default
 
 
 def meeting_file(runs: Path) -> Path:
@@ -65,14 +75,18 @@ class RankError(NamedTuple):
     error: str
 
 
-def report_exceptions(path: Path, number: int) -> None:
-    """Record the uncaught exception of this rank in the run's folder, before it is printed."""
+def report_exceptions(path: Path, number: int, hidden: Sequence[str]) -> None:
+    """Record the uncaught exception of this rank in the run's folder, before it is printed.
+
+    hidden: texts that are replaced by ***.
+    """
     before: Callable[..., Any] = sys.excepthook
 
     def record(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         with suppress(Exception):
             if (files := announced(path)) and issubclass(kind, Exception):
                 text = "".join(traceback.format_exception(kind, error, trace))
+                text = redaction.without(text, *hidden)
                 folder = files.folder / RANKS
                 folder.mkdir(exist_ok=True)
                 place = folder / f"error-{files.attempt}-{number}.json"

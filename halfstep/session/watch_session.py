@@ -38,14 +38,14 @@ from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.nesting import merged
 from halfstep.session.notebook import Cells, is_notebook
 from halfstep.session.queued_run import FOLDER as QUEUED_FOLDER
-from halfstep.session.queued_run import QueuedRun, secrets
+from halfstep.session.queued_run import QueuedRun, queued_files, secrets
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.sidecar.lines import recordable
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.attempt_messages import Job, WatchedStatus, read_message
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import (
     Artifact,
@@ -124,8 +124,8 @@ def watch(
     mode: "offline" uploads nothing, "disabled" does nothing at all; by default HALFSTEP_MODE.
     console: keep what the process and its children print; HALFSTEP_CONSOLE=no turns it off.
     system: sample the use of the machine and its GPUs; HALFSTEP_SYSTEM=no turns it off.
-    In a command from a server's queue the run is the queued one; name, run, url and folder are
-    ignored.
+    In a command from a server's queue the run is the queued one; name, project, run, url and
+    folder are ignored.
 
     histogram_every: steps between histograms of the gradients' exponents; layers_every: between
     gradient norms per layer; headroom_every: between measurements of each module's largest values.
@@ -136,12 +136,17 @@ def watch(
         _active.add(*modules)
         return _active
     try:
+        queued_as = queued_files()
+        project = _project_of(queued_as) if queued_as else arguments.label("project", project)
         chosen = arguments.mode(mode)
         if chosen == "disabled":
-            return Watch(None)
+            return Watch(None, project=project, named=(url, token))
         if number := ranks.rank():
-            _keep_rank(number, arguments.folder(folder), console=console, system=system)
-            return Watch(None)
+            server = None if chosen == "offline" else _server(url, token)
+            secret = server.token if server else token
+            _keep_rank(number, arguments.folder(folder), secret, console=console, system=system)
+            is_offline = chosen == "offline"
+            return Watch(None, server=server, is_offline=is_offline, project=project)
         if _sidecar:
             _sidecar.stop()
         every = arguments.intervals(histogram_every, layers_every, headroom_every)
@@ -169,7 +174,7 @@ def watch(
             arguments.folder(folder),
             name=arguments.label("name", name),
             run=arguments.run(run),
-            project=arguments.label("project", project),
+            project=project,
             config=_with_point(arguments.first_config(config), point),
             tags=arguments.tags(tags),
             secret=server.token if server else token,
@@ -188,12 +193,12 @@ def watch(
         )
     except RunIsWritten as error:
         say(f"not watching: {error}")
-        return Watch(None)
+        return Watch(None, project=project, named=(url, token))
     except Exception as error:
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
-        return Watch(None)
+        return Watch(None, project=project, named=(url, token))
     _active.sweep_settings = point.config if point else {}
-    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+    if ranks.world_size() > 1:
         _active._guard(_active._announce_ranks)
     _active.add(*modules)
     if is_notebook() and arguments.switch("console", console):
@@ -241,12 +246,16 @@ class Watch:
         lock: WriterLock | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
         is_offline: bool = False,
+        project: str | None = None,
+        named: tuple[str | None, str | None] = (None, None),
     ) -> None:
         """Open the spool and install the hooks, unless files is None.
 
         files: the files to write; None: nothing is watched, and every method does nothing.
         server: the upload's destination, if any.  is_offline: no server is
-        asked for artifacts either.  queued: set for a run of a queue, see QueuedRun.
+        asked for artifacts either.  project: of the artifacts that it uses, without files.  named:
+        URL and token of the server with them, without `server`.  queued: set for a run of a queue,
+        see QueuedRun.
         every: steps between histograms, layer norms and headroom measurements, 0 for none.
         """
         self.files = files
@@ -255,6 +264,7 @@ class Watch:
         self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server, self._is_offline = server, is_offline
+        self._project_without_files, self._named = project or "", named
         self._queued = queued
         self._sidecar: Sidecar | None = None
         self._lock = lock or WriterLock()
@@ -460,7 +470,7 @@ class Watch:
         """
         from halfstep.session import artifacts
 
-        server = self._server or (None if self._is_offline else _server(None, None))
+        server = self._server or (None if self._is_offline else _server(*self._named))
         path, event = artifacts.use(reference, project=self._project, server=server, say=say)
         if not self._relay:
             self._guard(self._record_use, event)
@@ -691,9 +701,7 @@ class Watch:
     @property
     def _project(self) -> str:
         """The run's project; empty: the Default project."""
-        if self.files is None or self._queued:
-            return ""
-        return described_in(self.files.folder).project or ""
+        return _project_of(self.files) if self.files else self._project_without_files
 
     def _inside(self, folder: Path) -> Path:
         """Create a folder within the run's folder, and return its path."""
@@ -933,9 +941,18 @@ def _relayed(files: AttemptFiles) -> Watch:
     """Return a child process's handle of a run; in the writing process, the run itself."""
     if _active is not None and _active.files == files:
         return _active
-    watch = Watch(None)
+    watch = Watch(None, project=_project_of(files))
     watch._relay = RelayWriter(files)
     return watch
+
+
+def _project_of(files: AttemptFiles) -> str:
+    """Return a run's project: of a queue it is in its job, else in run.json."""
+    with suppress(OSError, ValueError):  # a child process may outlive the folder
+        if files.job.exists():
+            return read_message(files.job, Job).project
+        return described_in(files.folder).project or ""
+    return ""
 
 
 def _resumed(step: int, notes: list[str]) -> Resumed:
@@ -956,17 +973,22 @@ def _server(url: str | None, token: str | None) -> Credentials | None:
     return server if server or is_named else local_server.running()
 
 
-def _keep_rank(number: int, folder: Path, *, console: bool, system: bool) -> None:
-    """Keep output, memory and exception of a further rank for the run of the first one."""
+def _keep_rank(
+    number: int, folder: Path, secret: str | None, *, console: bool, system: bool
+) -> None:
+    """Keep output, memory and exception of a further rank for the run of the first one.
+
+    secret: the server's token, which no written file may contain.
+    """
     global _sidecar
     captures = arguments.switch("console", console) and not is_interactive()
     samples = arguments.switch("system", system)
     if _sidecar or os.environ.get(QUEUED_FOLDER):  # of a queue: its worker has all output
         return
     meeting = ranks.meeting_file(folder)
-    ranks.report_exceptions(meeting, number)
+    hidden = redaction.values(os.environ) + ([secret] if secret else [])
+    ranks.report_exceptions(meeting, number, hidden)
     if captures or samples:
-        hidden = redaction.values(os.environ)
         _sidecar = Sidecar(
             None, captures=captures, samples=samples, hidden=hidden, rank=number, meeting=meeting
         )

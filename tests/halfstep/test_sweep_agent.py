@@ -5,20 +5,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from sqlalchemy import select, update
 
 import halfstep
 from db.database import Database, now
+from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import Run, Status, Trial
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
 from halfstep.session import watch_session
-from tests.site import SECONDS, until
+from tests.app.conftest import serving
+from tests.site import SECONDS, is_running, until
 
 SCRIPT = """
 import sys
@@ -173,6 +178,53 @@ def test_ctrl_c_gives_the_point_back(database: Database) -> None:
     first.communicate(timeout=SECONDS)
     assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
     assert [rate for rate, _state, _value in trials(database)] == [0.1]
+
+
+def test_sigterm_ends_the_command_and_gives_the_point_back(database: Database) -> None:
+    """Sent to the agent only, as by a process manager."""
+    sweep_id = begin()
+    first = agent(sweep_id, "wait")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "begun\n"
+    family = psutil.Process(first.pid).children(recursive=True)
+    first.terminate()
+    assert first.wait(SECONDS) == 128 + signal.SIGTERM
+    assert family
+    until(lambda: not any(map(is_running, family)))
+    first.communicate()
+    assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
+    assert [rate for rate, _state, _value in trials(database)] == [0.1]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_agent_outlives_an_outage_of_the_server(
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It takes a point once the server is there, and reports its end after another outage."""
+    sweep_id = begin()
+    with serving(settings, database) as (_server, address):
+        monkeypatch.setenv("HALFSTEP_URL", address)
+    port = urlsplit(address).port or 0
+    servers = []
+
+    def revive() -> None:
+        until(lambda: "retrying" in capfd.readouterr().err)
+        servers.append(serving(settings, database, port))
+        servers[-1].__enter__()
+
+    def train() -> None:
+        servers[-1].__exit__()
+        revivals.submit(revive)
+
+    with ThreadPoolExecutor(1) as revivals:
+        revivals.submit(revive)
+        assert halfstep.agent(sweep_id, train, count=1) == (1, 0)
+    servers[-1].__exit__()
+    assert len(servers) == 2
+    assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
 
 
 def test_wandb_sweeps_are_served(database: Database) -> None:

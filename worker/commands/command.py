@@ -67,7 +67,12 @@ class Command:
             attempt.append_log(f"Attempt {attempt.files.attempt}. {text}")
         attempt.append_log(f"$ {spec.line}" if words == argv else f"$ {' '.join(words)}")
         self._places = (str(folder), spec.venv)
-        job = CommandJob(argv=argv, folder=str(folder), started_at=attempt.started_at)
+        job = CommandJob(
+            argv=argv,
+            folder=str(folder),
+            started_at=attempt.started_at,
+            project=attempt.run.project,
+        )
         write_message(attempt.files.job, job)
         scripts = (folder / word for word in words if word.endswith(".py"))
         script = next(filter(Path.is_file, scripts), None)

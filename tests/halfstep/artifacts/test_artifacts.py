@@ -1,14 +1,19 @@
 """Artifacts as scripts save and use them: on the local disk, and with a real server."""
 
+import hashlib
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import halfstep
+from db.access import projects
 from db.database import Database
-from db.tables import ArtifactLink, ArtifactVersion, Blob
+from db.tables import ArtifactCollection, ArtifactLink, ArtifactVersion, Blob
 from halfstep import ApiError, Client
 from halfstep.artifacts import cache
 from halfstep.artifacts.manifest import Entry, digest_of, files_in
@@ -145,6 +150,28 @@ def test_a_damaged_download_is_fetched_again_and_then_refused(tmp_path: Path) ->
         cache.local_path(manifest._replace(digest="cd" * 32), fetch)
 
 
+def test_two_versions_with_one_file_are_fetched_at_once(tmp_path: Path) -> None:
+    """Each has a partial file of its own: processes that fetch them do not wait for each other."""
+    shared = Entry("a.txt", 6, hashlib.sha256(b"onetwo").hexdigest())
+    other = Entry("b.txt", 6, shared.sha256)
+    versions = [
+        cache.Manifest("", "a", digest_of([each]), True, [each]) for each in (shared, other)
+    ]
+    fetched: list[str] = []
+
+    def fetch(entry: Entry, path: Path) -> None:
+        fetched.append(entry.path)
+        with path.open("wb") as file:
+            file.write(b"one")
+            file.flush()
+            if entry == shared:
+                assert cache.local_path(versions[1], fetch).read_bytes() == b"onetwo"
+            file.write(b"two")
+
+    assert cache.local_path(versions[0], fetch).read_bytes() == b"onetwo"
+    assert fetched == ["a.txt", "b.txt"]
+
+
 def complete(database: Database) -> list[int]:
     with database.reading() as session:
         query = select(ArtifactVersion).order_by(ArtifactVersion.id)
@@ -170,6 +197,86 @@ def test_a_run_makes_a_version_that_another_uses(
     assert links(database) == [(1, 1, "made"), (1, 2, "made"), (2, 1, "used")]
     with database.reading() as session:
         assert len(session.scalars(select(Blob)).all()) == 3
+
+
+def test_a_number_is_that_of_the_server_that_is_there_now(
+    data: Path,
+    client: Client,
+    database: Database,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Another server at the same URL has another v0; the known one is used during an outage."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    client.save_artifact(data, name="digits")
+    watch = halfstep.watch(mode="disabled")
+    assert contents(watch.use("digits:v0"))["a.csv"] == "one"
+    with database.writing() as session:  # as a new server has it
+        session.execute(update(ArtifactCollection).values(name="of-the-former-server"))
+    (data / "a.csv").write_text("other")
+    client.save_artifact(data, name="digits")
+    assert contents(watch.use("digits:v0"))["a.csv"] == "other"
+    unreachable = "http://127.0.0.1:9"
+    manifest = cache.recall(server["HALFSTEP_URL"], "", "digits", "v0")
+    assert manifest is not None
+    cache.remember(unreachable, "v0", manifest)
+    monkeypatch.setenv("HALFSTEP_URL", unreachable)
+    assert contents(watch.use("digits:v0"))["a.csv"] == "other"
+    assert "using digits:v0 as it was used here last" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [({}, {"mode": "disabled"}), ({"RANK": "1"}, {}), ({}, {"run": 3})],
+    ids=["disabled", "rank", "rejected"],
+)
+def test_an_unwatched_script_has_the_project_and_server_that_it_names(
+    variables: dict[str, str],
+    options: dict[str, Any],
+    data: Path,
+    database: Database,
+    client: Client,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disabled watch, a further rank, and one with an invalid argument."""
+    with database.writing() as session:
+        projects.make(session, "vision")
+    client.save_artifact(data, name="digits", project="vision")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a rank's records its exception
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = {"console": False, "system": False, "project": "vision", **options}
+    url, token = server["HALFSTEP_URL"], server["HALFSTEP_TOKEN"]
+    watch = halfstep.watch(url=url, token=token, **options)
+    assert watch.folder is None
+    assert contents(watch.use("digits:v0")) == contents(data)
+
+
+def test_a_version_outlives_the_run_that_saved_it(
+    data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is deleted after the upload: the server has the files."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    with halfstep.watch(name="maker") as watch:
+        saved = watch.save_artifact(data, name="digits")
+    assert saved is not None
+    until(lambda: complete(database) == [0])
+    shutil.rmtree("halfstep-runs/maker")
+    disabled = halfstep.watch(mode="disabled")
+    assert contents(disabled.use(f"digits@{saved.digest}")) == contents(data)
+
+
+def test_a_deleted_run_without_a_server_is_an_error_that_names_its_folder(data: Path) -> None:
+    """There is nowhere else to look."""
+    with halfstep.watch(name="maker", mode="offline") as watch:
+        watch.save_artifact(data, name="digits")
+    shutil.rmtree("halfstep-runs/maker")
+    with pytest.raises(ArtifactError, match=r"no longer in .*maker/blobs, and no server"):
+        halfstep.watch(mode="disabled").use("digits")
 
 
 def links(database: Database) -> list[tuple[int, int, str]]:

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import halfstep
 from halfstep.sidecar.process import LOCK
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
@@ -33,7 +35,7 @@ sys.exit(max(abs(code) for code in [ranks[0].wait(), *codes]))
 SCRIPT = """
 import os, sys, time
 import halfstep
-watch = halfstep.watch(name="it")
+watch = halfstep.watch(name="it"OPTIONS)
 rank = int(os.environ["RANK"])
 def seen(path, seconds=60):
     deadline = time.monotonic() + seconds
@@ -44,9 +46,9 @@ seen(f"begun-{1 - rank}")
 """
 
 
-def launch(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
+def launch(folder: Path, script: str, options: str = "") -> "subprocess.CompletedProcess[str]":
     """Train on two ranks, and wait until the run's sidecar has ended."""
-    (folder / "train.py").write_text(SCRIPT + script)
+    (folder / "train.py").write_text(SCRIPT.replace("OPTIONS", options) + script)
     environment = {**os.environ, "HALFSTEP_CONSOLE": "yes", "HALFSTEP_SYSTEM": "yes"}
     done = subprocess.run(
         [sys.executable, "-c", LAUNCHER],
@@ -103,6 +105,60 @@ def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
     assert ended["error"].strip().endswith("ValueError: a bad batch")
     texts = [line["text"] for line in recorded(tmp_path, "line")]
     assert "[rank 1] ValueError: a bad batch" in texts
+
+
+def test_no_file_of_a_further_rank_contains_the_token(tmp_path: Path) -> None:
+    """Neither its output nor its exception, although no variable of the environment has it."""
+    token = "hs_0123456789abcdef"
+    done = launch(
+        tmp_path,
+        f"if rank == 1:\n    print('it is {token}', flush=True)\n"
+        f"    raise ValueError('a bad token: {token}')\ntime.sleep(600)",
+        options=f", url='http://127.0.0.1:9', token={token!r}",
+    )
+    assert token in done.stderr
+    assert "Rank 1 raised first:" in outcome(tmp_path)["error"]
+    texts = [line["text"] for line in recorded(tmp_path, "line")]
+    assert "[rank 1] it is ***" in texts
+    files = [path for path in (tmp_path / "halfstep-runs").rglob("*") if path.is_file()]
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+def test_the_manual_lists_all_that_a_runs_folder_has(tmp_path: Path) -> None:
+    """Of a training on two ranks that has logged, saved and registered files."""
+    script = """
+if rank == 0:
+    watch.save_artifact("train.py", name="code")
+    watch.checkpoint("train.py")
+    watch.log({"note": "a text"}, step=1)
+    time.sleep(600)
+raise ValueError("a bad batch")
+"""
+    launch(tmp_path, script)
+    entries = {path.name for path in (tmp_path / "halfstep-runs" / "it").iterdir()}
+    assert entries > {"artifacts", "blobs", "checkpoints", "ranks", "run.json", "sidecar", "spool"}
+    manual = (Path(halfstep.__file__).parents[1] / "docs" / "how-to" / "watch.md").read_text()
+    listing = manual.partition("halfstep-runs/baseline/\n")[2].partition("```")[0]
+    patterns = [line.split()[0].partition("/")[0].rstrip(",") for line in listing.splitlines()]
+    patterns.append("*.owner")
+    assert [name for name in entries if not any(fnmatch(name, each) for each in patterns)] == []
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "many"}, {"WORLD_SIZE": "2", "RANK": "x"}])
+def test_variables_that_are_no_numbers_are_ignored(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    """They may be of another program: the script is watched as the first rank."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import halfstep\nprint(halfstep.watch(name='it').folder)"],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'halfstep-runs' / 'it'}\n")
 
 
 def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+import halfstep
 from db.access import secrets
 from db.files import checkpoints
 from db.queue import run_control
@@ -228,6 +229,26 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
     assert stored.read_bytes() == (folder / "net.pt").read_bytes()
     assert (failed.status, failed.step) == (Status.FAILED, 30)
     assert last_reason(site, failed_id)[0].endswith("over")
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_script_uses_artifacts_of_its_runs_project(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    """It names none, on any rank."""
+    monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data.txt").write_text("of vision")
+    options: dict[str, Any] = {"console": False, "system": False, "mode": "offline"}
+    with halfstep.watch(project="vision", folder=tmp_path / "runs", **options) as watch:
+        watch.save_artifact(tmp_path / "data.txt", name="digits")
+    code = "import halfstep; print(halfstep.watch().use('digits').read_text())"
+    variables = {"HALFSTEP_CACHE": str(tmp_path / "cache"), "RANK": rank}
+    run_id = python(site, code, variables=variables, project="vision")
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
+        run = site.wait(run_id)
+    assert run.status == Status.FINISHED, site.log(run_id)
+    assert "of vision" in site.log(run_id).splitlines()
 
 
 @pytest.mark.extended
