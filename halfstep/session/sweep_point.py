@@ -42,6 +42,15 @@ class SweepPoint(NamedTuple):
         path.write_text(json.dumps(self._asdict()))
 
 
+def project() -> str | None:
+    """Return the project of the point, also once another rank has taken it; None without one."""
+    named = os.environ.get(FILE)
+    for path in (Path(named), Path(named).with_suffix(".taken")) if named else ():
+        with suppress(OSError, ValueError, KeyError):
+            return str(json.loads(path.read_text())["project"])
+    return None
+
+
 def was_taken(path: Path) -> bool:
     """Return whether a script has taken the point of a file."""
     return path.with_suffix(".taken").exists()

@@ -30,7 +30,7 @@ from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
 from halfstep.monitor.noop_watch import NoopWatch
-from halfstep.session import arguments, ranks
+from halfstep.session import arguments, ranks, sweep_point
 from halfstep.session.card import Card
 from halfstep.session.cell_output import CellOutput
 from halfstep.session.exit_hooks import ExitHooks
@@ -145,6 +145,8 @@ def watch(
             server = None if chosen == "offline" else _server(url, token)
             secret = server.token if server else token
             _keep_rank(number, arguments.folder(folder), secret, console=console, system=system)
+            if not queued_as:
+                project = sweep_point.project() or project
             is_offline = chosen == "offline"
             return Watch(None, server=server, is_offline=is_offline, project=project)
         if _sidecar:

@@ -1,9 +1,11 @@
 """Artifacts as scripts save and use them: on the local disk, and with a real server."""
 
 import hashlib
+import multiprocessing
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from halfstep.artifacts.manifest import Entry, digest_of, files_in
 from halfstep.artifacts.names import ArtifactError, Reference, Version, parse_reference
 from halfstep.cli import main as cli
 from halfstep.session import watch_session
+from halfstep.session.sweep_point import FILE, SweepPoint
 from tests.site import until
 
 
@@ -253,6 +256,35 @@ def test_an_unwatched_script_has_the_project_and_server_that_it_names(
     watch = halfstep.watch(url=url, token=token, **options)
     assert watch.folder is None
     assert contents(watch.use("digits:v0")) == contents(data)
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_further_rank_of_a_sweeps_point_has_its_project(
+    is_taken: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after the first rank has taken the point."""
+    options: dict[str, Any] = {"console": False, "system": False, "mode": "offline"}
+    with halfstep.watch(project="vision", **options) as watch:
+        watch.save_artifact(data, name="digits")
+    point = SweepPoint("0" * 32, "lr=0.1", "vision", {})
+    point.write(tmp_path / ("point.taken" if is_taken else "point.json"))
+    monkeypatch.setenv(FILE, str(tmp_path / "point.json"))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # a rank's records its exception
+    assert contents(halfstep.watch(**options).use("digits")) == contents(data)
+
+
+def read_digits(watch: halfstep.Watch) -> dict[str, str]:
+    return contents(watch.use("digits"))
+
+
+def test_a_child_process_uses_artifacts_of_its_parents_project(data: Path) -> None:
+    """A spawned one, which receives the run's handle."""
+    spawn = multiprocessing.get_context("spawn")
+    with halfstep.watch(project="vision", console=False, system=False, mode="offline") as watch:
+        watch.save_artifact(data, name="digits")
+        with ProcessPoolExecutor(1, spawn) as pool:
+            assert pool.submit(read_digits, watch).result() == contents(data)
 
 
 def test_a_version_outlives_the_run_that_saved_it(
