@@ -167,10 +167,10 @@ def _manifest(
     try:
         with Client(server.url, server.token) as client:
             manifest = manifest_of(client.artifact_version(text, project=project))
-    except ApiError as error:
-        if known and reference.version.digest:  # saved here, and not uploaded yet
+    except (ApiError, ArtifactError) as error:
+        if known and reference.version.digest:  # saved here, and not uploaded completely yet
             return known
-        if error.status or known is None:
+        if known is None or isinstance(error, ArtifactError) or error.status:
             raise
         say(f"{error}; using {reference.name}:{version} as it was used here last")
         return known

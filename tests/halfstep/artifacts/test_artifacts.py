@@ -17,11 +17,12 @@ from db.access import projects
 from db.database import Database
 from db.tables import ArtifactCollection, ArtifactLink, ArtifactVersion, Blob
 from halfstep import ApiError, Client
+from halfstep.api_client.credentials import Credentials
 from halfstep.artifacts import cache
 from halfstep.artifacts.manifest import Entry, digest_of, files_in
 from halfstep.artifacts.names import ArtifactError, Reference, Version, parse_reference
 from halfstep.cli import main as cli
-from halfstep.session import watch_session
+from halfstep.session import artifacts, watch_session
 from halfstep.session.sweep_point import FILE, SweepPoint
 from tests.site import until
 
@@ -366,6 +367,25 @@ def test_a_version_that_is_not_uploaded_completely_is_refused(
         monkeypatch.setenv(name, value)
     with halfstep.watch(name="user") as watch, pytest.raises(ArtifactError, match=text):
         watch.use("digits:v0")
+
+
+def test_a_version_that_is_still_uploaded_is_used_where_it_was_saved(
+    client: Client,
+    data: Path,
+    tmp_path: Path,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the beginning of its digest, as the text of what `save_artifact` returns."""
+    event = artifacts.saved_event(tmp_path / "run", data, "digits", "dataset", [])
+    credentials = Credentials(server["HALFSTEP_URL"], server["HALFSTEP_TOKEN"])
+    artifacts.remember_saved(tmp_path / "run", event, "", credentials)
+    files = [{"path": f.name, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in event.files]
+    client._post("/api/v1/artifacts", {"name": "digits", "type": "dataset", "files": files})
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    watch = halfstep.watch(mode="disabled")
+    assert contents(watch.use(str(artifacts.version_of(event)))) == contents(data)
 
 
 def test_the_command_does_the_same(
