@@ -28,7 +28,7 @@ compose-env: .env ## Write .env with a password for docker compose's PostgreSQL,
 release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails where none can be had
 	@PYTHON=$(PYTHON) sh .ci/release
 
-check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: two minutes
+check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: about a minute
 	@$(TOGETHER) quick scripts $(LINTS)
 
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: about 11 minutes

@@ -180,6 +180,7 @@ VALUES = st.one_of(
         max_size=8,
     )
 )
+@pytest.mark.slow
 def test_no_lines_make_the_server_fail(
     sender: TestClient, script: TestClient, lines: list[Any]
 ) -> None:

@@ -279,6 +279,7 @@ def read_digits(watch: halfstep.Watch) -> dict[str, str]:
     return contents(watch.use("digits"))
 
 
+@pytest.mark.slow
 def test_a_child_process_uses_artifacts_of_its_parents_project(data: Path) -> None:
     """A spawned one, which receives the run's handle."""
     spawn = multiprocessing.get_context("spawn")

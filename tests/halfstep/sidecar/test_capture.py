@@ -19,6 +19,8 @@ from tests import warm
 from tests.site import SECONDS, heeded, until
 from tests.spool_made import events_of
 
+pytestmark = pytest.mark.slow
+
 BEGIN = """
 import os, subprocess, sys, time
 import halfstep
