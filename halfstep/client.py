@@ -122,9 +122,9 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
 
     def page_url(self, run_id: int) -> str:
         """Return the address of a run's page."""
-        return self.address(f"/runs/{run_id}")
+        return self.url_of(f"/runs/{run_id}")
 
-    def address(self, path: str) -> str:
+    def url_of(self, path: str) -> str:
         """Return the whole address of a path on the server."""
         return f"{str(self._http.base_url).rstrip('/')}{path}"
 

@@ -91,10 +91,6 @@ def tools(client: Client) -> list[Callable[..., JsonObject]]:
             "status_changes": run["statuses"][-STATUSES:],
         }
 
-    def findings(run_id: RunId) -> JsonObject:
-        """Return problems of a run and fixes, most severe first; empty if there are none."""
-        return {"findings": client.findings(run_id)}
-
     def series(
         run_id: RunId,
         names: Annotated[
@@ -142,7 +138,7 @@ def tools(client: Client) -> list[Callable[..., JsonObject]]:
         """Return the recipes, each with the JSON Schema of its configuration."""
         return {"recipes": client.recipes()}
 
-    return [list_runs, show_run, explain_run, findings, series, log, compare, recipes]
+    return [list_runs, show_run, explain_run, series, log, compare, recipes]
 
 
 def summary(client: Client, run: "RunSummary") -> JsonObject:
@@ -159,13 +155,13 @@ def _explained(client: Client, finding: "AdvisedFinding") -> JsonObject:
     return {
         **{name: fields[name] for name in names if fields[name] not in (None, "")},
         "first_step": finding["before"],
-        "help": client.address(finding["help"]) if finding["help"] else None,
+        "help": client.url_of(finding["help"]) if finding["help"] else None,
         "actions": [
             {
                 "action": action["label"],
                 "settings": action["settings"],
                 "from_step": action["step"],
-                "form": client.address(action["address"]),
+                "form": client.url_of(action["address"]),
             }
             for action in finding["actions"]
         ],
@@ -173,14 +169,18 @@ def _explained(client: Client, finding: "AdvisedFinding") -> JsonObject:
 
 
 def _nonfinite_losses(client: Client, run_id: int) -> JsonObject:
-    """Return how many losses are not finite, and the step of the first one."""
+    """Return how many losses are not finite, and the step of the first one.
+
+    The step is "unknown" if the run goes back to an earlier checkpoint between the requests.
+    """
     page = client.chart(run_id, points=MOST_POINTS)
     total = page["nonfinite"]["total"]
-    while total and page["bucket"] > 1:  # a tick is then the start of a bucket
-        first = page["nonfinite"]["steps"][0]
-        last = first + page["bucket"] - 1
+    if not total:
+        return {"count": 0, "first_step": None}
+    while (steps := page["nonfinite"]["steps"]) and page["bucket"] > 1:
+        first, last = steps[0], steps[0] + page["bucket"] - 1  # a tick is the start of a bucket
         page = client.chart(run_id, first=first, last=last, points=MOST_POINTS)
-    return {"count": total, "first_step": page["nonfinite"]["steps"][0] if total else None}
+    return {"count": total, "first_step": steps[0] if steps else "unknown"}
 
 
 def _skips(client: Client, run_id: int) -> Iterator[JsonObject]:

@@ -1,5 +1,7 @@
 """Workers, tokens and the API's own description."""
 
+from pathlib import Path
+
 from starlette.testclient import TestClient
 
 from db.database import Database
@@ -39,3 +41,12 @@ def test_docs_show_every_operation(browser: TestClient, database: Database) -> N
     page = browser.get("/api/v1/docs").text
     for path in paths:
         assert path in page
+
+
+def test_the_reference_names_every_resource(browser: TestClient) -> None:
+    """The first segment of each path stands in the table of docs/reference/client.md."""
+    reference = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
+    table = reference.partition("## HTTP API")[2].partition("\n## ")[0]
+    paths = browser.get("/api/v1/openapi.json").json()["paths"]
+    resources = {path.split("/")[3] for path in paths if path.startswith("/api/v1/")}
+    assert sorted(each for each in resources if f"`/{each}`" not in table) == []

@@ -27,7 +27,6 @@ READING = {
     "list_runs",
     "show_run",
     "explain_run",
-    "findings",
     "series",
     "log",
     "compare",
@@ -54,12 +53,11 @@ def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> 
 
 
 def test_what_is_read(client: Client, database: Database, recorded: Run) -> None:
-    """Runs, findings, the series in few points, the log."""
+    """Runs, the series in few points, the log."""
     server = server_of(client)
     found = call(server, "list_runs", filter="digits status:active")
     assert [run["id"] for run in found["runs"]] == [1]
     assert call(server, "list_runs", filter="nobody's") == {"runs": []}
-    assert call(server, "findings", run_id=1) == {"findings": client.findings(1)}
     assert call(server, "log", run_id=1, lines=3) == {"lines": client.log(1)[-3:]}
     assert [each["name"] for each in call(server, "recipes")["recipes"]] == ["digits"]
     shown = call(server, "show_run", run_id=1)
@@ -85,6 +83,26 @@ def test_the_first_nonfinite_loss_is_exact(client: Client, database: Database, a
     record(database, start_run(database, ada), make_steps(losses))
     found = call(server_of(client), "explain_run", run_id=2)["nonfinite_losses"]
     assert found == {"count": 2, "first_step": 12_345}
+
+
+def test_a_replaced_loss_has_no_first_step(
+    client: Client, address: str, token: str, database: Database, ada: User
+) -> None:
+    """Steps that a resumed run repeats between the requests cost that figure only."""
+    losses = [1.0] * 20_000
+    losses[12_344] = float("nan")
+    run = start_run(database, ada)
+    record(database, run, make_steps(losses))
+
+    class RepeatingSteps(Client):
+        def chart(self, *arguments: Any, **named: Any) -> Any:
+            page = super().chart(*arguments, **named)
+            record(database, run, make_steps([1.0] * len(losses)))
+            return page
+
+    with RepeatingSteps(address, token) as repeating:
+        explained = call(server_of(repeating), "explain_run", run_id=run.id)
+    assert explained["nonfinite_losses"] == {"count": 1, "first_step": "unknown"}
 
 
 def test_runs_are_compared(client: Client) -> None:
