@@ -140,7 +140,8 @@ class Database:
                 f"The database has revision {revision}; this version can open {known[-1]} to "
                 f"{known[0]}. Use the version of Halfstep that wrote it, or a newer one."
             )
-        command.upgrade(self.migrations(), "head")
+        if revision != known[0]:
+            command.upgrade(self.migrations(), "head")
 
     def is_current(self) -> bool:
         """Return whether the tables are those of this version. Raises DatabaseUnreachable."""
