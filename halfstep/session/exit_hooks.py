@@ -27,14 +27,10 @@ from halfstep.telemetry.attempt_messages import WatchedStatus
 #: Signals that end a process by default: from users, batch systems, limits and timers. Not SIGUSR1
 #: and SIGUSR2: Lightning installs its own handler only where it finds none.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
-#: Modules on the stack of a pool's worker that waits for a task, and their waiting functions.
-POOLS, WORKERS = (
-    ("multiprocessing.", "concurrent.futures.", "threading"),
-    {
-        "worker",
-        "_process_worker",
-    },
-)
+#: Modules on the stack of a pool's worker that waits for a task or exits, and the functions that
+#: then are the callers: waiting for a task, and exiting once the target has returned.
+POOLS = ("multiprocessing.", "concurrent.futures.", "threading", "copyreg")
+IDLE = {"worker", "_process_worker", "_exit_function"}
 
 #: Module and class of the wrapper in which a pool's worker sends a task's exception.
 TASK_ERRORS = (
@@ -340,9 +336,11 @@ def _at_end_of_child(callback: Callable[[], None]) -> Any:
 
 
 def _is_idle(frame: FrameType | None) -> bool:
-    """Return True if a signal interrupted a pool's worker that was waiting for a task."""
+    """Return True if a signal interrupted a pool's worker between tasks or at its normal exit."""
+    if sys.exc_info()[0] is not None:
+        return False
     while frame and (module := frame.f_globals.get("__name__", "")).startswith(POOLS):
-        if frame.f_code.co_name in WORKERS and module != "threading":
+        if frame.f_code.co_name in IDLE and module != "threading":
             return True
         frame = frame.f_back
     return False

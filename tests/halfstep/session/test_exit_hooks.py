@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 STEPS = 300
 SCRIPT = """
 import atexit, concurrent.futures, ctypes, faulthandler, multiprocessing as mp, os, signal, sys
-import threading
+import multiprocessing.util, threading, time
 from sys import exit as early_exit
 import torch, halfstep
 
@@ -143,6 +143,17 @@ def pooled(name):
     train(name)
     if "raises" in name: raises()
 
+def closed_pool(task):
+    with mp.get_context("fork").Pool(1) as workers:
+        workers.apply(task, (sys.argv[1] + ".exits",))
+        workers.close()  # the worker exits; leaving the block sends it SIGTERM
+        while not os.path.exists(sys.argv[1] + ".exits"): time.sleep(0.01)
+
+def exits_slowly(path):
+    train()
+    mp.util.Finalize(None, os.open, (path, os.O_CREAT), exitpriority=9)
+    mp.util.Finalize(None, time.sleep, (60,), exitpriority=8)
+
 def threaded(end):
     thread = threading.Thread(target=trained, args=(end,))
     thread.start()
@@ -164,6 +175,7 @@ if __name__ == "__main__":
     elif kind == "thread": threaded(end)
     elif kind == "pool": pool(end, ["task 0", "task 1"], 2)
     elif kind == "failing pool": pool(end, ["raises first", "task 1", "raises last"], 1)
+    elif kind == "closed pool": closed_pool(exits_slowly)
     elif kind == "torch.spawn": torch_spawn(end)
     else: child_of(kind, end)
 """
@@ -203,7 +215,8 @@ VARIATIONS |= {"exit 2.5", "SIGHUP", "SIGQUIT", "SIGXCPU"}
 UNHOOKED = ["raise SystemExit", "exit()", "imported exit"]
 CHILD_ENDS = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3", "SIGTERM"]
 CHILDREN = [
-    *itertools.product(["os.fork", "fork"], CHILD_ENDS),
+    *itertools.product(["fork"], CHILD_ENDS),
+    *extended(("os.fork", end) for end in CHILD_ENDS),
     ("spawn", "raise"),
     *extended(("spawn", end) for end in CHILD_ENDS if end != "raise"),
     *extended(("forkserver", end) for end in CHILD_ENDS),
@@ -297,6 +310,13 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
     for name in ("task-0", "task-1"):
         found = outcome(script, name)
         assert (found.status, found.error) == ("finished", None)
+
+
+def test_a_worker_of_a_pool_that_is_terminated_at_its_exit_has_finished(script: Path) -> None:
+    """SIGTERM comes after the last task, before the exit is reported."""
+    done = run(script, "closed pool", "")
+    assert done.returncode == 0, done.stderr
+    assert (outcome(script).status, outcome(script).error) == ("finished", None)
 
 
 @pytest.mark.parametrize("how", ["executor", *extended(["fork", "spawn", "forkserver"])])
