@@ -43,11 +43,15 @@ def token_of(data: Path) -> str | None:
     return None
 
 
-def running() -> Credentials | None:
-    """Return URL and token of the server that started last; None if none runs."""
+def running(data: Path | None = None) -> Credentials | None:
+    """Return URL and token of the server that started last; None if none runs.
+
+    data: only the server of this data folder.
+    """
     found = []
     with suppress(OSError):
-        found = sorted(folder().glob("*.json"), key=lambda path: -path.stat().st_mtime)
+        pattern = _file(data).name if data else "*.json"
+        found = sorted(folder().glob(pattern), key=lambda path: -path.stat().st_mtime)
     for path in found:
         with suppress(OSError, ValueError, KeyError, TypeError):
             if (
@@ -68,5 +72,5 @@ def folder() -> Path:
 
 
 def _file(data: Path) -> Path:
-    name = hashlib.sha256(str(data).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(data.resolve()).encode()).hexdigest()[:16]
     return folder() / f"{name}.json"

@@ -31,6 +31,11 @@ def queued_files() -> AttemptFiles | None:
     return AttemptFiles(Path(os.environ[FOLDER]), int(os.environ[ATTEMPT]))
 
 
+def data_of(files: AttemptFiles) -> Path:
+    """Return the data folder of the server whose worker started the run."""
+    return files.folder.parents[1]
+
+
 @dataclass(frozen=True)
 class QueuedRun:
     """Queued run as watched by one process of the attempt; several may do so in turn."""

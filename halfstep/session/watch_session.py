@@ -38,7 +38,7 @@ from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.nesting import merged
 from halfstep.session.notebook import Cells, is_notebook
 from halfstep.session.queued_run import FOLDER as QUEUED_FOLDER
-from halfstep.session.queued_run import QueuedRun, queued_files, secrets
+from halfstep.session.queued_run import QueuedRun, data_of, queued_files, secrets
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
@@ -964,7 +964,8 @@ def _resumed(step: int, notes: list[str]) -> Resumed:
 def _server(url: str | None, token: str | None) -> Credentials | None:
     """Return the server's credentials; None if there are none or they cannot be read.
 
-    If no server is named, it is the one that runs on this machine.
+    If no server is named, it is the one that runs on this machine; for a queued run only if the run
+    is in its data folder.
     """
     try:
         server = credentials.known(url, token)
@@ -972,7 +973,10 @@ def _server(url: str | None, token: str | None) -> Credentials | None:
         say(str(error))
         return None
     is_named = url or token or {"HALFSTEP_URL", "HALFSTEP_TOKEN"} & os.environ.keys()
-    return server if server or is_named else local_server.running()
+    if server or is_named:
+        return server
+    queued = queued_files()
+    return local_server.running(data_of(queued) if queued else None)
 
 
 def _keep_rank(

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from halfstep.api_client import local_server
+from halfstep.session.queued_run import FOLDER
+from halfstep.session.watch_session import _server
 from tests import warm
 from tests.journeys.installation import Installation, until_some
 from tests.site import up
@@ -112,3 +114,17 @@ def test_scripts_do_not_find_a_server_that_forbids_it(tmp_path: Path, database_u
     environment = Installation(tmp_path / "data", database_url).environment
     with up(**environment, HALFSTEP_LOCAL_SCRIPTS="no"):
         assert local_server.running() is None
+
+
+def test_a_queued_run_uses_only_the_server_of_its_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker may belong to another server than the one that the same user runs here."""
+    monkeypatch.delenv("HALFSTEP_URL", raising=False)
+    monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
+    monkeypatch.setenv("HALFSTEP_ATTEMPT", "1")
+    with local_server.announced(tmp_path / "own", "http://127.0.0.1:8001", "hs_1"):
+        for data, url in (("own", "http://127.0.0.1:8001"), ("other", None)):
+            monkeypatch.setenv(FOLDER, str(tmp_path / data / "runs" / "3"))
+            found = _server(None, None)
+            assert (found and found.url) == url
