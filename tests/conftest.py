@@ -36,7 +36,7 @@ os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
 
 settings.register_profile("all", deadline=None)  # a busy machine is no fault
-settings.register_profile("halfstep", deadline=None, max_examples=25)
+settings.register_profile("halfstep", deadline=None, max_examples=12)
 settings.load_profile("halfstep")
 
 
@@ -83,8 +83,8 @@ SLOW_FIXTURES = {"address", "browser", "bucket", "server", "site"}
 SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
 FOLDER = Path(__file__).parent
-#: Not in `make test`: they have targets of their own, test-faults and test-journeys.
-EXTENDED_FOLDERS = {"examples", "faults", "journeys"}
+#: Not in `make test`: they have targets of their own, such as test-faults and test-clusters.
+EXTENDED_FOLDERS = {"clusters", "examples", "faults", "frameworks", "gpu", "images", "journeys"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from halfstep.recipe import Loss
+from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from tests.trainer.docs_made import LINES
 
@@ -75,10 +76,14 @@ class Tied(Regression):
     ("begins", "recipe", "names"),
     [
         ("One module", Regression, {"model": "model"}),
-        ("Several modules", Adversaries, {"generator": "generator", "critic": "critic"}),
         ("Tied weights", Tied, {"tied": "model"}),
-        ("The moving average", Regression, {"model": "model"}),
-        ("The whole state", Regression, {"model": "model"}),
+        *extended(
+            [
+                ("Several modules", Adversaries, {"generator": "generator", "critic": "critic"}),
+                ("The moving average", Regression, {"model": "model"}),
+                ("The whole state", Regression, {"model": "model"}),
+            ]
+        ),
     ],
 )
 def test_saved_weights_load_as_documented(run_loop, tmp_path, monkeypatch, begins, recipe, names):

@@ -7,6 +7,7 @@ import torch
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import ConfigError, parse_config
 from halfstep.telemetry.events import Checkpoint
+from tests.marks import extended
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer.checkpoints import checkpoint
 from trainer.distributed.ranks import Control, Request
@@ -21,7 +22,7 @@ from trainer.step import make_scaler
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16", *extended(["bf16", "fp32"])])
 def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
     """400 steps of the default settings classify 95 % of the validation images."""
     run = run_loop(Digits, {"precision": precision})

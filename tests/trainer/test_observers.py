@@ -20,12 +20,16 @@ VALUES = {
     ("owner", "moment", "name"),
     [
         (Replay, "before_step", "replay"),
-        (Replay, "before_update", "replay"),
-        (Replay, "arrived", "replay"),
-        (Histogram, "unscaled", "histogram"),
         (Histogram, "after_step", "histogram"),
         (Headroom, "before_step", "headroom"),
         (shapes, "misfits", "check of the shapes"),
+        *extended(
+            [
+                (Replay, "before_update", "replay"),
+                (Replay, "arrived", "replay"),
+                (Histogram, "unscaled", "histogram"),
+            ]
+        ),
     ],
 )
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 
 from halfstep.telemetry.spool import SpoolReader
 from tests import warm
+from tests.marks import extended
 from tests.site import until
 from tests.trainer.conftest import assert_same_bits
 from tests.trainer.process_made import RANK, finish, read, run_ranks, start, write_job
@@ -331,7 +332,7 @@ def test_ranks_train_a_static_graph(tmp_path):
     assert "training.static_graph is on, and gradients are not averaged" in first["refusal"]
 
 
-@pytest.mark.parametrize("recipe", ["gpt", "wgan-gp", "erfnet"])
+@pytest.mark.parametrize("recipe", ["wgan-gp", *extended(["gpt", "erfnet"])])
 def test_two_ranks_train_every_recipe(tmp_path, recipe):
     """Transformer, BatchNorm and a gradient differentiated twice work in DDP, in fp16."""
     sizes = {

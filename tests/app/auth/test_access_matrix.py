@@ -276,15 +276,9 @@ IDENTITIES: dict[str, Identity] = {
     "viewer's browser": _by_session("viewer", sees=True),
     "token to read": _by_token("owner", kind="read", sees=True),
 }
-#: One of each kind of access; the others run in `make test-all`.
-KINDS = (
-    "anonymous",
-    "read-only link",
-    "outsider's browser",
-    "limited token",
-    "token to send",
-    "viewer",
-)
+#: The others run in `make test-all`: test_authentication.py tests all routes without a sign-in,
+#: test_shared_links.py with a link, test_access.py with a limited token.
+KINDS = ("outsider's browser", "token to send", "viewer")
 CALLERS = [*KINDS, *extended(name for name in IDENTITIES if name not in KINDS)]
 #: Those whose requests change nothing at all, not even what is their own.
 CHANGE_NOTHING = ("limited token", "token to read")

@@ -552,6 +552,7 @@ def test_no_bytes_make_the_server_fail(
 
 
 @pytest.mark.slow
+@pytest.mark.only_on("postgresql")
 def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_path: Path) -> None:
     """Each is recorded whole, while the others are."""
     token = write_token(database, ada)

@@ -17,6 +17,7 @@ from halfstep.monitor import backward_passes
 from halfstep.monitor.usual_steps import UsualSteps
 from halfstep.session import watch_session
 from tests.halfstep.monitor.watch_made import Written
+from tests.marks import extended
 
 pytestmark = pytest.mark.slow
 
@@ -438,7 +439,7 @@ def test_a_pass_before_the_update_is_no_later_steps_loss(
     assert str(usual.events) == str(examined.events)
 
 
-@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("is_fused", [True, *extended([False])])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
 def test_each_kind_by_itself(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
     """As above, each kind twice."""

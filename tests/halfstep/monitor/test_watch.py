@@ -30,6 +30,7 @@ from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from tests import preloaded, warm
 from tests.halfstep.monitor.watch_made import STEPS, Net, Script, Written
+from tests.marks import extended
 from tests.spool_made import event_of
 
 METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
@@ -1202,7 +1203,7 @@ def test_modules_of_one_class_are_numbered() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of torch itself
-@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize("is_scaled", [True, *extended([False])])
 def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:
     """Backward, scaler and optimizer within torch.compile: the same bits, and every step."""
 

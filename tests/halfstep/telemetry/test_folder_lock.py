@@ -93,6 +93,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
     assert [attempt.attempt for attempt in read_run(tmp_path / "it").attempts] == [1, 2, 3]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]

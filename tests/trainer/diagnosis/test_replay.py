@@ -228,7 +228,7 @@ def test_only_the_first_skips_are_replayed(run_loop):
     assert len(run.skipped()) > 5
 
 
-@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("knows", [True, *extended([False])])
 def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path, knows):
     """Calibration is over and one of two replays is used, as the checkpoint says; an older
     checkpoint without this state loads too. Catches a resumed run that calibrates again, and one
