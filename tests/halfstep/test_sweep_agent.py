@@ -182,6 +182,7 @@ def test_ctrl_c_gives_the_point_back(database: Database) -> None:
 
 def test_sigterm_ends_the_command_and_gives_the_point_back(database: Database) -> None:
     """Sent to the agent only, as by a process manager."""
+    handler = signal.getsignal(signal.SIGTERM)
     sweep_id = begin()
     first = agent(sweep_id, "wait")
     assert first.stdout is not None
@@ -194,7 +195,7 @@ def test_sigterm_ends_the_command_and_gives_the_point_back(database: Database) -
     first.communicate()
     assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
     assert [rate for rate, _state, _value in trials(database)] == [0.1]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_an_agent_outlives_an_outage_of_the_server(
