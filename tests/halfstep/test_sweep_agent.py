@@ -1,5 +1,6 @@
 """Agents of a sweep with a real server: functions, commands, several at once."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -227,6 +228,32 @@ def test_an_agent_outlives_an_outage_of_the_server(
     servers[-1].__exit__()
     assert len(servers) == 2
     assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
+
+
+def begin_another(path: Path) -> None:
+    """Begin a sweep on the server of this process, which is a spawned one."""
+    path.write_text(str(begin()))
+
+
+@pytest.mark.extended
+def test_a_process_spawned_by_a_function_has_the_agents_server(
+    tmp_path: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if url and token are arguments of the agent."""
+    sweep_id = begin()
+    for name in server:
+        monkeypatch.delenv(name)
+    path = tmp_path / "another"
+
+    def train() -> None:
+        halfstep.watch()
+        child = multiprocessing.get_context("spawn").Process(target=begin_another, args=[path])
+        child.start()
+        child.join()
+
+    given = {"url": server["HALFSTEP_URL"], "token": server["HALFSTEP_TOKEN"]}
+    assert halfstep.agent(sweep_id, train, count=1, **given) == (1, 0)
+    assert path.read_text() == str(sweep_id + 1)
 
 
 def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
