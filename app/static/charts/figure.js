@@ -70,7 +70,7 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: (traces) => ({ nticks: 4, rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),
+      axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),
     ...(points.hasWaits || (timed && !points.total) ? [{ name: 'data', title: 'Time per step, ms', group: 'throughput', has: true, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
       lines: (screen, colors) => [milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), milliseconds(screen, 'data_us', 'waiting for data', colors.data)] }] : []),
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
