@@ -40,6 +40,7 @@ CLAIMS = (
     "idle_workers",
     "live_viewers",
     "memory",
+    "console_lines",
     "diagnosis",
 )
 #: Print tables of their own, with no bar that this machine could be held to.

@@ -5,7 +5,8 @@
 
 Any number of agents, on any machines, may work on a sweep; no point is taken twice. An agent that
 dies loses its point after a minute, to the next one. SIGTERM and Ctrl-C end the script of its point
-and give the point back. While the server is away, an agent retries for five minutes.
+and give the point back. While the server is away, an agent retries for five minutes, and
+to give a point back for ten seconds.
 """
 
 import os
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_SECONDS = 2.0  # between two requests for a point that may be given back
-GRACE_SECONDS = 10.0  # for a command to end after SIGTERM
+GRACE_SECONDS = 10.0  # for a command to end after SIGTERM, and for a point to be given back
 #: Consecutive failures after which an agent ends: the next point would fail, too.
 MOST_FAILURES = 5
 
@@ -86,29 +87,31 @@ class Agent:
                     is_good = work(claim, is_lost)
                 except BaseException:  # Ctrl-C, SIGTERM, or an error of the agent
                     is_over.set()
-                    self._report(lambda: self._client.return_claim(*point))
+                    self._report(lambda: self._client.return_claim(*point), GRACE_SECONDS)
                     raise
                 is_over.set()
                 watched = was_taken(path)
-                self._report(
-                    lambda: self._patiently(
-                        lambda: self._client.end_claim(*point, was_watched=watched)
-                    )
-                )
+                self._report(lambda: self._client.end_claim(*point, was_watched=watched))
         return is_good
 
-    def _report(self, call: Callable[[], None]) -> None:
+    def _report(self, call: Callable[[], None], patience: float | None = None) -> None:
         """Report the end of a point; the server detects it itself if that fails."""
         try:
-            call()
+            self._patiently(call, patience)
         except ApiError as error:
             say(f"sweep {self._sweep_id}: {error}")
 
-    def _patiently(self, request: Callable[[], T]) -> T:
-        """Return a request's result; retry while the server is away."""
-        from halfstep.client import AWAY_SECONDS, patiently
+    def _patiently(self, request: Callable[[], T], patience: float | None = None) -> T:
+        """Return a request's result; retry while the server is away.
 
-        return patiently(request, AWAY_SECONDS, lambda text: say(f"sweep {self._sweep_id}: {text}"))
+        patience: in seconds; default: `client.AWAY_SECONDS`.
+        """
+        from halfstep import client
+
+        patience = client.AWAY_SECONDS if patience is None else patience
+        return client.patiently(
+            request, patience, lambda text: say(f"sweep {self._sweep_id}: {text}")
+        )
 
     @contextmanager
     def _heartbeats(self, claim: "Claim", is_lost: threading.Event) -> Iterator[threading.Event]:

@@ -284,8 +284,10 @@ def save_version(body: NewVersion, session: Db, principal: SignedIn) -> SavedVer
     for alias in body.aliases:
         check_alias(alias)
     projects.get(session, body.project)
-    sizes = {file.sha256: file.size_bytes for file in body.files}
-    quotas.check_storage(session, body.project, sum(sizes.values()))
+    sizes = {(file.sha256, file.size_bytes) for file in body.files}
+    known = artifact_versions.known_blobs(session, body.project, {sha256 for sha256, _ in sizes})
+    if new := sizes - known.keys():
+        quotas.check_storage(session, body.project, sum(size for _, size in new))
     version = artifact_versions.save(
         session,
         principal.user,

@@ -17,8 +17,9 @@ from db.database import Database
 from db.errors import HalfstepError, Invalid, OffsetMismatch, StorageUnreachable
 from db.files import artifact_versions
 from db.files.storage import BLOBS, delete_file, is_full, open_store, put_file, storage_full
+from db.queue import quotas
 from db.settings import Settings
-from db.tables import Artifact, CheckpointFile, User
+from db.tables import Artifact, CheckpointFile, Run, User
 from db.telemetry import ingest
 from halfstep.telemetry import folder_lock
 
@@ -64,12 +65,19 @@ class FileUpload(NamedTuple):
         return settings.run_folder(self.run_id) / "incoming" / self.sha256
 
     def is_stored(self, session: Session) -> bool:
-        """Return whether it is stored. Checks permission and that a row names the file."""
-        ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
-        if self._is_blob:
-            of_run = {"run_id": self.run_id}
-            return artifact_versions.is_stored(session, self.sha256, self.size_bytes, **of_run)
-        return all(row.is_stored for row in self._awaited(session))
+        """Return whether it is stored. Checks permission and that a row names the file.
+
+        Raises OverQuota for content of named artifacts that has no room in the project.
+        """
+        run, _attempt = ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
+        if not self._is_blob:
+            return all(row.is_stored for row in self._awaited(session))
+        is_stored = artifact_versions.is_stored(
+            session, self.sha256, self.size_bytes, run_id=self.run_id
+        )
+        if not is_stored:
+            quotas.check_storage(session, run.project, self.size_bytes)
+        return is_stored
 
     def new_key(self) -> str:
         """Return the key to store it under."""
@@ -80,13 +88,16 @@ class FileUpload(NamedTuple):
 
     def record(self, session: Session, key: str) -> str:
         """Record that it is stored under a key; return the key that its rows have."""
+        if self._is_blob and (unlocked := session.get(Run, self.run_id)):
+            quotas.lock_limits(session, unlocked.project)
         run, _attempt = ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
-        if self._is_blob:
-            of_run = {"run_id": self.run_id}
-            return artifact_versions.store_blob(
-                session, self.sha256, self.size_bytes, key, **of_run
-            )
-        ingest.stored(run, self._awaited(session), key)
+        if not self._is_blob:
+            ingest.stored(run, self._awaited(session), key)
+            return key
+        key = artifact_versions.store_blob(
+            session, self.sha256, self.size_bytes, key, run_id=self.run_id
+        )
+        quotas.check_storage(session, run.project, 0)  # which others may have filled meanwhile
         return key
 
     @property
@@ -107,7 +118,7 @@ def take_file(
 
     Raises OffsetMismatch if the piece does not start at the end of the file, Invalid if it is too
     long or the hash differs, StorageUnreachable if disk or bucket fail, StorageFull if they have no
-    room.
+    room, OverQuota if the project has none.
     """
     if _is_stored(database, file):
         return file.size_bytes

@@ -13,7 +13,7 @@ from db.tables import ENDED, Run, ScalerEvent, Step
 from db.telemetry import latest_metrics, series
 from halfstep.telemetry.flags import SKIPPED
 
-#: Names of the metric that is the second tile, the first that a run has; else its first metric.
+#: Names of the metric that is the second tile, the first that a run has.
 VALIDATION_LOSSES = (
     *("val/loss", "valid/loss", "validation/loss", "eval/loss", "test/loss"),
     *("val_loss", "eval_loss", "test_loss"),
@@ -119,7 +119,7 @@ def _norm_note(norm: float | None, clipped: float | None) -> str:
 def _metric(session: Session, run: Run) -> MetricFigure | None:
     points = latest_metrics.points(session, [run.id], VALIDATION_LOSSES)[run.id]
     name = next(filter(points.__contains__, VALIDATION_LOSSES), None)
-    name = name or latest_metrics.first_name(session, run.id, without="run/")
+    name = name or session.scalar(latest_metrics.first_name(run.id))
     if name is None:
         return None
     point = points.get(name) or latest_metrics.points(session, [run.id], [name])[run.id][name]

@@ -27,7 +27,7 @@ from db.runs import comparisons, runs, trash, views
 from db.runs.grouping import GROUPED_BY, Grouped, grouped
 from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
-from db.telemetry import series
+from db.telemetry import latest_metrics, series
 
 router = APIRouter()
 
@@ -218,7 +218,7 @@ def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
 
 
 def _is_of_training(metric: str) -> bool:
-    return not metric.startswith(runs.EVALUATIONS)
+    return not metric.lower().startswith(latest_metrics.EVALUATIONS)
 
 
 def _density(request: Request) -> str:

@@ -2,8 +2,8 @@
 
 A link shows what its maker may share at that moment: it ends with that permission. A link to a
 report shows the report as it is then, and of its runs those that the maker may share and that the
-report's last editor may see: an editor could otherwise read a hidden run by naming it in a report
-that another user shares.
+editors who chose them may see: an editor could otherwise read a hidden run by naming it in
+a report that another user shares.
 """
 
 import secrets
@@ -143,12 +143,19 @@ def _shown_report(session: Session, link: SharedLink, maker: User, theirs: Grant
     report = session.get_one(Report, link.report_id)
     if report.deleted_at is not None or not theirs.may(Permission.SHARE_RUN, report.project):
         return None
-    editors = permissions.grants(session, session.get_one(User, report.editor_id))
+    editors_of: dict[int, set[int]] = {}
+    for panel in report.edited_panels:
+        for run_id, users in panel["editors"].items():
+            editors_of.setdefault(int(run_id), set()).update(users)
+    ids = set().union(*editors_of.values())
+    editors = session.scalars(select(User).where(User.id.in_(ids))).all()
+    grants = {user.id: permissions.grants(session, user) for user in editors}
     query = select(Run.id, Run.project).where(Run.id.in_(report.run_ids), NOT_DELETED)
     projects = {
         run_id: project
         for run_id, project in session.execute(query)
-        if theirs.may(Permission.SHARE_RUN, project) and editors.may(Permission.VIEW_RUN, project)
+        if theirs.may(Permission.SHARE_RUN, project)
+        and all(grants[user].may(Permission.VIEW_RUN, project) for user in editors_of[run_id])
     }
     runs = [run_id for run_id in report.run_ids if run_id in projects]
     return Shown(link, maker.name, runs, _grants(maker, projects), report)

@@ -24,6 +24,7 @@ from db.settings import Settings
 from db.tables import (
     ACTIVE,
     Artifact,
+    ArtifactCollection,
     ArtifactEntry,
     ArtifactVersion,
     Blob,
@@ -252,10 +253,20 @@ def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
 
 
 def _delete_blobs(session: Session, rows: Collection[Blob]) -> None:
-    """Delete the rows of lost content: its versions are incomplete until it is saved again."""
+    """Delete the rows of lost content: its versions are incomplete until it is saved again.
+
+    Locks the artifacts, then the content, both in order of ids, like all who store content: a
+    version could otherwise be completed meanwhile, or get an entry with the deleted content.
+    """
     ids = [row.id for row in rows]
     lost = ArtifactEntry.blob_id.in_(ids)
     incomplete = ArtifactVersion.id.in_(select(ArtifactEntry.version_id).where(lost))
+    its = select(ArtifactVersion.collection_id).where(incomplete)
+    for table, condition in (
+        (ArtifactCollection, ArtifactCollection.id.in_(its)),
+        (Blob, Blob.id.in_(ids)),
+    ):
+        session.execute(select(table.id).where(condition).order_by(table.id).with_for_update())
     session.execute(update(ArtifactVersion).where(incomplete).values(completed_at=None))
     session.execute(update(ArtifactEntry).where(lost).values(blob_id=None))
     session.execute(delete(Blob).where(Blob.id.in_(ids)))

@@ -25,7 +25,7 @@ _IS_LISTED = Report.deleted_at.is_(None)
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a report. panels: what its panels show, see `Report.panels`."""
+    """The content of a report. panels: see `Report.panels`, without their editors."""
 
     title: str
     text: str
@@ -63,6 +63,7 @@ def create(session: Session, user: User, project: str, content: Content) -> Repo
     if (session.scalar(in_project) or 0) >= MOST:
         raise Invalid({"project": f"it has {MOST:,} reports; allowed: no more, delete some"})
     report = Report(project=project, user_id=user.id, editor_id=user.id, version=1, **vars(checked))
+    report.panels = _with_editors(checked.panels, user, [])
     session.add(report)
     session.flush()
     return report
@@ -81,8 +82,8 @@ def edit(session: Session, report_id: int, user: User, content: Content, *, vers
     if report.version != version:
         text = f"Report {report_id} has version {report.version}, not {version}"
         raise Changed(f"{text}: another user has changed it, and nothing is saved.")
-    for name, value in vars(checked).items():
-        setattr(report, name, value)
+    report.title, report.text = checked.title, checked.text
+    report.panels = _with_editors(checked.panels, user, report.edited_panels)
     report.version += 1
     report.editor_id = user.id
     report.changed_at = session.scalars(select(now())).one()
@@ -150,6 +151,29 @@ def drawn(session: Session, run_ids: Collection[int]) -> tuple[dict[int, Run], s
     visible = session.scalars(select(Run).where(Run.id.in_(run_ids), NOT_DELETED))
     gone = select(Run.id).where(Run.id.in_(run_ids), ~NOT_DELETED)
     return {run.id: run for run in visible}, set(session.scalars(gone))
+
+
+def _with_editors(
+    panels: Sequence[dict[str, Any]], user: User, before: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return panels with the users who chose their runs.
+
+    An unchanged panel keeps its editors. In a changed one a run has also those that it had before:
+    it comes into no link by the edit of another user.
+    """
+    editors: dict[str, set[int]] = {}
+    for panel in before:
+        for run_id, users in panel["editors"].items():
+            editors.setdefault(run_id, set()).update(users)
+    unchanged = [panel | {"editors": {}} for panel in before]
+    edited = []
+    for panel in panels:
+        if panel | {"editors": {}} in unchanged:
+            edited.append(before[unchanged.index(panel | {"editors": {}})])
+        else:
+            its = {key: sorted({*editors.get(key, ()), user.id}) for key in map(str, panel["runs"])}
+            edited.append(panel | {"editors": its})
+    return edited
 
 
 def _row(session: Session, report_id: int, *, lock: bool = False) -> Report:

@@ -14,8 +14,6 @@ from sqlalchemy import (
     case,
     func,
     literal,
-    not_,
-    or_,
     select,
     tuple_,
     union_all,
@@ -37,17 +35,14 @@ from db.tables import (
     WATCH,
     CheckpointFile,
     Diagnosis,
-    LatestMetric,
     Run,
     RunStatus,
     Status,
     User,
 )
-from db.telemetry import pyramid
+from db.telemetry import latest_metrics, pyramid
 from halfstep.telemetry.plain_json import JsonObject
 
-#: Prefixes of metrics of evaluations.
-EVALUATIONS = ("val/", "eval/", "test/")
 #: Uploaders report every few seconds; a longer silence than this is shown.
 SILENCE_SECONDS = 30.0
 IN_THE_TRASH = "Run {} was deleted. It is in the trash, from where it can be restored."
@@ -394,21 +389,13 @@ def _page_query(
     else:
         page = _ordered(query, order.keys, falls=order.falls).limit(limit)
     shown = page.subquery()
-    first = [_first_metric()] if counts else []
+    metric = latest_metrics.first_name(Run.id.expression).correlate(Run).scalar_subquery()
+    first = [metric.label("metric")] if counts else []
     rows = select(Run, User.name, *(shown.c[column.name] for column in more), *first)
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
     ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
     return ordered
-
-
-def _first_metric() -> ColumnElement[str]:
-    """Select the name of a run's first metric, of those that describe its training."""
-    name = LatestMetric.name
-    is_evaluation = or_(*(name.startswith(prefix) for prefix in EVALUATIONS))
-    of_run = select(name).where(LatestMetric.run_id == Run.id, not_(name.startswith("run/")))
-    first = of_run.order_by(case((is_evaluation, 0), else_=1), name).limit(1).correlate(Run)
-    return first.scalar_subquery().label("metric")
 
 
 def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int]:

@@ -19,7 +19,8 @@ class Report(OfProject, Table):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"), index=True)
     title: Mapped[str]
     text: Mapped[str]  # Markdown
-    # What its panels show, all that a link to it opens: kind, runs, metrics and axes of each.
+    # What its panels show, all that a link to it opens: kind, runs, metrics and axes of each, and
+    # by run its editors, the users who chose it. A link shows a run only if all of them may see it.
     panels: Mapped[list[dict[str, Any]]]
     version: Mapped[int] = mapped_column(default=1)  # counts changes, to detect conflicts
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))  # its author
@@ -33,6 +34,14 @@ class Report(OfProject, Table):
     def run_ids(self) -> list[int]:
         """The runs of all its panels, in order."""
         return list(dict.fromkeys(run_id for panel in self.panels for run_id in panel["runs"]))
+
+    @property
+    def edited_panels(self) -> list[dict[str, Any]]:
+        """Its panels; those saved before editors were recorded have the last editor."""
+        return [
+            {"editors": {str(run_id): [self.editor_id] for run_id in panel["runs"]}} | panel
+            for panel in self.panels
+        ]
 
 
 class ReportImage(Table):

@@ -5,7 +5,18 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, delete, func, insert, or_, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.orm import Session
 
 from db.tables import LatestMetric, Metric
@@ -14,6 +25,13 @@ from db.telemetry.metric_points import MetricPoints
 from db.telemetry.summaries import Ints
 
 LARGEST = 1.7976931348623157e308  # largest finite float64
+#: How names of evaluations begin, in lower case.
+EVALUATIONS = ("val/", "val_", "val ", "valid", "eval", "test/", "test_", "test ")
+#: Names of numbers that only count, in lower case.
+COUNTERS = (
+    *("epoch", "step", "iter", "iteration", "global_step", "_step"),
+    *("train/epoch", "train/global_step", "trainer/global_step"),
+)
 COLUMNS = ("run_id", "name", "step", "value")
 
 _OF_NAMES = "SELECT name, step FROM latest_metrics WHERE run_id = :run_id AND name"
@@ -115,11 +133,13 @@ def points(
     return points
 
 
-def first_name(session: Session, run_id: int, *, without: str) -> str | None:
-    """Return the first metric of a run by name. without: prefix of names that do not count."""
-    query = select(LatestMetric.name).where(LatestMetric.run_id == run_id)
-    query = query.where(~LatestMetric.name.startswith(without, autoescape=True))
-    return session.scalar(query.order_by(LatestMetric.name).limit(1))
+def first_name(run_id: int | ColumnElement[int]) -> Select[str]:
+    """Select the metric that stands for a run: of an evaluation if there is one, no counter."""
+    name, lower = LatestMetric.name, func.lower(LatestMetric.name)
+    is_evaluation = or_(*(lower.startswith(each, autoescape=True) for each in EVALUATIONS))
+    query = select(name).where(LatestMetric.run_id == run_id, lower.not_in(COUNTERS))
+    query = query.where(~name.startswith("run/"))
+    return query.order_by(case((is_evaluation, 0), else_=1), name).limit(1)
 
 
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:

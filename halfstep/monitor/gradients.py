@@ -75,8 +75,13 @@ class Gradients:
         except (TypeError, ValueError, RuntimeError):  # None in Adafactor with relative steps
             return math.nan
 
-    def measure(self, scale: Tensor | None = None) -> Measured | None:
-        """Measure the gradients; None if there are none. scale: their current factor."""
+    def measure(
+        self, scale: Tensor | None = None, before_clip: Mapping[int, Tensor] | None = None
+    ) -> Measured | None:
+        """Measure the gradients; None if there are none.
+
+        scale: their current factor.  before_clip: their norms before a clip, by a parameter's id.
+        """
         present = [g for p in self.parameters if (g := p.grad) is not None]
         self.steps += 1
         if self.without_gradient:
@@ -85,7 +90,11 @@ class Gradients:
             }
         if not present:
             return None
-        norms = self._norms(present)
+        norms: Sequence[Tensor]
+        if before_clip:
+            norms = [before_clip[id(p)] for p in self.parameters if p.grad is not None]
+        else:
+            norms = self._norms(present)
         if len(present) < len(self.parameters):
             following = iter(norms)
             norms = [self._zero if p.grad is None else next(following) for p in self.parameters]
@@ -95,6 +104,10 @@ class Gradients:
         if scale is not None:
             stacked = stacked / scale
         return torch.linalg.vector_norm(stacked), stacked, 1.0, None
+
+    def are_among(self, norms: Mapping[int, Tensor]) -> bool:
+        """Return whether each gradient has a norm, by its parameter's id."""
+        return all(id(p) in norms for p in self.parameters if p.grad is not None)
 
     def norms_on_host(self) -> list[float]:
         """Return the norm of each gradient of a CPU's optimizer, if all are plain and present.
@@ -142,6 +155,18 @@ class Gradients:
             for position, norm in enumerate(norms)
             if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
         }
+
+
+def norms_of(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return the norm of each gradient, by its parameter's id; empty if some are of rare kinds."""
+    present = {id(p): p.grad.detach() for p in parameters if p.grad is not None}
+    gradients = list(present.values())
+    is_rare = any(hasattr(g, "to_local") or g.is_sparse or g.is_complex() for g in gradients)
+    if is_rare or len({gradient.device for gradient in gradients}) != 1:
+        return {}
+    is_half = any(g.dtype in (torch.float16, torch.bfloat16) for g in gradients)
+    norms = torch._foreach_norm(gradients, dtype=torch.float32 if is_half else None)
+    return dict(zip(present, norms, strict=True))
 
 
 def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:

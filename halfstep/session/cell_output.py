@@ -1,15 +1,25 @@
-"""What Python prints in a notebook's cells, kept beside its display."""
+"""What a notebook's cells print, kept beside its display."""
 
+import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 from halfstep.sidecar.lines import Output
 from halfstep.telemetry.events import Line, Stream
 
+PIECE_BYTES = 2**16  # read at once
+DRAIN_SECONDS = 1.0  # most that the end waits for what is in the pipe
+
 
 class CellOutput:
-    """Copies of sys.stdout and sys.stderr, whose writes also go to a run's log."""
+    """Copies of sys.stdout and sys.stderr, whose writes also go to a run's log.
+
+    A kernel also shows what C libraries and child processes print: it has replaced the file
+    descriptors by pipes of its own. Then these are copied, too.
+    """
 
     def __init__(self, hidden: Sequence[str]) -> None:
         """Take the output until `stop`. hidden: texts that are replaced by ***."""
@@ -19,6 +29,11 @@ class CellOutput:
             "stderr": Copy(sys.stderr, "stderr", self._output),
         }
         sys.stdout, sys.stderr = self._copies["stdout"], self._copies["stderr"]
+        self._descriptors = [
+            DescriptorCopy(descriptor, copy.stream, self._output)
+            for descriptor, copy in zip((1, 2), self._copies.values(), strict=True)
+            if getattr(copy.original, "watch_fd_thread", None)  # of ipykernel
+        ]
 
     def take(self) -> list[Line]:
         """Return the lines printed since the last call."""
@@ -26,6 +41,8 @@ class CellOutput:
 
     def stop(self) -> None:
         """Restore the streams, unless the notebook has replaced them; complete the last lines."""
+        for descriptor in self._descriptors:
+            descriptor.stop()
         for name, copy in self._copies.items():
             if getattr(sys, name) is copy:
                 setattr(sys, name, copy.original)
@@ -52,3 +69,32 @@ class Copy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.original, name)
+
+
+class DescriptorCopy(threading.Thread):
+    """Thread that copies what is written to a file descriptor, and feeds it to an output."""
+
+    def __init__(self, descriptor: int, stream: Stream, output: Output) -> None:
+        super().__init__(name=f"halfstep-{stream}", daemon=True)
+        self._descriptor, self._stream, self._output = descriptor, stream, output
+        self._before = os.dup(descriptor)
+        self._reading, writing = os.pipe()
+        os.dup2(writing, descriptor)
+        os.close(writing)
+        self.start()
+
+    def run(self) -> None:
+        """Copy until no process writes any more."""
+        with suppress(OSError):  # the kernel reads nothing any more
+            while printed := os.read(self._reading, PIECE_BYTES):
+                self._output.feed(self._stream, printed)
+                while printed:
+                    printed = printed[os.write(self._before, printed) :]
+        os.close(self._reading)
+        os.close(self._before)
+
+    def stop(self) -> None:
+        """Restore the descriptor; child processes that still write are copied further on."""
+        if self.is_alive():
+            os.dup2(self._before, self._descriptor)
+            self.join(DRAIN_SECONDS)

@@ -1,9 +1,10 @@
-"""Further ranks of a distributed training on one machine, whose first rank writes the run.
+"""Further ranks of a distributed training, whose first rank writes the run.
 
-The first rank writes a file with the run's folder, named by their common parent process. Each
-further rank has a sidecar, which keeps its output and its memory in `ranks/<rank>` of that folder,
-from where the first rank's sidecar reads them. An exception of a further rank is a file there:
-torchrun then ends the others, so the first exception is the cause.
+The first rank writes a file with the run's folder, named by their common parent process; on several
+machines, which then share the folder of runs, by the launcher's rendezvous. Each further rank has a
+sidecar, which keeps its output and its memory in `ranks/<rank>` of that folder, from where the
+first rank's sidecar reads them. An exception of a further rank is a file there: torchrun then ends
+the others, so the first exception is the cause.
 """
 
 import hashlib
@@ -22,6 +23,11 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 
 RANKS = "ranks"  # folder in the run's folder
 ERROR_CHARACTERS = 20_000
+#: On several machines, age of the first rank's file at the start of a further rank from which it is
+#: another training's.
+STALE_SECONDS = 600.0
+
+_loaded_at = time.time()
 
 
 def rank() -> int:
@@ -37,6 +43,11 @@ def world_size() -> int:
     return _number("WORLD_SIZE", 1)
 
 
+def are_on_several_machines() -> bool:
+    """Return whether a launcher has started ranks on other machines, too."""
+    return world_size() > _number("LOCAL_WORLD_SIZE", world_size())
+
+
 def _number(variable: str, default: int) -> int:
     """Return a launcher's variable; the default if it is no number, as of other programs."""
     text = os.environ.get(variable, "")
@@ -44,11 +55,15 @@ def _number(variable: str, default: int) -> int:
 
 
 def meeting_file(runs: Path) -> Path:
-    """Return the file by which ranks of one parent process find the run, below the runs' folder."""
+    """Return the file by which the ranks of a training find its run, below the runs' folder."""
     parent = os.getppid()
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    identity = json.dumps([process.pid_space(), parent, process.started(parent), restart])
-    return runs / f".ranks-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    identity = [process.pid_space(), parent, process.started(parent), restart]
+    if are_on_several_machines():
+        variables = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+        identity = [*(os.environ.get(name, "") for name in variables), restart]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    return runs / f".ranks-{digest[:16]}.json"
 
 
 def announce(files: AttemptFiles) -> Path:
@@ -62,8 +77,12 @@ def announce(files: AttemptFiles) -> Path:
 def announced(path: Path) -> AttemptFiles | None:
     """Return the run that the first rank writes; None if it has not begun yet."""
     with suppress(OSError, ValueError, KeyError, TypeError):
+        # A machine that lost power leaves the file, and the next training may have its address.
+        if are_on_several_machines() and path.stat().st_mtime < _loaded_at - STALE_SECONDS:
+            return None
         content = json.loads(path.read_text())
-        return AttemptFiles(Path(content["folder"]), int(content["attempt"]))
+        folder = path.with_name(Path(content["folder"]).name)  # as mounted on this machine
+        return AttemptFiles(folder, int(content["attempt"]))
     return None
 
 

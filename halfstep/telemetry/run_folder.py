@@ -51,6 +51,8 @@ FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
 #: imports.
 RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
+#: Names of so many scripts that a run is named by their folder too.
+USUAL_SCRIPTS = ("train", "training", "main", "__main__", "run", "finetune")
 RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
 
@@ -300,8 +302,7 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
         place = folder / run
         place.mkdir(parents=True, exist_ok=True)
         return place
-    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "run"
-    base = slug(run or name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
+    base = slug(run or name or f"{_script()}-{datetime.now():%Y%m%d-%H%M%S}")
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -314,6 +315,15 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
             number += 1
         else:
             return place
+
+
+def _script() -> str:
+    """Return a name for the script: with its folder, if many scripts have its own."""
+    if not sys.argv or sys.argv[0] in ("", "-c"):
+        return "run"
+    path = Path(sys.argv[0])
+    folder = path.absolute().parent.name if path.stem in USUAL_SCRIPTS else ""
+    return f"{folder}-{path.stem}" if folder else path.stem
 
 
 def _spooled(place: Path) -> list[int]:

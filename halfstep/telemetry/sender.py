@@ -48,6 +48,8 @@ SIDECAR_SECONDS = 10.0
 #: Response codes after which no more of an attempt is sent: a newer one has replaced it, or a user
 #: ended it.
 WANTED_NO_MORE = ("stale_attempt", "ended")
+#: Response code of a file that has no room in its project.
+OVER_QUOTA = "over_quota"
 #: Status codes that do not concern the content sent: token, timeouts and load.
 PASSING = (0, 401, 403, 408, 409, 425, 429)
 
@@ -279,6 +281,10 @@ class AttemptSending:
                     raise ApiError(422, f"the server stays at byte {place.offset:,}")
                 place = following
         except ApiError as error:
+            if error.code == OVER_QUOTA:
+                later = f"`halfstep upload {self._files.folder} --checkpoints` sends it later"
+                self._say(f"{path} is rejected: {error}; {later}")
+                return
             if error.status in PASSING or error.status >= 500:
                 raise
             self._say(f"{path} is rejected: {error}")

@@ -34,6 +34,7 @@ class Artifact:
         self.metadata = dict(metadata or {})
         self.aliases: list[str] = []
         self._files: dict[str, Path] = {}
+        self._has_references = False
         self._folder: Path | None = None  # of a version that is used
         self._saved: SavedVersion | None = None
         self._temporary: Path | None = None
@@ -68,12 +69,17 @@ class Artifact:
         """Report that objects of W&B are not supported; files are."""
         say_once("Artifact.add() is not supported: add a file")
 
-    def add_reference(self, uri: str, *further: Any, **named: Any) -> None:
+    def add_reference(self, uri: Any, *further: Any, **named: Any) -> None:
         """Report that references are not supported; files are."""
-        say_once("Artifact.add_reference() is not supported: add a file")
+        self._has_references = True
+        text = f"Artifact({self.name!r}).add_reference() is not supported and is ignored"
+        say_once(f"{text}: a version contains its files; allowed: add_file() and add_dir()")
 
     def log(self, watch: "Watch", aliases: Sequence[str]) -> None:
-        """Save the files as a version."""
+        """Save the files as a version, unless it has references only."""
+        if self._has_references and not self._files:
+            say_once(f"log_artifact({self.name!r}) is ignored: it has references only")
+            return
         self.aliases = [alias for alias in aliases if alias != "latest"]
         self._saved = watch.save_artifact(
             self._files, name=self.name, type=self.type, aliases=self.aliases

@@ -1,11 +1,13 @@
 """Agents of a sweep with a real server: functions, commands, several at once."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +24,7 @@ from db.tables import Run, Status, Trial
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
 from halfstep.session import watch_session
+from halfstep.sweep_agent import Agent
 from tests.app.conftest import serving
 from tests.site import SECONDS, is_running, until
 
@@ -225,6 +228,102 @@ def test_an_agent_outlives_an_outage_of_the_server(
         assert halfstep.agent(sweep_id, train, count=1) == (1, 0)
     servers[-1].__exit__()
     assert len(servers) == 2
+    assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
+
+
+def begin_another(path: Path) -> None:
+    """Begin a sweep on the server of this process, which is a spawned one."""
+    path.write_text(str(begin()))
+
+
+@pytest.mark.extended
+def test_a_process_spawned_by_a_function_has_the_agents_server(
+    tmp_path: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if url and token are arguments of the agent."""
+    sweep_id = begin()
+    for name in server:
+        monkeypatch.delenv(name)
+    path = tmp_path / "another"
+
+    def train() -> None:
+        halfstep.watch()
+        child = multiprocessing.get_context("spawn").Process(target=begin_another, args=[path])
+        child.start()
+        child.join()
+
+    given = {"url": server["HALFSTEP_URL"], "token": server["HALFSTEP_TOKEN"]}
+    assert halfstep.agent(sweep_id, train, count=1, **given) == (1, 0)
+    assert path.read_text() == str(sweep_id + 1)
+
+
+def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C while the server is away: the request is repeated until it is back."""
+    sweep_id = begin()
+    monkeypatch.setattr("halfstep.sweep_agent.GRACE_SECONDS", SECONDS)
+    servers = [serving(settings, database)]
+    address = servers[0].__enter__()[1]
+    monkeypatch.setenv("HALFSTEP_URL", address)
+
+    def revive() -> None:
+        until(lambda: "retrying" in capfd.readouterr().err)
+        servers.append(serving(settings, database, urlsplit(address).port or 0))
+        servers[-1].__enter__()
+
+    def interrupted() -> None:
+        servers[-1].__exit__()
+        revival.append(revivals.submit(revive))
+        raise KeyboardInterrupt
+
+    revival: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as revivals:
+        with pytest.raises(KeyboardInterrupt):
+            halfstep.agent(sweep_id, interrupted)
+        revival[0].result()
+    assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
+    servers[-1].__exit__()
+    assert [rate for rate, _state, _value in trials(database)] == [0.1]
+
+
+class BusyClient(Client):
+    """A client whose server accepts the end of a point only after it has renewed its lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_ending, self.is_renewed = threading.Event(), threading.Event()
+
+    def claim_point(self, sweep_id: int, agent: str) -> Any:
+        claim: Any = super().claim_point(sweep_id, agent)
+        return claim | {"lease_seconds": 0.2}
+
+    def renew_claim(self, sweep_id: int, number: int, agent: str) -> bool:
+        was_ending = self.is_ending.is_set()
+        is_active = super().renew_claim(sweep_id, number, agent)
+        if was_ending and is_active:
+            self.is_renewed.set()
+        return is_active
+
+    def end_claim(self, sweep_id: int, number: int, agent: str, *, was_watched: bool) -> None:
+        self.is_ending.set()
+        if not self.is_renewed.is_set():
+            raise ApiError(503, "the server is busy")
+        super().end_claim(sweep_id, number, agent, was_watched=was_watched)
+
+
+def test_a_lease_is_renewed_while_the_end_is_retried(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other agent takes a point whose end is not recorded yet."""
+    sweep_id = begin()
+    monkeypatch.setattr("halfstep.client.AWAY_SECONDS", SECONDS)
+    with BusyClient() as client:
+        assert Agent(client, sweep_id).run(lambda _claim, _is_lost: True, count=1) == (1, 0)
+        assert client.is_renewed.is_set()
     assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
 
 

@@ -70,7 +70,7 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: () => ({ nticks: 4 }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),
+      axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),
     ...(points.hasWaits || (timed && !points.total) ? [{ name: 'data', title: 'Time per step, ms', group: 'throughput', has: true, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
       lines: (screen, colors) => [milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), milliseconds(screen, 'data_us', 'waiting for data', colors.data)] }] : []),
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
@@ -95,13 +95,18 @@ const arranged = (names, { pinned }) => {
 /** From zero on, unless all there is lies in the upper half, where it would look flat. @param {import('url_state').View} view @param {(number|null)[]} values */
 export const lossAxis = (view, values) => {
   if (view.loss === 'log') return logAxis(values)
+  return { nticks: 6, rangemode: rangeModeOf(values, true) }
+}
+
+/** plotly would show a constant between one less and one more. @param {(number|null)[]} values @param {boolean} isUsuallyFromZero unless all lie in the upper half */
+const rangeModeOf = (values, isUsuallyFromZero) => {
   let [low, high] = [Infinity, -Infinity]
   for (const value of values) {
     if (value === null) continue
     low = Math.min(low, value)
     high = Math.max(high, value)
   }
-  return { nticks: 6, rangemode: low > high / 2 ? 'normal' : 'tozero' }
+  return low === high || (isUsuallyFromZero && low <= high / 2) ? 'tozero' : 'normal'
 }
 
 /** Few decades show 1, 2 and 5 of each; many show every so manieth. @param {(number|null)[]} values */

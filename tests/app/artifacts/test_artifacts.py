@@ -80,6 +80,23 @@ def test_content_above_the_limit_of_a_project_is_refused_although_its_version_wa
     assert len(list(settings.data.glob("blobs/*-*"))) == 1
 
 
+def test_unchanged_content_of_a_full_project_is_saved_again(
+    database: Database, script: TestClient
+) -> None:
+    """Only new content counts, once however many files have it."""
+    version = saved(script)
+    with database.writing() as session:
+        session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
+    again = script.post("/api/v1/artifacts", json=body())
+    assert (again.status_code, again.json()["id"]) == (201, version["id"])
+    files = [*body()["files"], *body(files=[body()["files"][0] | {"path": "b.csv"}])["files"]]
+    same_content = script.post("/api/v1/artifacts", json=body(files=files))
+    assert (same_content.status_code, same_content.json()["missing"]) == (201, [])
+    new = {"path": "c.csv", "size_bytes": 1, "sha256": hashlib.sha256(b"c").hexdigest()}
+    refused = script.post("/api/v1/artifacts", json=body(files=[*files, new]))
+    assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")
+
+
 @pytest.mark.sql
 @pytest.mark.only_on("postgresql")
 def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(

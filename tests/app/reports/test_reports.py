@@ -238,7 +238,7 @@ def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
     seen: Run,
     stranger: TestClient,
 ) -> None:
-    """A link leaves out runs that the last editor of its report may not see."""
+    """A link leaves out runs that the editor of a panel may not see, also after a later edit."""
     hidden = start_run(database, ada, project="speech", name="hidden run")
     record(database, hidden, make_steps([1.0]))
     mel = browser_of(app, database, people["mel"])
@@ -255,8 +255,19 @@ def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
     assert tom.put(path, json=change).json()["version"] == 2
     assert shown() == [str(seen.id)]
     assert f"Run {hidden.id} is deleted, or not shared." in stranger.get(page).text
-    assert mel.put(path, json=change | {"title": "Mine", "version": 2}).status_code == 200
-    assert shown() == [str(seen.id), str(hidden.id)]
+
+    def edited_by_mel(version: int, **changes: str) -> list[str]:
+        mels = change | {"version": version} | changes
+        assert mel.put(path, json=mels).json()["version"] == version + 1
+        return shown()
+
+    tom_and_more = f"{change['text']}\n\n{PANEL.format(hidden.id, 'grad_norm')}"
+    assert edited_by_mel(2, title="Mine") == [str(seen.id)]
+    assert edited_by_mel(3, text=tom_and_more.replace("loss", "scale")) == [str(seen.id)]
+    assert edited_by_mel(4, text=PANEL.format(seen.id, "loss")) == []  # no panel has both
+    assert edited_by_mel(5) == [str(seen.id), str(hidden.id)]  # mel's choice now
+    assert tom.put(path, json=change | {"title": "Typo", "version": 6}).status_code == 200
+    assert shown() == [str(seen.id), str(hidden.id)]  # tom chose no run
 
 
 def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(

@@ -1,5 +1,7 @@
 """Key figures of a run's page."""
 
+import pytest
+
 from app.runs.key_figures import key_figures, scaler_card
 from db.database import Database
 from db.tables import Run
@@ -35,6 +37,26 @@ def test_a_card_of_many_skips_says_that_it_covers_the_latest(
     with database.reading() as session:
         card = scaler_card(session, session.get_one(Run, running.id))
     assert (card.recent, card.streak, card.seen, card.is_cut) == (300, 200, 200, True)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["epoch", "learning rate", "step", "validation Dice"], "validation Dice"),
+        (["Epoch", "value_loss"], "value_loss"),
+        (["accuracy", "eval/wer"], "eval/wer"),
+        (["iter", "run/seconds"], None),
+    ],
+)
+def test_the_metric_of_the_tiles_counts_nothing(
+    database: Database, running: Run, names: list[str], expected: str | None
+) -> None:
+    """An evaluation comes before other metrics, whatever the spelling."""
+    events = [make_metric(1, 0.5, name) for name in names]
+    record(database, running, make_steps([1.0]), events=events)
+    with database.reading() as session:
+        metric = key_figures(session, session.get_one(Run, running.id)).metric
+    assert (metric and metric.name) == expected
 
 
 def test_the_metric_of_the_tiles_is_a_loss_if_there_is_one(

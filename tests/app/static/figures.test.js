@@ -106,6 +106,10 @@ test('a scale has ticks at powers of two, however far it falls', () => {
   assert.deepEqual(scaleAxis([null, 0]), { type: 'log' })
 })
 
+test('a constant is shown from zero on, at its size', () => {
+  assert.deepEqual([[1e-4, null, 1e-4], [3, 3.1], [1, 3], []].map((values) => lossAxis(view, values).rangemode), ['tozero', 'normal', 'tozero', 'normal'])
+})
+
 test('a log axis of few decades shows parts of them', () => {
   const log = { ...view, loss: 'log' }
   assert.deepEqual([lossAxis(log, [1, 30, null, -1, 0]).dtick, lossAxis(log, [1e-6, 1e6]).dtick], ['D2', 3])

@@ -370,3 +370,22 @@ def test_a_backup_has_artifacts_and_leaves_out_what_is_damaged(
     with database.reading() as session:
         rows = session.scalars(select(ArtifactVersion).order_by(ArtifactVersion.id))
         assert [row.completed_at is not None for row in rows] == [True, False]
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_version_whose_content_is_lost_is_not_completed_meanwhile(
+    database: Database, ada: User, store: LocalStore
+) -> None:
+    """Its last file is stored while `storage check --mend` deletes the row of another one."""
+    version = save(database, ada, A, B)
+    upload(database, store, version, A)
+    with database.reading() as session:
+        [blob] = session.scalars(select(Blob))
+    lost = [storage.Mismatch(blob.key, "the file is missing", blob)]
+    while_open(
+        database,
+        lambda session: storage._delete_rows(session, lost),
+        lambda session: store_blob(session, version, B),
+    )
+    with database.reading() as session:
+        assert session.get_one(ArtifactVersion, version.id).completed_at is None

@@ -15,7 +15,15 @@ from sqlalchemy import select, update
 import halfstep
 from db.access import projects
 from db.database import Database
-from db.tables import ArtifactCollection, ArtifactLink, ArtifactVersion, Blob
+from db.tables import (
+    ArtifactCollection,
+    ArtifactLink,
+    ArtifactVersion,
+    Blob,
+    Project,
+    Run,
+    Status,
+)
 from halfstep import ApiError, Client
 from halfstep.api_client.credentials import Credentials
 from halfstep.artifacts import cache
@@ -332,6 +340,37 @@ def test_an_offline_run_is_uploaded_with_its_artifacts(
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     cli.main(["upload", "halfstep-runs"])
+    until(lambda: complete(database) == [0])
+
+
+def test_content_that_has_no_room_in_its_project_is_sent_later(
+    data: Path,
+    database: Database,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Everything else of the run arrives; one line names the command that sends the rest."""
+    with halfstep.watch(name="maker", mode="offline") as watch:
+        watch.save_artifact(data, name="digits")
+        watch.log({"score": 1.0}, step=1)
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+
+    def limit(gib: float | None) -> None:
+        with database.writing() as session:
+            session.get_one(Project, "").stored_gib = gib
+
+    limit(0.0)
+    cli.main(["upload", "halfstep-runs"])
+    with database.reading() as session:
+        assert session.get_one(Run, 1).status == Status.FINISHED
+    assert complete(database) == []
+    printed = capfd.readouterr()
+    assert "more than its limit of 0 GiB" in printed.err + printed.out
+    assert "halfstep-runs/maker --checkpoints` sends it later" in printed.err + printed.out
+    limit(None)
+    cli.main(["upload", "halfstep-runs", "--checkpoints"])
     until(lambda: complete(database) == [0])
 
 

@@ -1,6 +1,7 @@
 """Unexamined backward passes are recorded like examined ones."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +298,10 @@ def interrupted(loop: Loop) -> None:
         raise ZeroDivisionError
 
     handle = loop.optimizer.register_step_pre_hook(raises)
-    with pytest.raises(ZeroDivisionError):
+    # A step that the scaler skips, as after a scale of 0, does not raise.
+    gradients = [p.grad for p in loop.net.parameters() if p.grad is not None]
+    is_skipped = not all(bool(each.isfinite().all()) for each in gradients)
+    with nullcontext() if is_skipped else pytest.raises(ZeroDivisionError):
         loop.scaler.step(loop.optimizer)
     handle.remove()
     loop.scaler.update()

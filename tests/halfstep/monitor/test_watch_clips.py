@@ -44,10 +44,31 @@ def clips_while_scaled(
     return [each["step"] for each in events if each["event"] == "scaled_clip"]
 
 
-@pytest.mark.parametrize("kind", CLIPS)
-def test_a_clip_of_scaled_gradients_is_reported(tmp_path: Path, kind: str) -> None:
-    """From the second step on: the first step is what makes the optimizer known."""
-    assert clips_while_scaled(tmp_path, CLIPS[kind])[0] == 2
+@pytest.mark.parametrize(("kind", "first"), [("norm", 1), ("value", 2)])
+def test_a_clip_of_scaled_gradients_is_reported(tmp_path: Path, kind: str, first: int) -> None:
+    """A clip of values from the second step on: the first makes the optimizer known."""
+    assert clips_while_scaled(tmp_path, CLIPS[kind])[0] == first
+
+
+@pytest.mark.parametrize("has_scaler", [True, False])
+def test_the_first_norm_is_that_before_the_clip(tmp_path: Path, has_scaler: bool) -> None:
+    """Also if the step after the clip is the first call that names the optimizer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    frozen = nn.Linear(2, 2)  # without gradients
+    optimizer = torch.optim.SGD([*frozen.parameters(), *net.parameters()], lr=0.0)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    norms = []
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.ones(4, 3)).square().mean()).backward()
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+            norms.append(norm.item() / scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+    assert watch.folder is not None
+    assert Written(watch.folder).steps["grad_norm"] == pytest.approx(norms, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", CLIPS)

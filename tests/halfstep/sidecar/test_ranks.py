@@ -33,6 +33,20 @@ if codes[0]:
     ranks[0].terminate()
 sys.exit(max(abs(code) for code in [ranks[0].wait(), *codes]))
 """
+#: The same with a launcher of its own per machine, which share the folder of runs.
+MACHINES = """
+import os, subprocess, sys
+env = os.environ | {
+    "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
+    "MASTER_ADDR": "first", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "it",
+}
+rank = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'train.py']).returncode)"
+launchers = [
+    subprocess.Popen([sys.executable, "-c", rank], env={**env, "RANK": each, "GROUP_RANK": each})
+    for each in "01"
+]
+sys.exit(max(abs(each.wait()) for each in launchers))
+"""
 SCRIPT = """
 import os, sys, time
 import halfstep
@@ -47,12 +61,14 @@ seen(f"begun-{1 - rank}")
 """
 
 
-def launch(folder: Path, script: str, options: str = "") -> "subprocess.CompletedProcess[str]":
+def launch(
+    folder: Path, script: str, options: str = "", launcher: str = LAUNCHER
+) -> "subprocess.CompletedProcess[str]":
     """Train on two ranks, and wait until the run's sidecar has ended."""
     (folder / "train.py").write_text(SCRIPT.replace("OPTIONS", options) + script)
     environment = {**os.environ, "HALFSTEP_CONSOLE": "yes", "HALFSTEP_SYSTEM": "yes"}
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER],
+        [sys.executable, "-c", launcher],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -75,9 +91,11 @@ def outcome(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [LAUNCHER, MACHINES], ids=["machine", "machines"])
+def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, launcher: str) -> None:
     """Lines of a further rank say so; one run has all; what each prints stays where it went."""
-    done = launch(tmp_path, "print('hello of', rank, flush=True)\ntime.sleep(0.5)")
+    script = "print('hello of', rank, flush=True)\ntime.sleep(0.5)"
+    done = launch(tmp_path, script, launcher=launcher)
     assert done.returncode == 0, done.stderr
     texts = [line["text"] for line in recorded(tmp_path, "line")]
     assert "hello of 0" in texts

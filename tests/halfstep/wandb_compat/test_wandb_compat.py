@@ -288,6 +288,27 @@ def test_artifacts_are_versions_that_other_runs_use(
     assert [event["name"] for event in written("user").of("used_artifact")] == ["data", "weights"]
 
 
+def test_references_of_an_artifact_are_refused_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], without_torch: None
+) -> None:
+    """Files next to them are logged; an artifact of references only is not."""
+    wandb: Any = halfstep
+    (tmp_path / "a.csv").write_text("one")
+    with wandb.init(project="digits", name="maker", mode="offline") as run:
+        for name, files in (("bucket", []), ("mixed", ["a.csv"])):
+            artifact = wandb.Artifact(name, type="dataset")
+            for number in range(3):
+                artifact.add_reference(f"s3://data/{number}.bin", name=f"{number}.bin")
+            for file in files:
+                artifact.add_file(file)
+            assert run.log_artifact(artifact).wait() is artifact
+    [version] = written("maker").of("saved_artifact")
+    assert (version["name"], len(version["files"])) == ("mixed", 1)
+    printed = capfd.readouterr().err
+    assert printed.count("add_reference() is not supported and is ignored") == 2
+    assert printed.count("has references only") == 1
+
+
 def test_several_runs_of_a_sweep(without_torch: None) -> None:
     """`with wandb.init() as run`, once each; one that raises has failed, and the next starts."""
     wandb: Any = halfstep
