@@ -34,7 +34,9 @@ def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
     assert sweep["source"] == "script"
     assert sweep["space"] == {"lr": "0.1, 0.01", "size": "16, 32, 48, 64"}
     assert sweep["config"] == {"name": "adam", "epochs": 10, "fused": True}
-    assert "halfstep agent 1 -- python train.py" in browser.get("/sweeps/1").text
+    shown = browser.get("/sweeps/1").text
+    assert "halfstep agent 1 -- python train.py" in shown
+    assert "No agent is at work." in shown
 
 
 def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
