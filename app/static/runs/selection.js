@@ -1,7 +1,7 @@
 // Many rows of a list: ticked one by one, in ranges or all, and what is done with them at once.
 import { insisted } from 'http'
 import { count, size } from 'formats'
-import { toast } from 'page'
+import { reload, toast } from 'page'
 import { root } from 'root'
 import { matchRows } from 'rows'
 import { still } from 'dom_updates'
@@ -28,7 +28,7 @@ export const refetchRows = async (body) => {
   const answer = await insisted(address.href)
   const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
   const fresh = page.querySelector('[data-rows]')
-  if (!fresh) return still(() => location.reload())
+  if (!fresh) return still(reload)
   still(() => {
     matchRows(body, document.adoptNode(fresh))
     for (const part of ['[data-disk]', '[data-total]', '.range', '.pages', ...(document.querySelector('.view-tabs:focus-within') ? [] : ['.view-tabs'])]) {
