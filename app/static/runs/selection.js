@@ -9,8 +9,8 @@ import { still } from 'dom_updates'
 const MOST_COMPARED = 50
 /** What was done with so many runs. @type {Record<string, (runs: string, text: string) => string>} */
 const DONE = {
-  add_tag: (runs, tag) => `Tagged ${runs} ${tag}.`,
-  remove_tag: (runs, tag) => `${runs} without the tag ${tag}.`,
+  add_tag: (runs, tag) => `Tag ${tag} added to ${runs}.`,
+  remove_tag: (runs, tag) => `Tag ${tag} removed from ${runs}.`,
   cancel: (runs) => `${runs} asked to end.`,
   delete: (runs) => `${runs} in the trash.`,
   restore: (runs) => `${runs} restored.`,
@@ -163,7 +163,7 @@ export const createSelection = (list, refetch) => {
       const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
       if (!isTagging) elsewhere = []
       showResult(action, done, others, text)
-      if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
+      if (!bar.contains(document.activeElement)) list.focus({ preventScroll: true }) // its own button may go, and a cell in use stays
       await refetch()
     } catch (error) {
       toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')
