@@ -19,7 +19,7 @@ from app.auth.audit import audited, set_detail
 from app.auth.authentication import SignedIn, Uploader
 from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.dependencies import Db, TheSettings, ingesting
-from app.files.downloads import OCTETS, send
+from app.files.downloads import MEDIA_TYPES, OCTETS, send
 from app.files.file_names import without_specials
 from app.files.file_uploads import take_file
 from app.files.ingest_api import OCTETS as OCTETS_BODY
@@ -270,7 +270,11 @@ def download_version_file(
     check_project(session, Permission.DOWNLOAD_FILES, collection.project)
     blob = artifact_versions.blob_of(session, version_id, path)
     name = f"{collection.name}-v{version.number}-{without_specials(path.rpartition('/')[2])}"
-    headers = {"Content-Type": OCTETS, "Content-Security-Policy": "default-src 'none'; sandbox"}
+    headers = {
+        "Content-Type": MEDIA_TYPES.get(path.rpartition(".")[2].lower(), OCTETS),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
     redirects = settings.presigned_downloads and request.method == "GET"
     return send(request, settings, blob, name, headers, redirects=redirects)
 

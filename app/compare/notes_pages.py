@@ -1,6 +1,7 @@
 """Page to edit the note on a project or on a comparison of runs."""
 
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
@@ -50,6 +51,8 @@ def write_note(
     seen: Annotated[str, Form()] = "",
 ) -> Response:
     """Save a note, or show the form with its errors."""
+    if project is None and not runs:
+        project = ""  # FastAPI reads an empty field as none: the first project
     subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     problem = flaw(note)
     try:
@@ -89,8 +92,8 @@ def _page(
         seen=seen,
         problem=problem,
         others=others,
-        # Images are files of the first run; a project has none.
-        images=""
+        # Images are files of the first run, or an artifact of the project.
+        images=f"/projects?{urlencode({'project': project})}"
         if project is not None
         else f"/runs/{as_run_ids('runs', typed, most=MOST_RUNS)[0]}",
         most=LENGTHS["note"],

@@ -8,32 +8,37 @@ from functools import partial
 from typing import Annotated
 
 import obstore
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from app.artifacts.artifact_uploads import BlobUpload
 from app.auth import audit
 from app.auth.authentication import Uploader
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.dependencies import TheSettings
 from app.files.downloads import RETRY_SECONDS
-from app.http.parameters import RowId, RunId
+from app.files.file_uploads import take_file
+from app.http.parameters import RowId, RunId, Text
 from app.reports.reports import writable
-from db.access import permissions
+from db.access import permissions, projects
 from db.access.permissions import Permission
 from db.database import Database
 from db.errors import HalfstepError, Invalid, NotFound, StorageUnreachable
-from db.files import artifacts, report_images
+from db.files import artifact_versions, artifacts, report_images
 from db.files.storage import delete_file, is_full, open_store, storage_full
 from db.queue import quotas
 from db.runs import runs
 from db.settings import Settings
 from db.tables import User
+from halfstep.artifacts.manifest import Entry
 
 router = APIRouter(tags=["reports"])
 
 #: Ending of a file by the media type of its content.
 ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
+#: Name of the artifact with the images of a project's note.
+NOTE_IMAGES = "note-images"
 BODY = {
     "requestBody": {
         "required": True,
@@ -69,6 +74,20 @@ async def upload_report_image(
     """Store an image for a report: PNG, JPEG, GIF or WebP."""
     content = await request.body()
     work = partial(_store_of_report, request, settings, user, report_id, content)
+    return await run_in_threadpool(work)
+
+
+@router.post("/projects/images", status_code=201, openapi_extra=BODY)
+@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+async def upload_project_image(
+    request: Request,
+    settings: TheSettings,
+    user: Uploader,
+    project: Annotated[Text, Query(description="Empty: the first project")] = "",
+) -> UploadedImage:
+    """Store an image for the note of a project: PNG, JPEG, GIF or WebP, as an artifact."""
+    content = await request.body()
+    work = partial(_store_of_project, request, settings, user, project, content)
     return await run_in_threadpool(work)
 
 
@@ -136,6 +155,27 @@ def _store_of_report(
             delete_file(open_store(settings, retry_seconds=RETRY_SECONDS), key)
         raise
     return UploadedImage(address=address, media_type=kind, size_bytes=size_bytes, sha256=sha256)
+
+
+def _store_of_project(
+    request: Request, settings: Settings, user: User, project: str, content: bytes
+) -> UploadedImage:
+    database: Database = request.app.state.database
+    kind, sha256 = media_type_of(content), hashlib.sha256(content).hexdigest()
+    entry = Entry(f"{sha256[:16]}.{ENDINGS[kind]}", len(content), sha256)
+    with database.writing() as session:
+        permissions.limit(session, request.state.grants)
+        check_project(session, Permission.SUBMIT_RUN, project)
+        projects.get(session, project)
+        quotas.check_storage(session, project, len(content))
+        version_id = artifact_versions.save(
+            session, user, project, NOTE_IMAGES, type="image", entries=[entry]
+        ).id
+        audit.record_now(session, request, user, f"{entry.path}, {len(content):,} bytes")
+    upload = BlobUpload(request.state.grants, version_id, len(content), sha256)
+    take_file(settings, database, upload, 0, content)
+    address = f"/api/v1/artifact-versions/{version_id}/files/{entry.path}"
+    return UploadedImage(address=address, media_type=kind, size_bytes=len(content), sha256=sha256)
 
 
 def _put(settings: Settings, key: str, content: bytes) -> None:

@@ -22,7 +22,7 @@ JSON_DEPTH = 32
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 #: Hash of an empty style sheet, which Plotly creates for its rules.
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-_IMAGES = re.compile(r"/api/v1/(?:runs|reports)/\d{1,10}/images")
+_IMAGES = re.compile(r"/api/v1/(?:(?:runs|reports)/\d{1,10}|projects)/images")
 #: HSTS for a year.
 HSTS = "max-age=31536000"
 #: Largest piece of a watched run's spool or files.

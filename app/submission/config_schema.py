@@ -75,7 +75,9 @@ class Property:
             return texts + (f" of 1 to {longest} characters" if longest else "")
         kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
         kind = kinds.get(self.rules.get("type", ""), "text")
-        bounds = [f"{words} {self.rules[key]:.15g}" for key, words in _BOUNDS if key in self.rules]
+        bounds = [f"{words} {self.rules[key]:,.15g}" for key, words in _BOUNDS if key in self.rules]
+        if {"minimum", "maximum"} <= self.rules.keys():
+            bounds = [f"from {self.rules['minimum']:,.15g} to {self.rules['maximum']:,.15g}"]
         if "maxLength" in self.rules:
             bounds = [f"of at most {self.rules['maxLength']} characters"]
         if "pattern" in self.rules:
@@ -194,6 +196,6 @@ def beyond(schema: Schema, config: JsonObject, paths: Collection[str]) -> dict[s
 
 
 def violation(field: Property, value: Any) -> str:
-    """Return the error message for a value, with the value and the allowed values."""
-    shown = "nothing" if value in (None, "") else str(value)[:100]
-    return f"{field.title} is {shown}; allowed: {field.allowed}"
+    """Return the error message for a value, which is shown with the path or title of its field."""
+    wrong = "it is empty" if value in (None, "") else f"{str(value)[:100]} is not allowed"
+    return f"{wrong}; allowed: {field.allowed}"

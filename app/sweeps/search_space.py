@@ -140,7 +140,7 @@ def _word(value: Any) -> str:
 def _search(field: Property, given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         if not is_searchable(field):
-            text = f"{field.title} is {given[:100]}; allowed: a list of values as JSON"
+            text = f"{given[:100]} is not allowed; allowed: a list of values as JSON"
             raise Unreadable(text)
         return _of_text(field, given.strip())
     if isinstance(given, list):
@@ -149,14 +149,14 @@ def _search(field: Property, given: Any) -> dict[str, Any]:
         return {"values": _checked(field, given["values"])}
     if isinstance(given, dict) and given.keys() == {"distribution", "low", "high"}:
         return _distribution(field, given["distribution"], given["low"], given["high"])
-    raise Unreadable(f"{field.title} is {str(given)[:100]}; allowed: {NOTATION}")
+    raise Unreadable(f"{str(given)[:100]} is not allowed; allowed: {NOTATION}")
 
 
 def _of_text(field: Property, text: str) -> dict[str, Any]:
     if match := _DISTRIBUTION.match(text):
         bounds = [_value(field, part) for part in match[2].split(",")]
         if len(bounds) != 2:
-            raise Unreadable(f"{field.title} is {text[:100]}; allowed: two bounds, low and high")
+            raise Unreadable(f"{text[:100]} is not allowed; allowed: two bounds, low and high")
         return _distribution(field, match[1], *bounds)
     if match := _RANGE.match(text):
         return {"values": _checked(field, _steps(field, text, *match.groups()))}
@@ -184,7 +184,7 @@ def _steps(field: Property, text: str, first: str, last: str, step: str | None) 
     except (InvalidOperation, ArithmeticError):
         count = Decimal(0)
     if not 1 <= count <= MOST_VALUES:
-        text = f"{field.title} is {text[:100]}; allowed: lowest..highest step S, {MOST_VALUES:,}"
+        text = f"{text[:100]} is not allowed; allowed: lowest..highest step S, {MOST_VALUES:,}"
         raise Unreadable(f"{text} values at most{', or without a step' if is_whole else ''}")
     values = [low + apart * index for index in range(int(count))]
     return [int(value) if value == value.to_integral() else float(value) for value in values]
@@ -192,7 +192,7 @@ def _steps(field: Property, text: str, first: str, last: str, step: str | None) 
 
 def _checked(field: Property, values: list[Any]) -> list[Any]:
     if not 1 <= len(values) <= MOST_VALUES:
-        text = f"{field.title} has {len(values):,} values"
+        text = f"it has {len(values):,} values"
         raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
     checked = [_allowed(field, value) for value in values]
     for index, value in enumerate(checked):
@@ -200,7 +200,7 @@ def _checked(field: Property, values: list[Any]) -> list[Any]:
             value == other and isinstance(value, bool) is isinstance(other, bool)
             for other in checked[:index]
         ):
-            raise Unreadable(f"{field.title} has {_word(value)} twice; allowed: each value once")
+            raise Unreadable(f"it has {_word(value)} twice; allowed: each value once")
     return checked
 
 
@@ -209,7 +209,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
     allowed = {"integer": (INTEGERS,), "number": DISTRIBUTIONS}.get(str(kind), ())
     if "enum" in field.rules or name not in allowed:
         other = f"{' or '.join(f'{known}(a, b)' for known in allowed)}, or " if allowed else ""
-        text = f"{field.title} is {str(name)[:50]}(…); allowed: {other}comma-separated values"
+        text = f"{str(name)[:50]}(…) is not allowed; allowed: {other}comma-separated values"
         raise Unreadable(text)
     ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
     is_turned = all(isinstance(bound, int | float) for bound in (low, high)) and low > high
@@ -217,12 +217,12 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
         low, high = _allowed(field, low), _allowed(field, high)
     is_ordered = low is not None and high is not None and low < high
     if not is_ordered or (name == LOGUNIFORM and low <= 0):
-        text = f"{field.title} is {name}({_word(low)}, {_word(high)})"
-        text += ": the first bound is greater than the second" if is_turned else ""
+        text = f"{name}({_word(low)}, {_word(high)})"
+        text += ": the first bound is greater than the second" if is_turned else " is not allowed"
         raise Unreadable(f"{text}; allowed: {ends}, the lower one first")
     if name == INTEGERS:
         if low != int(low) or high != int(high):
-            raise Unreadable(f"{field.title} is between {low} and {high}; allowed: whole numbers")
+            raise Unreadable(f"it is between {low} and {high}; allowed: whole numbers")
         low, high = int(low), int(high)
     return {"distribution": name, "low": low, "high": high}
 

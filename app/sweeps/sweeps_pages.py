@@ -14,7 +14,12 @@ from app.dependencies import Db, Posted
 from app.html.rendering import page
 from app.http.parameters import RowId, Text
 from app.projects.project_transfer import elsewhere
-from app.sweeps import new_command_sweep_pages, new_sweep_pages, sweep_submission
+from app.sweeps import (
+    new_agent_sweep_pages,
+    new_command_sweep_pages,
+    new_sweep_pages,
+    sweep_submission,
+)
 from app.sweeps import sweeps_api as api
 from app.sweeps.search_space import GRID
 from db.access import projects
@@ -25,7 +30,7 @@ from db.sweeps import sweeps
 from db.tables import Sweep, User
 
 router = APIRouter()
-for module in (new_sweep_pages, new_command_sweep_pages):
+for module in (new_sweep_pages, new_command_sweep_pages, new_agent_sweep_pages):
     router.include_router(module.router)  # first: /sweeps/new must not match /sweeps/{sweep_id}
 
 PAGE_SIZE = 50

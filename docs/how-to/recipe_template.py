@@ -3,7 +3,7 @@
     halfstep recipe check recipe_template.py
     halfstep recipe train recipe_template.py --precision fp16
 
-What each method may and may not do is in docs/recipes.md.
+What each method may and may not do is in docs/how-to/recipes.md.
 """
 
 from collections.abc import Iterator

@@ -3,25 +3,72 @@
 import re
 from pathlib import Path
 
+import pytest
+
 APP = Path(__file__).resolve().parents[2] / "app"
-MOST_BYTES = 84_000
+#: Of all files, and of those that one page loads before it paints.
+MOST_BYTES, MOST_BYTES_OF_A_PAGE = 81_500, 50_000
 #: Classes that a template or script completes.
 COMPLETED = re.compile(r"(dash|line)-\d|change-(added|removed)")
+#: Words of templates that are a class of another component.
+CONTEXTUAL = {"differs", "run", "run-name", "settings"}
 
 
-def _styles() -> str:
-    return "\n".join(path.read_text() for path in sorted((APP / "static").rglob("*.css")))
+FILES = {path.stem: path.read_text() for path in sorted((APP / "static").rglob("*.css"))}
+TEMPLATES = {
+    str(path.relative_to(APP / "templates")): path.read_text()
+    for path in (APP / "templates").rglob("*.html")
+}
+OF_ALL_PAGES = re.findall(
+    r"'(\w+)'", re.findall(r"for name in \((.+?)\) \+ styles", TEMPLATES["base/base.html"])[0]
+)
+
+
+def _classes(styles: str) -> set[str]:
+    """Return the classes of the selectors."""
+    selectors = re.sub(r'/\*.*?\*/|"[^"]*"|:[^;{}]*[;}]', "", styles, flags=re.DOTALL)
+    return set(re.findall(r"\.([a-z][\w-]*)", selectors))
+
+
+def _with_parts(name: str) -> set[str]:
+    """Return a template and those that it extends, includes or imports."""
+    parts = {name}
+    for other in re.findall(r'(?:include|import|from|extends) "([\w/.]+)"', TEMPLATES[name]):
+        parts |= _with_parts(other)
+    return parts
+
+
+def _loaded(name: str) -> list[str]:
+    """Return the names of the style sheets that a page loads."""
+    text = "".join(TEMPLATES[part] for part in _with_parts(name))
+    own = re.search(r"{% set styles = (.+?) %}", text)
+    return [*OF_ALL_PAGES, *(re.findall(r"'(\w+)'", own[1]) if own else ())]
+
+
+PAGES = sorted(name for name, text in TEMPLATES.items() if text.startswith("{% extends"))
 
 
 def test_styles_stay_small() -> None:
-    """A page loads them before it paints; what repeats belongs in system.css."""
-    assert len(_styles().encode()) <= MOST_BYTES
+    """What repeats belongs in system.css."""
+    assert len("".join(FILES.values()).encode()) <= MOST_BYTES
+    assert len(PAGES) > 30  # the expressions above still find them
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_the_styles_of_its_parts_and_few_others(name: str) -> None:
+    """A class of its templates that only one component has is in a file that it loads."""
+    loaded = _loaded(name)
+    assert sum(len(FILES[style].encode()) for style in loaded) <= MOST_BYTES_OF_A_PAGE
+    text = "".join(TEMPLATES[part] for part in _with_parts(name))
+    used = set(re.findall(r"[\w-]+", " ".join(re.findall(r'class="(.*?)"(?=[ >{])', text))))
+    styled = set().union(*(_classes(FILES[style]) for style in loaded))
+    elsewhere = set().union(*map(_classes, FILES.values()))
+    assert sorted((used & elsewhere) - styled - CONTEXTUAL) == []
 
 
 def test_each_class_is_in_use() -> None:
     """Each class of a selector occurs in a template, a Python module or a script."""
-    selectors = re.sub(r'/\*.*?\*/|"[^"]*"|:[^;{}]*;', "", _styles(), flags=re.DOTALL)
-    classes = set(re.findall(r"\.([a-z][\w-]*)", selectors))
+    classes = _classes("\n".join(FILES.values()))
     assert len(classes) > 200  # the expression above still finds them
     used: set[str] = set()
     for kind in ("html", "py", "js"):

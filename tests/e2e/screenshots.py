@@ -143,7 +143,6 @@ PICTURES = {
     "split": Picture(of("/runs?view=charts")),
     "run": Picture(of("/runs/{fp16}"), themes=BOTH),
     "live": Picture(of("/runs/{live}")),
-    "failed": Picture(of("/runs/{failed}")),
     "collapsed": Picture(of("/runs/{collapsed}"), themes=BOTH),
     "new-run": Picture(of("/runs/new?recipe=digits")),
     "comparison": Picture(of("/compare?runs={four}"), 1150, size=(1440, 1400)),

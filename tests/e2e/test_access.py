@@ -74,6 +74,7 @@ FULL = (
     "/sweeps/new?recipe=digits",
     "/runs/new/command",
     "/sweeps/new/command",
+    "/sweeps/new/agents",
     "/workers",
     "/workers/1",
     "/recipes",

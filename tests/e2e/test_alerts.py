@@ -28,6 +28,7 @@ def test_the_end_of_a_run_is_sent_to_a_receiver(
     with http_receiver() as hook:
         page.goto("/alerts")
         page.get_by_role("tab", name="Channels").click()
+        expect(page.locator(".panel:visible")).to_have_count(1)
         page.get_by_label("URL or address").fill(hook.url)
         page.get_by_role("button", name="Add channel").click()
         expect(page.locator(".secret")).to_contain_text("hs_")

@@ -418,9 +418,11 @@ def test_lines_are_inspected_hidden_arranged_and_saved(
     choose("b/y", "Full screen")
     page.wait_for_selector("[data-row='b/y']:fullscreen")
     page.evaluate("document.exitFullscreen()")  # as Escape does on a screen
-    choose("b/y", "Pin to the top")
+    with page.expect_response("**/preferences/panels"):
+        choose("b/y", "Pin to the top")
     expect(page.locator("[data-group=pinned] h3")).to_have_text(["b/y"])
-    page.locator("[data-group='a/'] summary").click()
+    with page.expect_response("**/preferences/panels"):
+        page.locator("[data-group='a/'] summary").click()
     expect(page.locator("[data-row='a/x']")).to_be_hidden()
     page.reload()
     page.wait_for_selector("[data-plot=loss][data-drawn='20']")

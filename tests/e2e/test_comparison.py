@@ -43,6 +43,26 @@ def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page
     _wait_for(page, "named.length === 3 && named[1].x.at(-1) === 40")
 
 
+def test_the_toolbar_of_a_comparison_is_recalled(database: Database, ada: User, page: Page) -> None:
+    """Axis and smoothing are the user's for all comparisons; an address that states them wins."""
+    for number in (1, 2):
+        with database.writing() as session:
+            run = session.get_one(Run, make_watched(session, ada, f"{number:032}").run_id)
+        record(database, run, make_steps([1.0] * 20))
+    page.goto("/compare?runs=1,2")
+    _wait_for(page, "named.length === 2")
+    with page.expect_response("**/preferences/toolbar") as kept:
+        page.get_by_label("Time", exact=True).check()
+        page.get_by_label("Smoothing").fill("0.5")
+    assert kept.value.ok
+    page.goto("/compare?runs=2,1")
+    expect(page.get_by_label("Time", exact=True)).to_be_checked()
+    expect(page.locator("output[data-smooth]")).to_have_text("0.5")
+    page.goto("/compare?runs=1,2&x=applied")
+    expect(page.get_by_label("Applied", exact=True)).to_be_checked()
+    expect(page.locator("output[data-smooth]")).to_have_text("0")
+
+
 def _traces(page: Page) -> list[dict[str, Any]]:
     script = """() => document.querySelector('[data-plot=loss]').data
         .filter((trace) => trace.name).map(({ name, x, y, yaxis }) => ({ name, x, y, yaxis }))"""

@@ -78,6 +78,7 @@ def test_the_trash_asks_before_deleting_for_ever(
     page.locator("[data-tick-all]").first.check()
     page.get_by_role("button", name="Delete").click()
     expect(page.locator(".empty")).to_be_visible()
+    expect(page.locator("[data-toast]")).to_have_text("2 runs in the trash.")
     page.get_by_role("link", name="Trash").click()
     asks = page.get_by_role("dialog")
     page.get_by_role("button", name="Delete run 2 permanently").click()

@@ -27,6 +27,26 @@ def test_losses_stand_in_a_column(database: Database, ada: User, running: Run, p
     assert first == second
 
 
+def test_a_live_change_of_a_row_keeps_its_elements(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Texts and attributes change in place; a cell of another structure is replaced."""
+    record(database, running, make_steps([1.0]))
+    page.goto("/runs")
+    page.wait_for_function("document.readyState === 'complete'")
+    row = page.locator("tr[data-active]")
+    row.locator("[data-column=step]").evaluate("cell => { window.kept = cell.lastElementChild }")
+    record(database, running, make_steps([0.5, 0.25], first=2, skipped=[3]))
+    expect(row.locator("[data-column=skipped]")).to_have_text("1")
+    expect(row.locator(".loss > span")).to_have_text("0.25")
+    assert page.evaluate("window.kept.isConnected")
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    expect(page.locator("tr[data-active]")).to_have_count(0)
+    expect(page.locator("[data-column=step]").last).to_have_text("3 of 400")
+    assert not page.evaluate("window.kept.isConnected")
+
+
 def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
@@ -71,7 +91,7 @@ def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
     assert [head.strip() for head in heads[-2:]] == ["batch_size", "val/accuracy"]
     assert "Tags" not in heads
     row = page.locator('[data-key="1"]')
-    expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.5")
+    expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.25")
     record(database, running, events=[make_metric(2, 0.75)])
     expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.75")
     with database.writing() as session:

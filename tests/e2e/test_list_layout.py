@@ -149,7 +149,8 @@ def test_all_that_match_are_selected(many: Run, page: Page) -> None:
     page.get_by_role("button", name="Tag", exact=True).click()
     page.get_by_label("Tag", exact=True).fill("old")
     page.get_by_role("button", name="Add tag").click()
-    expect(page.get_by_text("Tagged 58 runs old.")).to_be_visible()
+    expect(page.get_by_text("Tag old added to 58 runs.")).to_be_visible()
+    assert page.evaluate("scrollY") == 0  # what had the focus is gone, and the page stays
     page.get_by_role("button", name="Clear selection").click()
     expect(page.locator("[data-selection]")).to_be_hidden()
     page.goto("/runs?filter=tag:old")

@@ -119,3 +119,20 @@ def test_a_report_is_read_without_scripts(
     expect(plain.get_by_role("link", name=running.name).first).to_be_visible()
     expect(plain.get_by_role("row", name="Last loss")).to_be_visible()
     plain.context.close()
+
+
+def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
+    """By the button of the editor; the page of projects shows it."""
+    page.goto("/notes?project=")
+    picture = {
+        "name": "loss curve.png",
+        "mimeType": "image/png",
+        "buffer": base64.b64decode(PNG),
+    }
+    page.locator("input[type=file]").set_input_files([picture])  # type: ignore[list-item]
+    expect(page.get_by_label("Note")).to_have_value(
+        re.compile(r"!\[loss curve\]\(/api/v1/artifact-versions/1/files/\w+\.png\)")
+    )
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_url("**/projects")
+    page.wait_for_function("document.querySelector('.note img')?.naturalWidth === 1")

@@ -9,6 +9,9 @@ from db.database import Database
 from db.queue import claims, queue
 from db.runs import environments
 from db.tables import Run, Status, User
+from db.telemetry import telemetry
+from db.telemetry.telemetry import LogRow
+from halfstep.telemetry.events import Sample
 from tests.app.conftest import submit
 from tests.browser import open_tab
 from tests.db.telemetry.telemetry_made import make_events, make_headroom, make_steps, record
@@ -107,3 +110,59 @@ def test_the_environment_appears_while_the_page_is_open(
         if attempt == 1:
             noted.get_by_text("What had changed").click()
         expect(noted.locator("pre .added")).to_have_text(f"+line {attempt}")
+
+
+def test_the_log_is_narrowed_to_a_rank(database: Database, running: Run, page: Page) -> None:
+    """The choice comes with the first line of a further rank, live, and goes with the search."""
+    page.goto("/runs/1?tab=log")
+    ranks = page.get_by_label("Rank", exact=True)
+    _print(database, 1, "step 1")
+    shown = page.locator("[data-log-lines] > :not([hidden])")
+    expect(shown).to_have_text(["step 1"])
+    expect(ranks).to_be_hidden()
+    _print(database, 2, "[rank 2] step 1", "[rank 1] step 1", "[rank 1] done")
+    expect(ranks.locator("option")).to_have_text(["All ranks", "Rank 0", "Rank 1", "Rank 2"])
+    ranks.select_option("Rank 1")
+    expect(shown).to_have_text(["[rank 1] step 1", "[rank 1] done"])
+    expect(page.locator("[data-log-found]")).to_have_text("2 of 4 lines")
+    page.locator("[data-log-search]").fill("step")
+    expect(shown).to_have_text(["[rank 1] step 1"])
+    _print(database, 5, "[rank 1] step 2", "[rank 2] step 2")
+    expect(shown).to_have_text(["[rank 1] step 1", "[rank 1] step 2"])
+    ranks.select_option("Rank 0")
+    expect(shown).to_have_text(["step 1"])
+
+
+def _print(database: Database, first: int, *texts: str) -> None:
+    """Record lines of a log, the first with this number."""
+    rows = [
+        LogRow(number=number, attempt=1, time=1.0, stream="stdout", text=text)
+        for number, text in enumerate(texts, first)
+    ]
+    with database.writing() as session:
+        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=rows))
+
+
+def test_the_system_group_has_a_line_for_each_rank(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Memory of the script's further ranks, next to the host's and the GPU's lines."""
+    samples = [
+        Sample(
+            device=device,
+            elapsed_ms=1000 * second,
+            utilization=None,
+            memory_bytes=None,
+            power_watts=None,
+            temperature_celsius=None,
+            process_memory_bytes=2**30,
+        )
+        for second in range(4)
+        for device in (-3, -2, -1)
+    ]
+    with database.writing() as session:
+        telemetry.record(session, 1, 1, telemetry.Flush(samples=samples))
+    page.goto("/runs/1#system")
+    page.wait_for_selector("[data-system-plot][data-drawn]")
+    names = "document.querySelector('[data-system-plot]').data.map((line) => line.name)"
+    assert sorted(page.evaluate(names)) == ["host", "rank 1", "rank 2"]

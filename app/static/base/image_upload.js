@@ -14,11 +14,11 @@ export const rejection = ({ name, type, size }) => {
 /** The Markdown of an image. @param {string} name of the file @param {string} address */
 export const markdownOf = (name, address) => `![${name.replace(/\.\w+$/, '').replace(/[[\]\\]/g, '')}](${address})`
 
-/** @param {string} path of the run or report @param {File} file @returns {Promise<string>} its Markdown */
+/** @param {string} path of the run, report or project @param {File} file @returns {Promise<string>} its Markdown */
 const send = async (path, file) => {
   const problem = rejection(file)
   if (problem) throw new Error(problem)
-  const answer = await fetch(`${root}/api/v1${path}/images`, {
+  const answer = await fetch(`${root}/api/v1${path.replace(/\?|$/, '/images$&')}`, {
     method: 'POST', headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': file.type }, body: file,
   })
   const { address, detail } = await answer.json()
@@ -32,7 +32,7 @@ const insert = (area, text) => {
   if (!document.execCommand('insertText', false, text)) area.setRangeText(text, area.selectionStart, area.selectionEnd, 'end')
 }
 
-/** @param {Found} area whose data-images is the path of a run or report */
+/** @param {Found} area whose data-images is the path of a run, report or project */
 export const acceptImages = (area) => {
   const picker = Object.assign(document.createElement('input'), { type: 'file', accept: TYPES.join(), multiple: true, hidden: true })
   const button = Object.assign(document.createElement('button'), { type: 'button', className: 'small', textContent: 'Add image' })

@@ -26,6 +26,13 @@ export const toast = (text, offer) => {
   timer = setTimeout(hide, offer ? 15000 : 5000)
 }
 
+/** Load this page again, which then shows what the toast says now. */
+export const reload = () => {
+  const box = document.querySelector('[data-toast]')
+  if (!box.hidden) document.cookie = `halfstep-done=${encodeURIComponent(box.firstChild?.textContent ?? '')}; path=/; max-age=30; samesite=strict`
+  location.reload()
+}
+
 // What the form that led here has done, as app/html/flash.py has it.
 const done = document.cookie.match(/(?:^|; )halfstep-done=([^;]*)/)
 if (done) {

@@ -25,6 +25,19 @@ const keepState = (old, fresh) => {
   if (box) box.checked = old.querySelector('input[type=checkbox]')?.checked ?? false
 }
 
+/** Make a node like another, by the texts and attributes that differ: a new node costs more layout. @param {any} node @param {any} fresh */
+const change = (node, fresh) => {
+  const isAlike = node.nodeName === fresh.nodeName && node.childNodes.length === fresh.childNodes.length
+  if (!isAlike) return node.replaceWith(fresh.cloneNode(true))
+  if (node.nodeType !== Node.ELEMENT_NODE) {
+    if (node.data !== fresh.data) node.data = fresh.data
+    return
+  }
+  for (const name of node.getAttributeNames()) if (!fresh.hasAttribute(name)) node.removeAttribute(name)
+  for (const { name, value } of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value)
+  fresh.childNodes.forEach((/** @type {Node} */ child, /** @type {number} */ i) => change(node.childNodes[i], child))
+}
+
 /** Bring a row up to date by the cells that changed, but for one that has the focus. @param {HTMLElement} row @param {HTMLElement} fresh @param {string} html */
 const update = (row, fresh, html) => {
   clearTimeout(waiting.get(row))
@@ -34,9 +47,9 @@ const update = (row, fresh, html) => {
   for (const name of Object.keys(row.dataset)) if (!(name in fresh.dataset)) delete row.dataset[name]
   Object.assign(row.dataset, fresh.dataset)
   const cells = [...row.children].map((cell, i) => [cell, fresh.children[i]])
-  for (const [cell, other] of cells.filter(([cell, other]) => cell.outerHTML !== other.outerHTML)) {
+  for (const [cell, other] of cells.filter(([cell, other]) => !cell.isEqualNode(other))) {
     if (!cell.matches(':focus-within')) {
-      cell.replaceWith(other.cloneNode(true))
+      change(cell, other)
     } else {
       sources.delete(row)
       waiting.set(row, setTimeout(() => still(() => update(row, fresh, html)), WAIT_MS))

@@ -82,7 +82,7 @@ follow(`${root}/api/v1/runs/live`, cursor, (message) => {
     showFacts(message)
     if (hasMoved(message.rows)) shown = 0
     if (body) replaceRows(body, Object.values(message.rows).join(''))
-    countTicked()
+    if (document.body.classList.contains('has-selected')) countTicked()
     charts?.update(Object.keys(message.rows))
   })
   newest = message.newest

@@ -1,7 +1,7 @@
 // Many rows of a list: ticked one by one, in ranges or all, and what is done with them at once.
 import { insisted } from 'http'
 import { count, size } from 'formats'
-import { toast } from 'page'
+import { reload, toast } from 'page'
 import { root } from 'root'
 import { matchRows } from 'rows'
 import { still } from 'dom_updates'
@@ -9,8 +9,8 @@ import { still } from 'dom_updates'
 const MOST_COMPARED = 50
 /** What was done with so many runs. @type {Record<string, (runs: string, text: string) => string>} */
 const DONE = {
-  add_tag: (runs, tag) => `Tagged ${runs} ${tag}.`,
-  remove_tag: (runs, tag) => `${runs} without the tag ${tag}.`,
+  add_tag: (runs, tag) => `Tag ${tag} added to ${runs}.`,
+  remove_tag: (runs, tag) => `Tag ${tag} removed from ${runs}.`,
   cancel: (runs) => `${runs} asked to end.`,
   delete: (runs) => `${runs} in the trash.`,
   restore: (runs) => `${runs} restored.`,
@@ -28,7 +28,7 @@ export const refetchRows = async (body) => {
   const answer = await insisted(address.href)
   const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
   const fresh = page.querySelector('[data-rows]')
-  if (!fresh) return still(() => location.reload())
+  if (!fresh) return still(reload)
   still(() => {
     matchRows(body, document.adoptNode(fresh))
     for (const part of ['[data-disk]', '[data-total]', '.range', '.pages', ...(document.querySelector('.view-tabs:focus-within') ? [] : ['.view-tabs'])]) {
@@ -163,7 +163,7 @@ export const createSelection = (list, refetch) => {
       const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
       if (!isTagging) elsewhere = []
       showResult(action, done, others, text)
-      if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
+      if (!bar.contains(document.activeElement)) list.focus({ preventScroll: true }) // its own button may go, and a cell in use stays
       await refetch()
     } catch (error) {
       toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')

@@ -73,6 +73,13 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
         assert scripts[name].get("/notes?runs=1,2").status_code == 404
 
 
+def test_the_first_project_has_a_note(browser: TestClient) -> None:
+    """Its name is empty, which a form must not read as no project."""
+    answer = browser.post("/notes", data={"project": "", "note": "Our **plan**", "seen": ""})
+    assert answer.headers["location"] == "/projects"
+    assert "<strong>plan</strong>" in browser.get("/projects").text
+
+
 @pytest.mark.parametrize("series", ["loss", "val/accuracy"])
 def test_a_chart_is_a_picture(
     app: FastAPI, database: Database, ada: User, offered: None, browser: TestClient, series: str

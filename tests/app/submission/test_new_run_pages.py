@@ -62,10 +62,18 @@ def test_submitting_queues_the_run(database: Database, offered: None, browser: T
 @pytest.mark.parametrize(
     ("changes", "path", "message"),
     [
-        ({"training.batch_size": "5000"}, "training.batch_size", "5000; allowed: a whole number"),
-        ({"training.steps": "many"}, "training.steps", "many; allowed: a whole number"),
-        ({"training.steps": ""}, "training.steps", "nothing; allowed: a whole number"),
-        ({"precision": "fp8"}, "precision", "fp8; allowed: one of fp16, bf16, fp32"),
+        (
+            {"training.batch_size": "5000"},
+            "training.batch_size",
+            "5000 is not allowed; allowed: a whole number",
+        ),
+        (
+            {"training.steps": "many"},
+            "training.steps",
+            "many is not allowed; allowed: a whole number",
+        ),
+        ({"training.steps": ""}, "training.steps", "it is empty; allowed: a whole number"),
+        ({"precision": "fp8"}, "precision", "fp8 is not allowed; allowed: one of fp16, bf16, fp32"),
         ({"priority": "high"}, "priority", "high is not allowed; allowed: a whole number"),
         ({"after_id": "77"}, "after_id", "there is no run 77"),
         ({"recipe": "gpt"}, "recipe", "There is no recipe"),
@@ -135,7 +143,7 @@ def test_a_number_that_is_too_small_is_reported_at_its_field(
     answer = browser.post("/runs", data=form)
     assert answer.status_code == 422
     assert 'value="-3"' in answer.text
-    assert "Steps is -3; allowed: a whole number of at least 1" in answer.text
+    assert "-3 is not allowed; allowed: a whole number of at least 1" in answer.text
 
 
 def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:

@@ -70,7 +70,7 @@ def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestCl
     offer(database)
     page = browser.get("/recipes/mine").text
     assert "<code>training.batch_size</code>" in page
-    assert "a whole number of at least 1 and of at most 1437" in page
+    assert "a whole number from 1 to 1,437" in page
     assert "Examples a step." in page
     for kind in ("choice", "whole number", "number", "yes or no", "texts"):
         assert f"<td>{kind}</td>" in page

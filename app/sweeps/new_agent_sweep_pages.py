@@ -1,0 +1,121 @@
+"""Form of a sweep for agents: settings of any script, one per line."""
+
+import math
+import secrets
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+
+from app.auth import audit
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import ANY_SUBMITTER, requires
+from app.dependencies import Db, Posted
+from app.html.rendering import page
+from app.submission import forms
+from app.submission.config_schema import Property
+from app.submission.submission import may_submit_to
+from app.sweeps import search_space, sweep_submission, tpe
+from app.sweeps.new_command_sweep_pages import KINDS
+from app.sweeps.new_sweep_pages import FIELDS, TYPED, plan
+from app.sweeps.sweep_submission import SpaceGiven, SweepSubmission
+from db.errors import Invalid
+from db.sweeps.sweeps import MAXIMISE, MINIMISE
+from halfstep.telemetry.plain_json import JsonObject
+
+router = APIRouter()
+
+MOST_CHARACTERS = 10_000
+TITLES = {"settings": "Settings"}
+
+
+@router.get("/sweeps/new/agents")
+@requires(ANY_SUBMITTER)
+def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+    """Show the empty form."""
+    return _form(request, session, principal, "", FIELDS)
+
+
+@router.post("/sweeps/agents", response_model=None)
+@requires(ANY_SUBMITTER)
+def begin(
+    request: Request, session: Db, posted: Posted, principal: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
+    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    text = str(posted.get("settings", ""))[:MOST_CHARACTERS]
+    try:
+        config, space = _read(text)
+        submission = SweepSubmission(agents=True, config=config, space=space, **plan(values))
+        checked = sweep_submission.check(session, principal.user, submission)
+        if checked.errors:
+            raise Invalid(_by_field(checked.errors))
+    except Invalid as error:
+        return _form(request, session, principal, text, values, error.errors)
+    if str(posted.get("confirmed", "")) != str(checked.runs):
+        audit.discard(request)
+        return _form(request, session, principal, text, values, runs=checked.runs)
+    key = str(posted.get("key", ""))[:64] or None
+    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
+    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, for agents")
+    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+
+
+def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
+    """Return the common configuration and the search space. Raises Invalid."""
+    config: JsonObject = {}
+    space: SpaceGiven = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not (equals and name and value):
+            raise Invalid({"settings": f"{line:.100} is not allowed; allowed: name = values"})
+        if name in config or name in space:
+            raise Invalid({"settings": f"{name:.100} has two lines; allowed: one"})
+        field = Property(name, "", search_space.guessed(value))
+        if search_space.is_search(field, value):
+            space[name] = value
+            continue
+        config[name] = forms.parsed(field, value)
+        if isinstance(config[name], float) and not math.isfinite(config[name]):
+            raise Invalid({"settings": f"{name:.100} = {value:.50}: allowed are finite numbers"})
+    return config, space
+
+
+def _by_field(errors: Mapping[str, str]) -> dict[str, str]:
+    """Return errors by field of the form: those of searched settings under their common one."""
+    ours = {path: text for path, text in errors.items() if path in FIELDS}
+    others = [
+        text if path == "space" else f"{path.removeprefix('config.')}: {text}"
+        for path, text in errors.items()
+        if path not in FIELDS
+    ]
+    return ours | ({"settings": "; ".join(others)} if others else {})
+
+
+def _form(
+    request: Request,
+    session: Session,
+    principal: Principal,
+    text: str,
+    values: Mapping[str, str],
+    errors: dict[str, str] | None = None,
+    runs: int | None = None,
+) -> HTMLResponse:
+    return page(
+        request,
+        "sweeps/new_agent_sweep.html",
+        principal=principal,
+        status_code=422 if errors else 200,
+        settings=text,
+        most_characters=MOST_CHARACTERS,
+        kinds=KINDS,
+        goals=(MINIMISE, MAXIMISE),
+        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        projects=may_submit_to(session, principal.grants),
+        values=values,
+        errors=errors or {},
+        titles=TITLES,
+        runs=runs,
+        key=secrets.token_hex(16),
+    )

@@ -1,0 +1,83 @@
+"""The form of a sweep for agents."""
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+FORM = {
+    "settings": "lr = 0.1, 0.01\n\n size=16..64 step 16 \nname = adam\nepochs = 10\n fused=true",
+    "kind": "grid",
+    "runs": "",
+    "metric": "score",
+    "goal": "maximise",
+    "seed": "0",
+    "project": "",
+}
+
+
+def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
+    """Lists and ranges are searched, others are common to all runs; a repeated request begins one
+    sweep, and its page shows the agents' command."""
+    page = browser.get("/sweeps/new/agents").text
+    assert 'href="/sweeps/new">Workers' in page
+    assert "Hyperband" not in page
+    assert 'name="at_once"' not in page
+    key = re.findall(r'name="key" value="(\w+)"', page)[0]
+    counted = browser.post("/sweeps/agents", data=FORM | {"key": key}).text
+    assert "This offers <b>8 runs</b>." in counted
+    assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+    for _ in range(2):
+        begun = browser.post("/sweeps/agents", data=FORM | {"confirmed": "8", "key": key})
+        assert begun.headers["location"] == "/sweeps/1", begun.text
+    sweep = browser.get("/api/v1/sweeps/1").json()
+    assert sweep["source"] == "script"
+    assert sweep["space"] == {"lr": "0.1, 0.01", "size": "16, 32, 48, 64"}
+    assert sweep["config"] == {"name": "adam", "epochs": 10, "fused": True}
+    shown = browser.get("/sweeps/1").text
+    assert "halfstep agent 1 -- python train.py" in shown
+    assert "No agent is at work." in shown
+
+
+def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
+    """Agents need no worker, so that the form without recipes leads to them."""
+    page = browser.get("/sweeps/new").text
+    assert "No recipes yet" in page
+    assert 'href="/sweeps/new/agents"' in page
+    assert 'href="/sweeps/new/agents"' in browser.get("/sweeps/new/command").text
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"settings": ""}, "settings", "0 settings are searched; allowed: 1 to 20"),
+        ({"settings": "lr = 0.1"}, "settings", "0 settings are searched; allowed: 1 to 20"),
+        ({"settings": "lr"}, "settings", "lr is not allowed; allowed: name = values"),
+        ({"settings": "= 1, 2"}, "settings", "= 1, 2 is not allowed; allowed: name = values"),
+        ({"settings": "a = 1, 2\na = 3"}, "settings", "a has two lines; allowed: one"),
+        (
+            {"settings": "a = uniform(0, 1)"},
+            "settings",
+            "has infinitely many values; allowed in a grid",
+        ),
+        ({"settings": "a = uniform(1, 0)", "kind": "random"}, "settings", "a: "),
+        ({"settings": "a = 1, 2\nb = inf"}, "settings", "b = inf: allowed are finite numbers"),
+        ({"settings": "a = 1, nan"}, "settings", "a: "),
+        ({"settings": f"{'a' * 300} = 1, 2"}, "settings", "a name of at most 200 characters"),
+        ({"settings": "a = 1..2000"}, "settings", "allowed: "),
+        ({"runs": "many"}, "runs", "many is not allowed; allowed: a whole number"),
+        ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
+        ({"goal": ""}, "goal", "allowed: minimise or maximise"),
+    ],
+)
+def test_errors_stand_at_their_fields(
+    browser: TestClient, changes: dict[str, str], field: str, message: str
+) -> None:
+    """The form is shown again with the entered values; nothing is begun."""
+    answer = browser.post("/sweeps/agents", data=FORM | {"confirmed": "8"} | changes)
+    assert answer.status_code == 422
+    assert f'<a href="#{field}">' in answer.text
+    assert f'id="{field}-error"' in answer.text
+    assert message in answer.text
+    assert 'value="score"' in answer.text
+    assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
