@@ -29,7 +29,7 @@ class Watch(Callback):  # type: ignore[misc]
     def on_job_start(self, config: DictConfig, **rest: Any) -> None:
         """Start watching; the tag of all jobs of a multirun is its folder."""
         hydra = config.hydra
-        own = OmegaConf.masked_copy(config, [name for name in config if name != "hydra"])
+        own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
         is_multirun = hydra.mode is not None and hydra.mode.name == "MULTIRUN"
         overrides = list(hydra.overrides.task)
         described: dict[str, Any] = {

@@ -92,7 +92,7 @@ class Listener(Protocol):
     def stepped(self, optimizer: Optimizer) -> None:
         """Handle the end of an optimizer's step that no scaler made."""
 
-    def clipping(self, parameters: Any, max_norm: Any) -> None:
+    def clipping(self, parameters: Any, max_norm: Any, norm: Any) -> None:
         """Handle gradients before they are clipped. parameters: the list that torch made."""
 
     def clipped(self) -> None:
@@ -263,13 +263,15 @@ class Hooks:
 
         # The compiler traces these two: a graph may contain a clip.
         @functools.wraps(clip)
-        def clips(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        def clips(
+            parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             if torch.compiler.is_compiling() or not hooks._is_armed:
-                return clip(parameters, max_norm, *args, **kwargs)
+                return clip(parameters, max_norm, total_norm, *args, **kwargs)
             if not isinstance(parameters, Tensor | list | tuple) or listener.usual.clips():
-                return clip(parameters, max_norm, *args, **kwargs)
-            guard(listener.clipping, parameters, max_norm)
-            result = clip(parameters, max_norm, *args, **kwargs)
+                return clip(parameters, max_norm, total_norm, *args, **kwargs)
+            guard(listener.clipping, parameters, max_norm, total_norm)
+            result = clip(parameters, max_norm, total_norm, *args, **kwargs)
             guard(listener.clipped)
             return result
 

@@ -96,6 +96,8 @@ class Loop:
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
         self._uncleared: dict[int, Tensor | None] = {}  # gradient norms by an optimizer's id
         self._before_clip: dict[int, Any] = {}  # gradients as measured before a clip
+        #: Of the last clip of an optimizer that has not stepped yet: its factor, by parameter.
+        self._clip_factors: dict[int, Tensor] = {}
         #: By row, if some optimizers had no gradients: which ones had.
         self._taking_part: dict[int, list[bool]] = {}
         self._ended: float | None = None  # end of the last step in the open row without a scaler
@@ -229,11 +231,11 @@ class Loop:
         """Measure gradients that are still multiplied by the scale."""
         self._measure_scaled(scaler, optimizer, scaler._scale)
 
-    def clipping(self, parameters: Any, max_norm: Any) -> None:
+    def clipping(self, parameters: Any, max_norm: Any, norm: Any) -> None:
         """Measure gradients before a clip, and report a clip of still scaled gradients."""
         if self.usual.stage:
             self._end_usual()
-        self._best_effort("clip", self._clip, parameters, max_norm)
+        self._best_effort("clip", self._clip, parameters, max_norm, norm)
 
     def clipped(self) -> None:
         """Recognize gradients that a clip has changed."""
@@ -515,12 +517,14 @@ class Loop:
                 self._evidence.uncleared(self.step + 1, name, norms, carried)
         self._uncleared.clear()
 
-    def _clip(self, parameters: Any, max_norm: Any) -> None:
+    def _clip(self, parameters: Any, max_norm: Any, norm: Any) -> None:
         clipped = {id(parameters)} if isinstance(parameters, Tensor) else set(map(id, parameters))
+        is_known = False
         for identity, gradients in self._known.items():
             first = next(iter(gradients.parameters), None)
             if id(first) not in clipped or not gradients.is_current():
                 continue
+            is_known = True
             row = self._row_of.get(identity)
             if row is None or row is not self._current or row.scaler is None:
                 if self._current is self._unscaled:
@@ -533,6 +537,10 @@ class Loop:
             if self._is_clip_early(row.scaler, identity):
                 self._measure(row, gradients.optimizer, row.scaler._scale)
                 self._evidence.scaled_clip(self.closed_steps + 1, gradients.name, max_norm)
+        if not is_known:
+            factor = max_norm / (norm.detach().float() + 1e-6)  # as torch clips; never 0
+            factor = factor.clamp(min=torch.finfo(torch.float32).tiny, max=1.0)
+            self._clip_factors = dict.fromkeys(clipped, factor)
 
     def _clip_values(self, clipped: Sequence[Tensor]) -> None:
         identities = set(map(id, clipped))
@@ -571,6 +579,9 @@ class Loop:
         if gradients is None or not gradients.is_current():
             gradients = self._meet(optimizer)
             row.measured.pop(identity, None)  # its parameters are no longer the same
+            if scale is None and self._clip_factors and gradients.parameters:
+                scale = self._clip_factors.get(id(gradients.parameters[0]))
+                self._clip_factors = {}
         if row.rate is None:
             rate = gradients.rate()  # a schedule may change a tensor in place
             row.rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
