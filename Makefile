@@ -81,10 +81,10 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 	$(GPU_PYTHON) -m benchmarks.gpu_loop >> benchmarks/results/gpu.md
 	@cat benchmarks/results/gpu.md
 
-# Watch eight frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
+# Watch seventeen frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
 test-frameworks:
 	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)
-	@$(FRAMEWORKS)/bin/pip install --quiet --editable './halfstep[recipe]' '$(TORCH)' pytest lightning accelerate transformers timm ultralytics keras deepspeed scikit-learn torchvision pillow psutil safetensors peft
+	@$(FRAMEWORKS)/bin/pip install --quiet --editable './halfstep[recipe]' '$(TORCH)' pytest lightning accelerate transformers timm ultralytics keras deepspeed scikit-learn torchvision pillow psutil safetensors peft trl hydra-core optuna pytorch-ignite skorch fastai monai stable-baselines3 torch_geometric
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --confcutdir=tests/frameworks -W default -p no:cacheprovider
 
 # Build both images and train a run in them (Debian, root)

@@ -40,7 +40,16 @@ DROP_IN = frozenset(
     ]
 )
 #: Modules that integrate frameworks.
-ADAPTERS = ("deepspeed", "keras", "lightning", "transformers", "ultralytics")
+ADAPTERS = (
+    "deepspeed",
+    "hydra",
+    "keras",
+    "lightning",
+    "optuna",
+    "stable_baselines3",
+    "transformers",
+    "ultralytics",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,9 +38,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **rest: Any,
     ) -> None:
-        """Log evaluation metrics; those of training steps are in the rows."""
+        """Log metrics of evaluations and of TRL; loss, norm and learning rate are in the rows."""
         if self.watch and logs:
-            self.watch.log({name: v for name, v in logs.items() if name.startswith("eval_")})
+            self.watch.log({name: v for name, v in logs.items() if not _is_recorded(name)})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
@@ -48,3 +48,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Finish the run. (An exception ends the process, and is handled as in any script.)"""
         if self.watch:
             self.watch.finish()
+
+
+def _is_recorded(name: str) -> bool:
+    """Return whether a value is a row's, or one of the summary at the end of a training."""
+    is_row = name in ("loss", "grad_norm", "learning_rate")
+    return is_row or name.startswith("train_") or name == "total_flos"

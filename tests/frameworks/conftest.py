@@ -1,15 +1,49 @@
-"""Leaves torch as it was, whatever a framework does."""
+"""Leaves torch as it was, whatever a framework does; prints the versions of the frameworks."""
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
 from halfstep.session import watch_session
 
+PACKAGES = (
+    "torch",
+    "accelerate",
+    "deepspeed",
+    "fastai",
+    "hydra-core",
+    "keras",
+    "lightning",
+    "monai",
+    "optuna",
+    "pytorch-ignite",
+    "skorch",
+    "stable-baselines3",
+    "timm",
+    "torch-geometric",
+    "transformers",
+    "trl",
+    "ultralytics",
+)
+
+
+def pytest_report_header() -> str:
+    """Return the installed versions."""
+    return "frameworks: " + ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
 
 @pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """No test leaves a run to the next."""
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test leaves a run to the next, or sends one to a server of this machine."""
+    monkeypatch.setenv("HALFSTEP_MODE", "offline")
     yield
     if watch_session._active is not None:
         watch_session._active.finish()

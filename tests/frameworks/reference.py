@@ -84,9 +84,36 @@ def weights(net: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in net.parameters()]
 
 
+class Training:
+    """A plain loop of two layers in fp16 on the CPU, one epoch at a time."""
+
+    def __init__(self, rate: float) -> None:
+        self.net, self.scaler = Net(), RecordingScaler()
+        self._optimizer = torch.optim.AdamW(self.net.parameters(), lr=rate)
+
+    def epoch(self) -> float:
+        """Train once over the samples, and return the last loss."""
+        for x, y in zip(*(each.split(8) for each in samples()), strict=True):
+            self._optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = (self.net(x) - y).square().mean()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self._optimizer)
+            self.scaler.update()
+        return loss.item()
+
+    def equals(self, other: "Training") -> bool:
+        """Return whether both have the same bits, scales and skips."""
+        mine, others = (weights(each.net) for each in (self, other))
+        decisions = (self.scaler.scales, self.scaler.skipped)
+        return decisions == (other.scaler.scales, other.scaler.skipped) and all(
+            map(torch.equal, mine, others)
+        )
+
+
 def written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
-    """Return the steps and events of the one run in there."""
-    [place] = [path for path in folder.iterdir() if (path / "run.json").exists()]
+    """Return the steps and events of a run's folder, or of the one run in there."""
+    [place] = [path for path in (folder, *folder.iterdir()) if (path / "run.json").exists()]
     reader, steps, events = SpoolReader(place / "spool"), [], []
     while items := reader.poll():
         for item in items:

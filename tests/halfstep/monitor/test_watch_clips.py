@@ -1,6 +1,8 @@
 """Clips of gradients, by their norm and by their elements."""
 
+import math
 from collections.abc import Callable, Iterable
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,27 @@ def test_a_compiled_clip_stays_one_graph(tmp_path: Path, kind: str) -> None:
             clip(list(net.parameters()), 0.1)
         gradients = [p.grad for p in net.parameters() if p.grad is not None]
         assert nn.utils.get_total_norm(gradients, torch.inf) <= 0.1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("limit", "factors"),
+    [(0.1, [1.0] * 4), (1e6, [1.0] * 4), (0.0, [1.0] * 4), (0.1, [float("inf"), 1.0, 1.0, 1.0])],
+)
+def test_norms_without_a_scaler_are_before_the_clip(
+    tmp_path: Path, limit: float, factors: list[float]
+) -> None:
+    """From the first step on, before which the optimizer is not known, whatever the norm is."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    norms = []
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for factor in factors:
+            optimizer.zero_grad()
+            (net(torch.ones(4, 3)).square().mean() * factor).backward()
+            norms.append(nn.utils.clip_grad_norm_(net.parameters(), limit).item())
+            optimizer.step()
+    assert watch.folder is not None
+    recorded = Written(watch.folder).steps["grad_norm"].tolist()
+    is_finite = [*map(math.isfinite, norms)]
+    assert [*map(math.isfinite, recorded)] == is_finite
+    assert [*compress(recorded, is_finite)] == pytest.approx([*compress(norms, is_finite)])
