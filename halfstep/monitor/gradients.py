@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from halfstep.monitor.first_clips import BeforeClip
 from halfstep.monitor.telemetry_rows import Counts
 
 #: Prefixes that module wrappers add to parameter names.
@@ -76,11 +77,11 @@ class Gradients:
             return math.nan
 
     def measure(
-        self, scale: Tensor | None = None, before_clip: Mapping[int, Tensor] | None = None
+        self, scale: Tensor | None = None, before_clip: Sequence[BeforeClip] = ()
     ) -> Measured | None:
         """Measure the gradients; None if there are none.
 
-        scale: their current factor.  before_clip: their norms before a clip, by a parameter's id.
+        scale: their current factor.  before_clip: each gradient before a clip, if that is known.
         """
         present = [g for p in self.parameters if (g := p.grad) is not None]
         self.steps += 1
@@ -90,24 +91,17 @@ class Gradients:
             }
         if not present:
             return None
-        norms: Sequence[Tensor]
-        if before_clip:
-            norms = [before_clip[id(p)] for p in self.parameters if p.grad is not None]
-        else:
-            norms = self._norms(present)
+        norms: Sequence[Tensor] = [each.norm for each in before_clip] or self._norms(present)
         if len(present) < len(self.parameters):
             following = iter(norms)
             norms = [self._zero if p.grad is None else next(following) for p in self.parameters]
         if self._is_on_host:
-            return self._read(list(map(Tensor.item, norms)), scale)
+            measured = self._read(list(map(Tensor.item, norms)), scale)
+            return (*measured[:3], self._counts(before_clip)) if before_clip else measured
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
         return torch.linalg.vector_norm(stacked), stacked, 1.0, None
-
-    def are_among(self, norms: Mapping[int, Tensor]) -> bool:
-        """Return whether each gradient has a norm, by its parameter's id."""
-        return all(id(p) in norms for p in self.parameters if p.grad is not None)
 
     def norms_on_host(self) -> list[float]:
         """Return the norm of each gradient of a CPU's optimizer, if all are plain and present.
@@ -149,24 +143,18 @@ class Gradients:
             return sum(norms), norms, factor, self._nonfinite(norms)
         return total / factor, norms, factor, None
 
+    def _counts(self, before_clip: Sequence[BeforeClip]) -> Counts:
+        """Return the counts of nonfinite elements before a clip, which makes NaN of all of them."""
+        positions = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        known = zip(positions, before_clip, strict=True)
+        return {position: each.nonfinite for position, each in known if each.nonfinite}
+
     def _nonfinite(self, norms: list[float]) -> Counts:
         return {
             position: count_nonfinite(gradient)
             for position, norm in enumerate(norms)
             if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
         }
-
-
-def norms_of(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Return the norm of each gradient, by its parameter's id; empty if some are of rare kinds."""
-    present = {id(p): p.grad.detach() for p in parameters if p.grad is not None}
-    gradients = list(present.values())
-    is_rare = any(hasattr(g, "to_local") or g.is_sparse or g.is_complex() for g in gradients)
-    if is_rare or len({gradient.device for gradient in gradients}) != 1:
-        return {}
-    is_half = any(g.dtype in (torch.float16, torch.bfloat16) for g in gradients)
-    norms = torch._foreach_norm(gradients, dtype=torch.float32 if is_half else None)
-    return dict(zip(present, norms, strict=True))
 
 
 def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:

@@ -11,7 +11,7 @@ optimizer in the middle of a run. This module imports torch.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -27,7 +27,8 @@ from halfstep.evidence.collector import Collector, skips_of
 from halfstep.monitor.backward_passes import BackwardPasses
 from halfstep.monitor.current_step import CurrentStep, Value, kept_loss, mean
 from halfstep.monitor.diagnoses import Diagnoses, Intervals
-from halfstep.monitor.gradients import Gradients, module_names, norms_of, parameter_names
+from halfstep.monitor.first_clips import FirstClips
+from halfstep.monitor.gradients import Gradients, module_names, parameter_names
 from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
 from halfstep.monitor.usual_steps import CLOSED, MEASURED, OFF, PASSED, UPDATING, UsualSteps
@@ -39,17 +40,6 @@ RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
 SETTLED_AFTER = 8  # iterations after which no further optimizer is expected
 NEVER = Intervals()
-
-
-class FirstClip(NamedTuple):
-    """Gradients as they were before a clip, while no optimizer is known that has them."""
-
-    norms: dict[int, Tensor]  # by a parameter's id
-    max_norm: Any = None
-    scale: Tensor | None = None  # the factor that they include
-
-
-NO_CLIP = FirstClip({})
 
 
 class Loop:
@@ -107,7 +97,7 @@ class Loop:
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
         self._uncleared: dict[int, Tensor | None] = {}  # gradient norms by an optimizer's id
         self._before_clip: dict[int, Any] = {}  # gradients as measured before a clip
-        self._first_clip = NO_CLIP
+        self._first_clips = FirstClips()
         #: By row, if some optimizers had no gradients: which ones had.
         self._taking_part: dict[int, list[bool]] = {}
         self._ended: float | None = None  # end of the last step in the open row without a scaler
@@ -250,6 +240,8 @@ class Loop:
     def clipped(self) -> None:
         """Recognize gradients that a clip has changed."""
         self._best_effort("loss", self._passes.clipped)
+        if self._ring is None:
+            self._best_effort("clip", self._first_clips.clipped)
 
     def clipping_values(self, gradients: Sequence[Tensor]) -> None:
         """Report a clip of the elements of still scaled gradients."""
@@ -549,7 +541,7 @@ class Loop:
             several = [parameters] if isinstance(parameters, Tensor) else parameters
             scaler = self._current.scaler if self._passes.is_scaled else None
             scale = scaler._scale if scaler is not None else None
-            self._first_clip = FirstClip(norms_of(several), max_norm, scale)
+            self._first_clips.measure(several, max_norm, scale)
 
     def _clip_values(self, clipped: Sequence[Tensor]) -> None:
         identities = set(map(id, clipped))
@@ -595,15 +587,11 @@ class Loop:
         row.losses.setdefault(identity, losses or [])  # an ascent's loss is the step's
         measured = self._before_clip.pop(identity, None) if self._before_clip else None
         if measured is None:
-            before, self._first_clip = self._first_clip, NO_CLIP
-            if before.norms and gradients.are_among(before.norms):
-                scale = before.scale
-                if scale is not None:
-                    step = self.closed_steps + 1
-                    self._evidence.scaled_clip(step, gradients.name, before.max_norm)
-            else:
-                before = NO_CLIP
-            measured = self._best_effort(gradients.figure, gradients.measure, scale, before.norms)
+            before = self._first_clips.take(gradients.parameters)
+            if before and (scale := before[0].scale) is not None:
+                step = self.closed_steps + 1
+                self._evidence.scaled_clip(step, gradients.name, before[0].max_norm)
+            measured = self._best_effort(gradients.figure, gradients.measure, scale, before)
         else:
             gradients.steps += 1
         step = self.closed_steps + 1
@@ -753,6 +741,7 @@ class Loop:
         if ring is None or self._step_started is None:
             return
         self.closed_steps += 1
+        self._first_clips.forget()
         step = self.closed_steps
         if len(row.measured) < len(self._known):
             self._taking_part[ring.number] = [known in row.measured for known in self._known]

@@ -133,3 +133,77 @@ def test_norms_without_a_scaler_are_before_the_clip(
     is_finite = [*map(math.isfinite, norms)]
     assert [*map(math.isfinite, recorded)] == is_finite
     assert [*compress(recorded, is_finite)] == pytest.approx([*compress(norms, is_finite)])
+
+
+def test_the_norm_of_a_dropped_iteration_is_not_that_of_the_first_step(tmp_path: Path) -> None:
+    """Gradients of later passes, cleared or accumulated, are measured as they are."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        (net(torch.ones(4, 3)).square().mean() * 1e6).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.zero_grad()
+        net(torch.ones(4, 3)).square().mean().backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients).item()
+        optimizer.step()
+    assert watch.folder is not None
+    assert Written(watch.folder).steps["grad_norm"] == pytest.approx([norm])
+
+
+@pytest.mark.parametrize("clips_each", [True, False])
+def test_the_first_norm_of_several_optimizers_is_before_the_clip(
+    tmp_path: Path, clips_each: bool
+) -> None:
+    """Whether one clip covers the gradients of all, or each has its own."""
+    first, second = nn.Linear(3, 3), nn.Linear(3, 2)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in (first, second)]
+    both = [*first.parameters(), *second.parameters()]
+    with halfstep.watch(first, second, folder=tmp_path) as watch:
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            second(first(torch.ones(4, 3))).square().mean().backward()
+            for clipped in [first.parameters(), second.parameters()] if clips_each else [both]:
+                nn.utils.clip_grad_norm_(list(clipped), 1e-3)
+            for optimizer in optimizers:
+                optimizer.step()
+    assert watch.folder is not None
+    norms = Written(watch.folder).steps["grad_norm"].tolist()
+    assert norms == pytest.approx([norms[-1]] * 3)
+    assert norms[0] > 0.01
+
+
+def test_counts_of_a_first_overflow_are_not_those_after_its_clip(tmp_path: Path) -> None:
+    """The clip makes NaN of each inf; the parameter is still named."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        scaler.scale(net(torch.ones(4, 3)).square().mean()).backward()
+        assert net.weight.grad is not None
+        net.weight.grad[0, 0] = float("inf")
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert watch.folder is not None
+    [skip] = Written(watch.folder).of("scaler", "skip")
+    [culprit] = skip["culprits"]
+    assert culprit["name"] == "weight"
+    assert culprit.get("nan", "x") == 0, culprit
+
+
+def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) -> None:
+    """Of double and half precision there is no common norm without a loss of digits."""
+    nets = [nn.Linear(3, 2).double(), nn.Linear(3, 2).half()]
+    parameters = [p for net in nets for p in net.parameters()]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in nets]
+    with halfstep.watch(*nets, folder=tmp_path) as watch:
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+    assert watch.folder is not None
+    assert Written(watch.folder).of("failed_diagnosis") == []

@@ -1,0 +1,83 @@
+"""Gradients as they were before a clip, while no optimizer is known that has them.
+
+The first step makes an optimizer known; by then its gradients have been clipped.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Clips without an observed step, after which no further one is measured.
+MOST_CLIPS = 16
+
+
+class BeforeClip(NamedTuple):
+    """Norm of a parameter's gradient before a clip."""
+
+    norm: Tensor
+    max_norm: Any
+    scale: Tensor | None  # the factor that the gradient includes
+    nonfinite: tuple[int, int] | None = None  # elements that are inf, and NaN, on a CPU
+    stamp: tuple[int, int] = (0, 0)  # id and version of the clipped gradient
+
+
+class FirstClips:
+    """Norms before the clips of the first iterations, by a parameter's id."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, BeforeClip] = {}
+        self._clipped: list[Tensor] = []  # parameters of the clip that goes on
+        self._clips = 0
+
+    def measure(self, parameters: Sequence[Tensor], max_norm: Any, scale: Tensor | None) -> None:
+        """Measure gradients that are about to be clipped."""
+        self._clips += 1
+        if self._clips <= MOST_CLIPS:
+            self._clipped = [p for p in parameters if p.grad is not None]
+            norms = _norms(self._clipped)
+            for parameter in self._clipped if norms else ():
+                norm, gradient = norms[id(parameter)], parameter.grad
+                counts = None
+                if norm.is_cpu and not math.isfinite(norm) and gradient is not None:
+                    counts = int(gradient.isinf().sum()), int(gradient.isnan().sum())
+                self._known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts)
+
+    def clipped(self) -> None:
+        """Remember which gradients the clip has left; any other value is measured anew."""
+        for parameter in self._clipped:
+            if (before := self._known.get(id(parameter))) and (grad := parameter.grad) is not None:
+                self._known[id(parameter)] = before._replace(stamp=(id(grad), grad._version))
+        self._clipped = []
+
+    def take(self, parameters: Iterable[Tensor]) -> list[BeforeClip]:
+        """Return the norms of an optimizer's gradients; empty unless all are known and current."""
+        taken: list[BeforeClip] = []
+        is_known = bool(self._known)
+        for parameter in parameters if is_known else ():
+            if (grad := parameter.grad) is not None:
+                before = self._known.pop(id(parameter), None)
+                if before is None or before.stamp != (id(grad), grad._version):
+                    is_known = False
+                else:
+                    taken.append(before)
+        return taken if is_known else []
+
+    def forget(self) -> None:
+        """Drop what no optimizer has taken."""
+        self._known.clear()
+
+
+def _norms(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return the norm of each gradient, by its parameter's id; empty if some are of rare kinds."""
+    present = {id(p): p.grad.detach() for p in parameters if p.grad is not None}
+    gradients = list(present.values())
+    is_rare = any(hasattr(g, "to_local") or g.is_sparse or g.is_complex() for g in gradients)
+    kinds = {gradient.dtype for gradient in gradients}
+    has_half = bool(kinds & {torch.float16, torch.bfloat16})
+    if is_rare or (has_half and torch.float64 in kinds) or len({g.device for g in gradients}) != 1:
+        return {}
+    norms = torch._foreach_norm(gradients, dtype=torch.float32 if has_half else None)
+    return dict(zip(present, norms, strict=True))
