@@ -5,8 +5,8 @@
 
 Any number of agents, on any machines, may work on a sweep; no point is taken twice. An agent that
 dies loses its point after a minute, to the next one. SIGTERM and Ctrl-C end the script of its point
-and give the point back. While the server is away, an agent retries for five minutes, and
-to give a point back for ten seconds.
+and give the point back. While the server is away, an agent retries for five minutes, and a
+request to give a point back for about ten seconds.
 """
 
 import os

@@ -270,12 +270,15 @@ def download_version_file(
     check_project(session, Permission.DOWNLOAD_FILES, collection.project)
     blob = artifact_versions.blob_of(session, version_id, path)
     name = f"{collection.name}-v{version.number}-{without_specials(path.rpartition('/')[2])}"
+    media_type = MEDIA_TYPES.get(path.rpartition(".")[2].lower(), OCTETS)
     headers = {
-        "Content-Type": MEDIA_TYPES.get(path.rpartition(".")[2].lower(), OCTETS),
+        "Content-Type": media_type,
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "X-Content-Type-Options": "nosniff",
     }
-    redirects = settings.presigned_downloads and request.method == "GET"
+    # The content security policy of a note does not allow images of another host.
+    is_image = media_type.startswith("image/")
+    redirects = settings.presigned_downloads and request.method == "GET" and not is_image
     return send(request, settings, blob, name, headers, redirects=redirects)
 
 

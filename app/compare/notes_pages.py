@@ -11,7 +11,7 @@ from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
-from app.dependencies import Db
+from app.dependencies import Db, Posted
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import Text, as_run_ids, flaw
@@ -44,6 +44,7 @@ def edit_note(
 def write_note(
     request: Request,
     session: Db,
+    posted: Posted,
     principal: SignedIn,
     project: Annotated[Text | None, Form()] = None,
     runs: Annotated[Text, Form()] = "",
@@ -51,8 +52,8 @@ def write_note(
     seen: Annotated[str, Form()] = "",
 ) -> Response:
     """Save a note, or show the form with its errors."""
-    if project is None and not runs:
-        project = ""  # FastAPI reads an empty field as none: the first project
+    if "project" in posted:
+        project = project or ""  # FastAPI reads an empty field, the first project, as none
     subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     problem = flaw(note)
     try:

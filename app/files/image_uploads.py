@@ -167,7 +167,8 @@ def _store_of_project(
         permissions.limit(session, request.state.grants)
         check_project(session, Permission.SUBMIT_RUN, project)
         projects.get(session, project)
-        quotas.check_storage(session, project, len(content))
+        if not artifact_versions.known_blobs(session, project, {sha256}):
+            quotas.check_storage(session, project, len(content))
         version_id = artifact_versions.save(
             session, user, project, NOTE_IMAGES, type="image", entries=[entry]
         ).id

@@ -24,7 +24,7 @@ from app.html.chart_links import Chart, chart_of
 LEVEL = 1
 #: Approximate limit of charts in a note: the last paragraph may exceed it.
 MOST_CHARTS = 20
-#: Image of a run, a report or a project, which only those who may view it can load.
+#: Image of a run, a report or a project, which those who may view or download it can load.
 _PICTURE = re.compile(
     r"/runs/\d{1,18}/artifacts/\d{1,18}/download|/reports/(\d{1,9})/images/(\d{1,9})"
     r"|/api/v1/artifact-versions/\d{1,18}/files/[0-9a-f]{16}\.(?:png|jpg|gif|webp)"

@@ -13,7 +13,7 @@ from db.tables import ENDED, Run, ScalerEvent, Step
 from db.telemetry import latest_metrics, series
 from halfstep.telemetry.flags import SKIPPED
 
-#: Names of the metric that is the second tile, the first that a run has.
+#: Names of the metric that is the second tile, the first that a run has; else `first_name`.
 VALIDATION_LOSSES = (
     *("val/loss", "valid/loss", "validation/loss", "eval/loss", "test/loss"),
     *("val_loss", "eval_loss", "test_loss"),

@@ -1,8 +1,10 @@
 """Form of a sweep for agents: settings of any script, one per line."""
 
+import json
 import math
 import secrets
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -72,18 +74,35 @@ def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
             raise Invalid({"settings": f"{line:.100} is not allowed; allowed: name = values"})
         if name in config or name in space:
             raise Invalid({"settings": f"{name:.100} has two lines; allowed: one"})
+        if value[0] in "[{\"'":  # one value, although it may contain commas
+            config[name] = _parsed_json(name, value)
+            continue
         field = Property(name, "", search_space.guessed(value))
         if search_space.is_search(field, value):
             space[name] = value
             continue
-        config[name] = forms.parsed(field, value)
+        is_boolean = field.rules.get("type") == "boolean"
+        config[name] = forms.parsed(field, value.lower() if is_boolean else value)
         if isinstance(config[name], float) and not math.isfinite(config[name]):
-            raise Invalid({"settings": f"{name:.100} = {value:.50}: allowed are finite numbers"})
+            _reject(name, value, "finite numbers")
     return config, space
 
 
+def _parsed_json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda _: _reject(name, text, "finite numbers"))
+    except (ValueError, RecursionError):
+        _reject(
+            name, text, 'values without brackets and quotes, or one in JSON: [0.9, 0.999], "a, b"'
+        )
+
+
+def _reject(name: str, value: str, allowed: str) -> NoReturn:
+    raise Invalid({"settings": f"{name:.100} = {value:.50} is not allowed; allowed: {allowed}"})
+
+
 def _by_field(errors: Mapping[str, str]) -> dict[str, str]:
-    """Return errors by field of the form: those of searched settings under their common one."""
+    """Return errors by field of the form; searched settings have one field for all."""
     ours = {path: text for path, text in errors.items() if path in FIELDS}
     others = [
         text if path == "space" else f"{path.removeprefix('config.')}: {text}"

@@ -1,8 +1,9 @@
-"""What a notebook's cells print, kept beside its display."""
+"""What a notebook's cells print, kept as well as displayed."""
 
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -28,12 +29,12 @@ class CellOutput:
             "stdout": Copy(sys.stdout, "stdout", self._output),
             "stderr": Copy(sys.stderr, "stderr", self._output),
         }
+        self._descriptors = []
+        for descriptor, copy in zip((1, 2), self._copies.values(), strict=True):
+            if getattr(copy.original, "watch_fd_thread", None):  # of ipykernel
+                with suppress(OSError):  # no descriptor is left: what Python prints is still kept
+                    self._descriptors += [DescriptorCopy(descriptor, copy.stream, self._output)]
         sys.stdout, sys.stderr = self._copies["stdout"], self._copies["stderr"]
-        self._descriptors = [
-            DescriptorCopy(descriptor, copy.stream, self._output)
-            for descriptor, copy in zip((1, 2), self._copies.values(), strict=True)
-            if getattr(copy.original, "watch_fd_thread", None)  # of ipykernel
-        ]
 
     def take(self) -> list[Line]:
         """Return the lines printed since the last call."""
@@ -42,7 +43,10 @@ class CellOutput:
     def stop(self) -> None:
         """Restore the streams, unless the notebook has replaced them; complete the last lines."""
         for descriptor in self._descriptors:
-            descriptor.stop()
+            descriptor.restore()
+        deadline = time.monotonic() + DRAIN_SECONDS
+        for descriptor in self._descriptors:
+            descriptor.join(max(0.0, deadline - time.monotonic()))
         for name, copy in self._copies.items():
             if getattr(sys, name) is copy:
                 setattr(sys, name, copy.original)
@@ -77,10 +81,13 @@ class DescriptorCopy(threading.Thread):
     def __init__(self, descriptor: int, stream: Stream, output: Output) -> None:
         super().__init__(name=f"halfstep-{stream}", daemon=True)
         self._descriptor, self._stream, self._output = descriptor, stream, output
-        self._before = os.dup(descriptor)
         self._reading, writing = os.pipe()
-        os.dup2(writing, descriptor)
-        os.close(writing)
+        try:
+            self._pipe = os.fstat(writing).st_ino
+            self._before, self._copied_to = os.dup(descriptor), os.dup(descriptor)
+            os.dup2(writing, descriptor)
+        finally:
+            os.close(writing)
         self.start()
 
     def run(self) -> None:
@@ -89,12 +96,15 @@ class DescriptorCopy(threading.Thread):
             while printed := os.read(self._reading, PIECE_BYTES):
                 self._output.feed(self._stream, printed)
                 while printed:
-                    printed = printed[os.write(self._before, printed) :]
+                    printed = printed[os.write(self._copied_to, printed) :]
         os.close(self._reading)
-        os.close(self._before)
+        os.close(self._copied_to)
 
-    def stop(self) -> None:
-        """Restore the descriptor; child processes that still write are copied further on."""
-        if self.is_alive():
+    def restore(self) -> None:
+        """Restore the descriptor, unless the script has redirected it.
+
+        Child processes that still write are copied further on.
+        """
+        if os.fstat(self._descriptor).st_ino == self._pipe:
             os.dup2(self._before, self._descriptor)
-            self.join(DRAIN_SECONDS)
+        os.close(self._before)

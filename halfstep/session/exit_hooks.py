@@ -27,9 +27,9 @@ from halfstep.telemetry.attempt_messages import WatchedStatus
 #: Signals that end a process by default: from users, batch systems, limits and timers. Not SIGUSR1
 #: and SIGUSR2: Lightning installs its own handler only where it finds none.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
-#: Modules on the stack of a pool's worker that waits for a task or exits, and the functions that
-#: then are the callers: waiting for a task, and exiting once the target has returned.
+#: Modules on the stack of a pool's worker that waits for a task or exits.
 POOLS = ("multiprocessing.", "concurrent.futures.", "threading", "copyreg")
+#: Functions that call them: they wait for a task, or exit after the last one.
 IDLE = {"worker", "_process_worker", "_exit_function"}
 
 #: Module and class of the wrapper in which a pool's worker sends a task's exception.
@@ -215,7 +215,8 @@ class ExitHooks:
         self._before(os, "_exit")(status)
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        self._signal, self._is_idle = signal.Signals(number), _is_idle(frame)
+        self._signal = signal.Signals(number)
+        self._is_idle = self.is_child and _is_idle(frame)
         if self.held:  # during an internal call, which ends soon
             self.is_due = True
         else:

@@ -23,11 +23,9 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 
 RANKS = "ranks"  # folder in the run's folder
 ERROR_CHARACTERS = 20_000
-#: On several machines, age of the first rank's file at the start of a further rank from which it is
-#: another training's.
-STALE_SECONDS = 600.0
-
-_loaded_at = time.time()
+#: On several machines, by how much the first rank's file may be older than another rank's process:
+#: clocks differ, and a launcher starts all within seconds. An older one is of another training.
+CLOCK_SECONDS = 60.0
 
 
 def rank() -> int:
@@ -60,8 +58,9 @@ def meeting_file(runs: Path) -> Path:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     identity = [process.pid_space(), parent, process.started(parent), restart]
     if are_on_several_machines():
+        # Not the restart count: a machine whose own ranks did not fail keeps its number.
         variables = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-        identity = [*(os.environ.get(name, "") for name in variables), restart]
+        identity = [os.environ.get(name, "") for name in variables]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     return runs / f".ranks-{digest[:16]}.json"
 
@@ -74,16 +73,31 @@ def announce(files: AttemptFiles) -> Path:
     return temporary.replace(path)
 
 
+def retract(path: Path, files: AttemptFiles) -> None:
+    """Delete the file of a run that has ended, unless it is that of a later one."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_text())
+        if (content["folder"], content["attempt"]) == (str(files.folder), files.attempt):
+            path.unlink()
+
+
 def announced(path: Path) -> AttemptFiles | None:
     """Return the run that the first rank writes; None if it has not begun yet."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        # A machine that lost power leaves the file, and the next training may have its address.
-        if are_on_several_machines() and path.stat().st_mtime < _loaded_at - STALE_SECONDS:
+        # A killed training leaves the file, and the next one may have its address.
+        if are_on_several_machines() and path.stat().st_mtime < _started_at() - CLOCK_SECONDS:
             return None
         content = json.loads(path.read_text())
         folder = path.with_name(Path(content["folder"]).name)  # as mounted on this machine
         return AttemptFiles(folder, int(content["attempt"]))
     return None
+
+
+def _started_at() -> float:
+    """Return when this process has started, in seconds since 1970."""
+    ticks = process.started(os.getpid()) or 0
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 class RankError(NamedTuple):

@@ -841,7 +841,7 @@ class Watch:
         self._spool.close()
         if self._meeting:
             if not self._sidecar:
-                self._meeting.unlink(missing_ok=True)
+                ranks.retract(self._meeting, self._written)
             if status in ("failed", "terminated") and ranks.first_error(self._written):
                 status, error = "failed", ranks.explained(error, self._written)
         write_outcome(self._written, status, self.step, error, exit_code)
@@ -857,11 +857,13 @@ class Watch:
         self._revive()
 
     def _write_rest(self) -> None:
-        self._loop.close()
-        if not self._loop.drain(PATIENCE_SECONDS):
-            self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
-        if self._cell_output:
-            self._cell_output.stop()
+        try:
+            self._loop.close()
+            if not self._loop.drain(PATIENCE_SECONDS):
+                self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
+        finally:
+            if self._cell_output:
+                self._cell_output.stop()
         self._receive()
         self._flush()
 

@@ -54,6 +54,7 @@ def main() -> None:
     control = socket.socket(fileno=description["control"])
     # After the fork: these imports are slow, and the training waits for the first process.
     from halfstep.clock import clock
+    from halfstep.session.ranks import retract
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.rank_output import RankReaders
@@ -73,7 +74,7 @@ def main() -> None:
         recorder.run(control, description["channels"], clock() - description["elapsed_seconds"])
         recorder.close(files.folder)
         if description["meeting"]:
-            Path(description["meeting"]).unlink(missing_ok=True)
+            retract(Path(description["meeting"]), files)
     except Exception:  # its stderr is closed
         with suppress(OSError):
             (files.folder / ERRORS).write_text(traceback.format_exc())

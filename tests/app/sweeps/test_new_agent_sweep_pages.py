@@ -5,6 +5,9 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
+from app.sweeps.new_agent_sweep_pages import _read
+from db.errors import Invalid
+
 FORM = {
     "settings": "lr = 0.1, 0.01\n\n size=16..64 step 16 \nname = adam\nepochs = 10\n fused=true",
     "kind": "grid",
@@ -61,7 +64,11 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
             "has infinitely many values; allowed in a grid",
         ),
         ({"settings": "a = uniform(1, 0)", "kind": "random"}, "settings", "a: "),
-        ({"settings": "a = 1, 2\nb = inf"}, "settings", "b = inf: allowed are finite numbers"),
+        (
+            {"settings": "a = 1, 2\nb = inf"},
+            "settings",
+            "b = inf is not allowed; allowed: finite numbers",
+        ),
         ({"settings": "a = 1, nan"}, "settings", "a: "),
         ({"settings": f"{'a' * 300} = 1, 2"}, "settings", "a name of at most 200 characters"),
         ({"settings": "a = 1..2000"}, "settings", "allowed: "),
@@ -81,3 +88,29 @@ def test_errors_stand_at_their_fields(
     assert message in answer.text
     assert 'value="score"' in answer.text
     assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("True", True),
+        ("TRUE", True),
+        ("false", False),
+        ("[0.9, 0.999]", [0.9, 0.999]),
+        ('{"a": [1, "x, y"]}', {"a": [1, "x, y"]}),
+        ('"a, b"', "a, b"),
+        ("adam", "adam"),
+        ("1e3", 1000.0),
+    ],
+)
+def test_one_value_is_the_same_in_all_runs(text: str, value: object) -> None:
+    """Also a list, an object, or a text with a comma, written as JSON."""
+    assert _read(f"a = {text}\nlr = 0.1, 0.2") == ({"a": value}, {"lr": "0.1, 0.2"})
+
+
+@pytest.mark.parametrize("text", ["[1,2], [3,4]", "'a', 'b'", "[NaN]", "[" * 9000, '"a", "b"'])
+def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
+    """They would otherwise be searched in pieces."""
+    with pytest.raises(Invalid) as rejected:
+        _read(f"a = {text}")
+    assert set(rejected.value.errors) == {"settings"}

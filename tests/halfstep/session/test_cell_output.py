@@ -51,3 +51,19 @@ def test_descriptors_of_a_kernel_are_kept_and_shown() -> None:
         "stdout: from Python",
     ]
     assert sorted(shown) == ["from Python", "from a child", "from a descriptor, hunter2", "later"]
+
+
+def test_a_redirection_that_the_script_made_later_stays(tmp_path: Path) -> None:
+    """As of tools that capture a cell's output themselves."""
+    begun, _, _ = KERNEL.partition('print("from Python")')
+    redirected = """
+os.dup2(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), 1)
+output.stop()
+os.write(1, b"to the file")
+"""
+    subprocess.run(
+        [sys.executable, "-c", begun + redirected, str(tmp_path / "file")],
+        cwd=Path(halfstep.__file__).parents[1],
+        check=True,
+    )
+    assert (tmp_path / "file").read_text() == "to the file"
