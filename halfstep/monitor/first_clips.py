@@ -46,7 +46,7 @@ class FirstClips:
                 self._known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts)
 
     def clipped(self) -> None:
-        """Remember which gradients the clip has left; any other value is measured anew."""
+        """Remember which gradients the clip has left; any other value is measured again."""
         for parameter in self._clipped:
             if (before := self._known.get(id(parameter))) and (grad := parameter.grad) is not None:
                 self._known[id(parameter)] = before._replace(stamp=(id(grad), grad._version))
