@@ -1,4 +1,4 @@
-"""Ten million printed lines: memory of script and sidecar, lines in the log, time beside bare.
+"""Ten million printed lines: memory of script and sidecar, lines in the log, time unwatched.
 
     python -m benchmarks.console_lines [LINES] [--save]
 
@@ -63,8 +63,8 @@ class Turn:
                     self._sample(process.pid, folder)
                 time.sleep(0.1)
         self.seconds = time.perf_counter() - begun
-        while beside := _sidecars(folder):
-            self.sidecar += map(_resident_mib, beside)
+        while sidecars := _sidecars(folder):
+            self.sidecar += map(_resident_mib, sidecars)
             time.sleep(0.1)
         self.all_seconds = time.perf_counter() - begun
         last = (folder / "times").read_text().splitlines()[-1]
@@ -82,12 +82,12 @@ class Turn:
 
 
 def _sidecars(folder: Path) -> list[psutil.Process]:
-    beside = []
+    sidecars = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if "halfstep.sidecar.process" in words and str(folder) in words[-1]:
-            beside.append(process)
-    return beside
+            sidecars.append(process)
+    return sidecars
 
 
 def _resident_mib(process: psutil.Process) -> float:

@@ -1,5 +1,6 @@
 """Request parameters: bounds of ids, and validation of texts."""
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -53,6 +54,16 @@ def flaws(value: Any, path: str = "") -> dict[str, str]:
         for number, item in enumerate(value):
             result |= flaws(item, f"{path}.{number}")
     return result
+
+
+def nonfinite(value: Any, path: str = "") -> dict[str, str]:
+    """Return the numbers in a JSON value that JSON cannot express, by path."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        inner = (nonfinite(item, f"{path}.{name}" if path else str(name)) for name, item in items)
+        return {below: wrong for each in inner for below, wrong in each.items()}
+    is_wrong = isinstance(value, float) and not math.isfinite(value)
+    return {path: f"{value} is not allowed; allowed: finite numbers"} if is_wrong else {}
 
 
 def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:

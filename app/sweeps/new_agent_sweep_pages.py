@@ -1,10 +1,9 @@
 """Form of a sweep for agents: settings of any script, one per line."""
 
 import json
-import math
 import secrets
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -83,22 +82,16 @@ def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
             continue
         is_boolean = field.rules.get("type") == "boolean"
         config[name] = forms.parsed(field, value.lower() if is_boolean else value)
-        if isinstance(config[name], float) and not math.isfinite(config[name]):
-            _reject(name, value, "finite numbers")
     return config, space
 
 
 def _parsed_json(name: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=lambda _: _reject(name, text, "finite numbers"))
-    except (ValueError, RecursionError):
-        _reject(
-            name, text, 'values without brackets and quotes, or one in JSON: [0.9, 0.999], "a, b"'
-        )
-
-
-def _reject(name: str, value: str, allowed: str) -> NoReturn:
-    raise Invalid({"settings": f"{name:.100} = {value:.50} is not allowed; allowed: {allowed}"})
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        allowed = 'values without brackets and quotes, or one in JSON: [0.9, 0.999], "a, b"'
+        wrong = f"{name:.100} = {text:.50} is not allowed; allowed: {allowed}"
+        raise Invalid({"settings": wrong}) from error
 
 
 def _by_field(errors: Mapping[str, str]) -> dict[str, str]:

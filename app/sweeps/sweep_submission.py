@@ -12,11 +12,18 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.http.parameters import LARGEST_INTEGER, flaw, flaws, outsized
+from app.http.parameters import LARGEST_INTEGER, flaw, flaws, nonfinite, outsized
 from app.submission import command_lines, config_schema
 from app.submission.command_lines import Command, Parameter
 from app.submission.config_schema import Schema
-from app.submission.submission import LENGTHS, Submission, check_commands, submit, usual_project
+from app.submission.submission import (
+    LENGTHS,
+    LIMITS,
+    Submission,
+    check_commands,
+    submit,
+    usual_project,
+)
 from app.submission.submission import check as check_run
 from app.sweeps import hyperband, search_space, tpe
 from app.sweeps.search_space import BY_OPTUNA, GRID, KINDS, TPE, Space
@@ -188,7 +195,7 @@ def _schema_of_agents(submission: SweepSubmission) -> tuple[Schema, dict[str, st
     if submission.recipe or submission.command:
         return {}, {"agents": "with a recipe or a command; allowed: one of the three"}
     config = {"config": submission.config}
-    wrong = outsized(submission.config) or flaws(config)
+    wrong = outsized(submission.config) or flaws(config) | nonfinite(config)
     wrong |= {
         path[:100]: "allowed: a name of at most 200 characters"
         for path in submission.space
@@ -247,6 +254,7 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
         "runs": (1, _most_runs(submission.kind)),
         "at_once": (1, MOST_AT_ONCE),
         "seed": (0, LARGEST_INTEGER),
+        **{name: LIMITS[name] for name in ("priority", "nodes", "devices_per_node")},
     }
     for name, (low, high) in bounds.items():
         value = getattr(submission, name)

@@ -4,6 +4,7 @@ The first step makes an optimizer known; by then its gradients have been clipped
 """
 
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,13 @@ class BeforeClip(NamedTuple):
     max_norm: Any
     scale: Tensor | None  # the factor that the gradient includes
     nonfinite: tuple[int, int] | None = None  # elements that are inf, and NaN, on a CPU
-    stamp: tuple[int, int] = (0, 0)  # id and version of the clipped gradient
+    clipped: weakref.ref[Tensor] | None = None  # the gradient, and its version after the clip
+    version: int = 0
+
+    def is_current(self, gradient: Tensor) -> bool:
+        """Return whether a gradient is as the clip has left it."""
+        is_same = self.clipped is not None and self.clipped() is gradient
+        return is_same and gradient._version == self.version
 
 
 class FirstClips:
@@ -49,7 +56,8 @@ class FirstClips:
         """Remember which gradients the clip has left; any other value is measured again."""
         for parameter in self._clipped:
             if (before := self._known.get(id(parameter))) and (grad := parameter.grad) is not None:
-                self._known[id(parameter)] = before._replace(stamp=(id(grad), grad._version))
+                clipped = before._replace(clipped=weakref.ref(grad), version=grad._version)
+                self._known[id(parameter)] = clipped
         self._clipped = []
 
     def take(self, parameters: Iterable[Tensor]) -> list[BeforeClip]:
@@ -59,7 +67,7 @@ class FirstClips:
         for parameter in parameters if is_known else ():
             if (grad := parameter.grad) is not None:
                 before = self._known.pop(id(parameter), None)
-                if before is None or before.stamp != (id(grad), grad._version):
+                if before is None or not before.is_current(grad):
                     is_known = False
                 else:
                     taken.append(before)

@@ -96,8 +96,7 @@ class Gradients:
             following = iter(norms)
             norms = [self._zero if p.grad is None else next(following) for p in self.parameters]
         if self._is_on_host:
-            measured = self._read(list(map(Tensor.item, norms)), scale)
-            return (*measured[:3], self._counts(before_clip)) if before_clip else measured
+            return self._read(list(map(Tensor.item, norms)), scale, before_clip)
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale
@@ -135,12 +134,15 @@ class Gradients:
         # The host reads these at once, so they must be complete.
         return [norm.to(self.device, non_blocking=not self._is_on_host) for norm in norms]
 
-    def _read(self, norms: list[float], scale: Tensor | None) -> Measured:
+    def _read(
+        self, norms: list[float], scale: Tensor | None, before_clip: Sequence[BeforeClip]
+    ) -> Measured:
         """Combine norms in host memory."""
         factor = 1.0 if scale is None else scale.item()
         total = math.hypot(*norms)
         if not total < math.inf:
-            return sum(norms), norms, factor, self._nonfinite(norms)
+            counts = self._counts(before_clip) if before_clip else self._nonfinite(norms)
+            return sum(norms), norms, factor, counts
         return total / factor, norms, factor, None
 
     def _counts(self, before_clip: Sequence[BeforeClip]) -> Counts:

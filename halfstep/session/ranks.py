@@ -94,8 +94,10 @@ def announced(path: Path) -> AttemptFiles | None:
 
 
 def _started_at() -> float:
-    """Return when this process has started, in seconds since 1970."""
-    ticks = process.started(os.getpid()) or 0
+    """Return when this process has started, in seconds since 1970; 0 if that is unknown."""
+    ticks = process.started(os.getpid())
+    if ticks is None:
+        return 0.0
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 

@@ -60,11 +60,13 @@ def test_what_is_not_allowed_stores_nothing(
         assert artifact_versions.listed(session, None, limit=9).rows == []
 
 
-def test_a_full_project_takes_no_image(database: Database, browser: TestClient) -> None:
-    """Its limit of storage holds for images, too."""
+def test_a_full_project_takes_no_further_image(database: Database, browser: TestClient) -> None:
+    """Its limit of storage holds for images, too; one that it has already needs no room."""
+    assert browser.post(PATH, content=PICTURE).status_code == 201
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = 1 / quotas.GIB
-    answer = browser.post(PATH, content=PICTURE)
+    assert browser.post(PATH, content=PICTURE).status_code == 201
+    answer = browser.post(PATH, content=PICTURE + b"\0")
     assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
 
 

@@ -67,7 +67,7 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
         (
             {"settings": "a = 1, 2\nb = inf"},
             "settings",
-            "b = inf is not allowed; allowed: finite numbers",
+            "b: inf is not allowed; allowed: finite numbers",
         ),
         ({"settings": "a = 1, nan"}, "settings", "a: "),
         ({"settings": f"{'a' * 300} = 1, 2"}, "settings", "a name of at most 200 characters"),
@@ -108,9 +108,48 @@ def test_one_value_is_the_same_in_all_runs(text: str, value: object) -> None:
     assert _read(f"a = {text}\nlr = 0.1, 0.2") == ({"a": value}, {"lr": "0.1, 0.2"})
 
 
-@pytest.mark.parametrize("text", ["[1,2], [3,4]", "'a', 'b'", "[NaN]", "[" * 9000, '"a", "b"'])
+@pytest.mark.parametrize("text", ["[1,2], [3,4]", "'a', 'b'", "[" * 9000, '"a", "b"'])
 def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
     """They would otherwise be searched in pieces."""
     with pytest.raises(Invalid) as rejected:
         _read(f"a = {text}")
     assert set(rejected.value.errors) == {"settings"}
+
+
+@pytest.mark.sql
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("settings", "a = [1, 1e999]"),
+        ("settings", "a = [NaN]"),
+        ("settings", 'a = {"b": "\\u0000"}'),
+        ("settings", "a = [1" + "0" * 400 + "]"),
+        ("settings", "a = " + "[" * 500 + "]" * 500),
+        ("priority", "9" * 20),
+        ("nodes", "9" * 20),
+        ("seed", "9" * 20),
+    ],
+)
+def test_what_a_database_cannot_store_is_rejected(
+    browser: TestClient, field: str, text: str
+) -> None:
+    """With the field, before a row is written."""
+    settings = "lr = 0.1, 0.2"
+    data = FORM | {"settings": settings, "confirmed": "2"}
+    data[field] = f"{settings}\n{text}" if field == "settings" else text
+    answer = browser.post("/sweeps/agents", data=data, follow_redirects=False)
+    assert answer.status_code == 422
+    assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+
+
+@pytest.mark.sql
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN"])
+def test_a_nested_number_that_is_not_finite_is_named(script: TestClient, number: str) -> None:
+    """Of an agents' sweep by the API, too."""
+    body = '{"space": {"lr": [0.1, 0.2]}, "config": {"betas": [0.9, NUMBER]}}'
+    headers = {"Content-Type": "application/json"}
+    answer = script.post(
+        "/api/v1/sweeps/agents", content=body.replace("NUMBER", number), headers=headers
+    )
+    assert answer.status_code == 422
+    assert "betas.1" in str(answer.json()["errors"])

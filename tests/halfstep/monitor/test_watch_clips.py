@@ -135,15 +135,19 @@ def test_norms_without_a_scaler_are_before_the_clip(
     assert [*compress(recorded, is_finite)] == pytest.approx([*compress(norms, is_finite)])
 
 
-def test_the_norm_of_a_dropped_iteration_is_not_that_of_the_first_step(tmp_path: Path) -> None:
-    """Gradients of later passes, cleared or accumulated, are measured as they are."""
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_norm_of_a_dropped_iteration_is_not_that_of_the_first_step(
+    tmp_path: Path, passes: int
+) -> None:
+    """Gradients of later passes, also accumulated, are measured as they are."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     with halfstep.watch(net, folder=tmp_path) as watch:
         (net(torch.ones(4, 3)).square().mean() * 1e6).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         optimizer.zero_grad()
-        net(torch.ones(4, 3)).square().mean().backward()
+        for _ in range(passes):
+            net(torch.ones(4, 3)).square().mean().backward()
         gradients = [p.grad for p in net.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients).item()
         optimizer.step()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 import halfstep
+from halfstep.session import ranks
 from halfstep.sidecar.process import LOCK
+from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
 from tests.marks import extended
@@ -198,3 +201,22 @@ def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "alone None\n")
     assert not (tmp_path / "halfstep-runs").exists()
+
+
+def test_ranks_on_several_machines_take_only_the_file_of_their_own_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed training leaves its file; a run that ends late leaves the next one's alone."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    first, second = (AttemptFiles(tmp_path / name, 1) for name in ("first", "second"))
+    path = ranks.announce(first)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # the other machine's may still be 0
+    assert ranks.announce(second) == path
+    ranks.retract(path, first)
+    assert ranks.announced(path) == second
+    before = time.time() - 10 * 365 * 86400
+    os.utime(path, (before, before))
+    assert ranks.announced(path) is None
+    ranks.retract(path, second)
+    assert not path.exists()
