@@ -40,6 +40,7 @@ def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
     shown = browser.get("/sweeps/1").text
     assert "halfstep agent 1 -- python train.py" in shown
     assert "No agent is at work." in shown
+    assert "differ from the default" not in shown  # only a recipe has defaults
 
 
 def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
