@@ -9,9 +9,10 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.html.formats import count, measured, scale, spooled
-from db.files import artifacts, checkpoints
+from db.files import checkpoints
 from db.tables import FLAGGED, Run, ScalerEvent, Step
-from db.telemetry import series
+from db.telemetry import series, stored_events
+from halfstep.telemetry.events import Replay
 
 SKIPS_READ = 200
 
@@ -41,7 +42,7 @@ def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
     streak = _last_streak([skip.step for skip in skips], run)
     rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]
-    rows += _replay(artifacts.first_replays(session, run.id, most=SKIPS_READ))
+    rows += _replay(stored_events.first(session, run.id, Replay, most=SKIPS_READ))
     return DiagnosisEvidence(rows, list(_moments(session, run, lost, below, streak)))
 
 
@@ -99,15 +100,15 @@ def _scale(session: Session, run: Run) -> Iterator[tuple[str, Markup]]:
         )
 
 
-def _replay(replays: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str | Markup]]:
-    found = next((each for each in replays if each.get("found")), None)
+def _replay(replays: Sequence[Replay]) -> Iterator[tuple[str, str | Markup]]:
+    found = next((each for each in replays if each.found), None)
     if found is None:
         return
     text = Markup("{}, {}, <code>{}</code>").format(
-        found.get("module") or "the loss", found.get("direction", ""), found.get("operation", "")
+        found.module or "the loss", found.direction, found.operation
     )
-    if found.get("largest_input") is not None:
-        text += f": largest input {spooled(found['largest_input'])}"
+    if found.largest_input is not None:
+        text += f": largest input {spooled(found.largest_input)}"
     yield "Replay", text
 
 

@@ -1,7 +1,6 @@
 """Artifacts of runs, files of the log, and diagnoses."""
 
 from collections.abc import Collection
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -117,13 +116,6 @@ def diagnoses(
     if steps is not None:
         query = query.where(Diagnosis.step.in_(steps))
     return list(session.scalars(query.order_by(Diagnosis.step)))
-
-
-def first_replays(session: Session, run_id: int, *, most: int) -> list[dict[str, Any]]:
-    """Return the replay events of the first skipped steps."""
-    query = select(Diagnosis.content)
-    query = query.where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
-    return list(session.scalars(query.order_by(Diagnosis.step).limit(most)))
 
 
 def replays(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:

@@ -5,9 +5,9 @@ excludes them, in the order of `named`: first mistakes in the calls of a loop, s
 symptom may follow from them; then non-finite numbers, by their first location; then all others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -16,28 +16,23 @@ from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
-from db.tables import FLAGGED, Diagnosis, Run, RunNode, ScalerEvent, Step
+from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
+from db.telemetry import stored_events
 from db.telemetry.scales import in_words
+from halfstep.telemetry import events
+from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
 
-#: Kinds of events of which the newest counts, and of which the earliest counts.
-NEWEST = (
-    "direct_step",
-    "not_stepped",
-    "scaled_clip",
-    "bounded_norms",
-    "uncleared",
-    "accumulated_gradients",
-    "scaler_replaced",
-    "no_step",
-    "no_inf_checks",
-    "fp16_gradients",
-    "adam_eps",
-    "schedule",
+E = TypeVar("E", bound=StepEvent)
+#: Kinds of events of which the newest counts, the earliest counts, and several count.
+NEWEST: tuple[type[StepEvent], ...] = (
+    *(events.DirectStep, events.NotStepped, events.ScaledClip, events.BoundedNorms),
+    *(events.Uncleared, events.AccumulatedGradients, events.ScalerReplaced, events.NoStep),
+    *(events.NoInfChecks, events.Fp16Gradients, events.AdamEps, events.Schedule),
 )
-EARLIEST = ("bad_inputs", "first_nonfinite", "poison")
-SEVERAL = ("origin", "no_gradient", "precision")
-MOST_EVENTS = 50  # of a kind that has several
+EARLIEST: tuple[type[StepEvent], ...] = (events.BadInputs, events.FirstNonfinite, events.Poison)
+SEVERAL: tuple[type[StepEvent], ...] = (events.Origin, events.NoGradient, events.Precision)
+MOST_EVENTS = 50  # of a kind of which several count
 UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
 #: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
@@ -51,8 +46,7 @@ OUTSIDE = "training_step"  # a replay's name for operations outside of all modul
 class Signs:
     """Evidence from which causes are derived."""
 
-    events: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    several: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
+    events: Sequence[StepEvent] = ()
     skips: Sequence[ScalerEvent] = ()
     steps: int = 0  # attempted
     skipped: int = 0
@@ -69,12 +63,20 @@ class Signs:
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
     finite_at: int | None = None  # the last step, if its loss is known to be finite
 
+    def one(self, kind: type[E]) -> E | None:
+        """Return the event of a kind; None if there is none."""
+        return next(iter(self.several(kind)), None)
+
+    def several(self, kind: type[E]) -> list[E]:
+        """Return all events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
 
 def read(
     session: Session,
     run: Run,
     skips: Sequence[ScalerEvent],
-    replays: Sequence[dict[str, Any]],
+    replays: Sequence[events.Replay],
     health: ScalingHealth | None,
     *,
     may_replay: bool,
@@ -84,23 +86,20 @@ def read(
     may_replay: its page offers to replay a skipped step.
     """
     figures = health.figures if health else None
-    events: dict[str, dict[str, Any]] = {}
-    several: dict[str, list[dict[str, Any]]] = {}
-    for kind in NEWEST + EARLIEST:
-        order = Diagnosis.step if kind in EARLIEST else Diagnosis.step.desc()
-        if content := session.scalar(_contents(run, kind).order_by(order).limit(1)):
-            events[kind] = content
+    found: list[StepEvent] = []
+    for kind in NEWEST:
+        found += stored_events.several(session, run.id, kind, most=1)
+    for kind in EARLIEST:
+        found += stored_events.first(session, run.id, kind, most=1)
     for kind in SEVERAL:
-        newest = _contents(run, kind).order_by(Diagnosis.step.desc()).limit(MOST_EVENTS)
-        several[kind] = list(session.scalars(newest))
-    several["origin"] += [
+        found += stored_events.several(session, run.id, kind, most=MOST_EVENTS)
+    found += [
         _origin(replay)
         for replay in replays
-        if replay["exact"] and (replay["found"] or replay["loss_nonfinite"])
+        if replay.exact and (replay.found or replay.loss_nonfinite)
     ]
     return Signs(
-        events=events,
-        several=several,
+        events=found,
         skips=skips,
         steps=run.own_steps,
         skipped=run.skipped,
@@ -148,30 +147,25 @@ def _fell_at(session: Session, run: Run) -> int | None:
     return session.scalar(query.where(ScalerEvent.scale_after < 1))
 
 
-def _origin(replay: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a replay's result into the form of an `origin` event."""
-    is_outside = replay["module"] in (None, "", OUTSIDE)
-    kind: str = "outside" if is_outside else "inside"
-    if replay["loss_nonfinite"] and replay["direction"] != "forward":
+def _origin(replay: events.Replay) -> events.Origin:
+    """Return a replay's result as an origin."""
+    is_outside = replay.module in (None, "", OUTSIDE)
+    kind: Any = "outside" if is_outside else "inside"
+    if replay.loss_nonfinite and replay.direction != "forward":
         kind = "inputs"  # no operation of the forward pass produced it from finite numbers
-    elif replay["direction"] == "backward":  # earlier versions did not classify the operation
-        is_half = str(replay["dtype"]).endswith("float16")
-        kind = replay.get("kind") or ("overflow" if is_half else "hidden")
-    return {
-        "step": replay["step"],
-        "scale": float(replay["scale"]),
-        "direction": "forward" if kind == "inputs" else replay["direction"],
-        "kind": kind,
-        "operation": replay["operation"],
-        "dtype": replay["dtype"],
-        "module": None if is_outside else replay["module"],
-        "source": None,
-    }
-
-
-def _contents(run: Run, kind: str) -> Any:
-    mine = (Diagnosis.run_id == run.id, Diagnosis.kind == kind)
-    return select(Diagnosis.content).where(*mine)
+    elif replay.direction == "backward":  # earlier versions did not classify the operation
+        is_half = str(replay.dtype).endswith("float16")
+        kind = replay.kind or ("overflow" if is_half else "hidden")
+    return events.Origin(
+        step=replay.step,
+        scale=float(replay.scale),
+        direction="backward" if replay.direction == "backward" and kind != "inputs" else "forward",
+        kind=kind,
+        operation=replay.operation,
+        dtype=replay.dtype,
+        module=None if is_outside else replay.module,
+        source=None,
+    )
 
 
 def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
@@ -217,29 +211,29 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
 
 
 def _refused(signs: Signs) -> Iterator[Finding]:
-    if event := signs.events.get("no_step"):
+    if event := signs.one(events.NoStep):
         yield Finding(
             "No optimizer steps",
-            f"{event['passes']:,} backward passes were made and no optimizer of torch.optim "
+            f"{event.passes:,} backward passes were made and no optimizer of torch.optim "
             "stepped. Steps of a loop that changes its weights by hand cannot be recorded; log its "
             "loss with watch.log.",
             cause="no_optimizer_step",
             fix=fixes.NO_OPTIMIZER,
         )
-    if event := signs.events.get("fp16_gradients"):
+    if refused := signs.one(events.Fp16Gradients):
         yield Finding(
             "The scaler refuses gradients of type float16",
-            f"{event['count']:,} parameters are float16 ({_names(event['parameters'])}), so their "
-            f'gradients are too, and GradScaler raised "{event["error"]}". Keep the weights in '
+            f"{refused.count:,} parameters are float16 ({_names(refused.parameters)}), so their "
+            f'gradients are too, and GradScaler raised "{refused.error}". Keep the weights in '
             "float32: autocast computes in float16 all the same.",
             cause="fp16_gradients",
             fix=fixes.FP16_GRADIENTS,
         )
-    if event := signs.events.get("no_inf_checks"):
-        which = _names(event["optimizers"]) or "an optimizer"
+    if unchecked := signs.one(events.NoInfChecks):
+        which = _names(unchecked.optimizers) or "an optimizer"
         yield Finding(
             "A scaler has no gradients to check",
-            f'At step {event["step"]:,} GradScaler.{event["method"]} raised "{event["error"]}": '
+            f'At step {unchecked.step:,} GradScaler.{unchecked.method} raised "{unchecked.error}": '
             f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
             "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
             "not called before the step.",
@@ -249,17 +243,17 @@ def _refused(signs: Signs) -> Iterator[Finding]:
 
 
 def _direct_steps(signs: Signs) -> Iterator[Finding]:
-    if not (event := signs.events.get("direct_step")):
+    if not (event := signs.one(events.DirectStep)):
         return
     how = (
         "its gradients were still multiplied by the loss scale"
-        if event["is_scaled"]
+        if event.is_scaled
         else "scaler.step had already stepped it, or should have"
     )
     yield Finding(
-        f"{event['optimizer']} is stepped outside of the scaler",
-        f"optimizer.step() was called {event['count']:,} times outside of scaler.step(), the last "
-        f"time at step {event['step']:,}: {how}. Such a step applies an inf or NaN unchecked, and "
+        f"{event.optimizer} is stepped outside of the scaler",
+        f"optimizer.step() was called {event.count:,} times outside of scaler.step(), the last "
+        f"time at step {event.step:,}: {how}. Such a step applies an inf or NaN unchecked, and "
         "the weights stay NaN.",
         cause="step_outside_scaler",
         fix=fixes.DIRECT_STEP,
@@ -268,22 +262,22 @@ def _direct_steps(signs: Signs) -> Iterator[Finding]:
 
 
 def _uncleared(signs: Signs) -> Iterator[Finding]:
-    event = signs.events.get("uncleared")
-    if event and event["count"] >= UNCLEARED:
+    event = signs.one(events.Uncleared)
+    if event and event.count >= UNCLEARED:
         yield Finding(
             "Gradients are never cleared",
-            f"After a skip, {event['count']:,} backward passes added to gradients of "
-            f"{event['optimizer']} that were not finite already, the last one at step "
-            f"{event['step']:,}. An inf stays in .grad until zero_grad() is called, so every later "
+            f"After a skip, {event.count:,} backward passes added to gradients of "
+            f"{event.optimizer} that were not finite already, the last one at step "
+            f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
             "step is skipped, whatever the scale.",
             cause="gradients_not_cleared",
             fix=fixes.ZERO_GRAD,
             part="skipped",
         )
-    elif event := signs.events.get("accumulated_gradients"):
+    elif kept := signs.one(events.AccumulatedGradients):
         yield Finding(
             "Gradients are never cleared",
-            f"Up to step {event['step']:,}, {event['steps']:,} steps of {event['optimizer']} in a "
+            f"Up to step {kept.step:,}, {kept.steps:,} steps of {kept.optimizer} in a "
             "row applied gradients that include those of the step before: zero_grad() was not "
             "called between them, so each update sums the gradients of all their batches.",
             cause="gradients_not_cleared",
@@ -292,36 +286,37 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
 
 
 def _clipped(signs: Signs) -> Iterator[Finding]:
-    if event := signs.events.get("scaled_clip"):
+    if event := signs.one(events.ScaledClip):
         yield Finding(
             "Gradients are clipped before unscale_",
-            f"The gradients of {event['optimizer']} were clipped at least {event['count']:,} times "
+            f"The gradients of {event.optimizer} were clipped at least {event.count:,} times "
             f"while they were multiplied by the loss scale, the last time at step "
-            f"{event['step']:,}. The clip then bounds gradient × scale: the update shrinks as the "
+            f"{event.step:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
             cause="scaled_gradients_clipped",
             fix=fixes.CLIP,
         )
-    elif event := signs.events.get("bounded_norms"):
+    elif bounded := signs.one(events.BoundedNorms):
         yield Finding(
             "Gradients are bounded while they are scaled",
-            f"The gradient norm times the loss scale was {event['norm']:.5g} in {event['steps']:,} "
-            f"applied steps of different scales, up to step {event['step']:,}. Something bounds "
-            "the gradients before they are unscaled, so the update depends on the scale.",
+            f"The gradient norm times the loss scale was {float(bounded.norm):.5g} in "
+            f"{bounded.steps:,} applied steps of different scales, up to step {bounded.step:,}. "
+            "Something bounds the gradients before they are unscaled, so the update depends on the "
+            "scale.",
             cause="scaled_gradients_clipped",
             fix=fixes.CLIP,
         )
 
 
 def _scaler_lost(signs: Signs) -> Iterator[Finding]:
-    event = signs.events.get("scaler_replaced")
-    if event and (event["scale_after"] > event["scale_before"] or event["count"] >= REPLACED):
+    event = signs.one(events.ScalerReplaced)
+    if event and (float(event.scale_after) > float(event.scale_before) or event.count >= REPLACED):
         yield Finding(
             "A new scaler replaces the old one",
-            f"{event['count']:,} times another GradScaler stepped the same optimizer, the last "
-            f"time at step {event['step']:,}, with a scale of {in_words(event['scale_after'])} "
-            f"after {in_words(event['scale_before'])}; its state was not loaded. Each one searches "
-            "for its scale again, and skips steps on the way.",
+            f"{event.count:,} times another GradScaler stepped the same optimizer, the last "
+            f"time at step {event.step:,}, with a scale of {in_words(float(event.scale_after))} "
+            f"after {in_words(float(event.scale_before))}; its state was not loaded. Each one "
+            "searches for its scale again, and skips steps on the way.",
             cause="scaler_not_restored",
             fix=fixes.SCALER_STATE,
             part="skipped",
@@ -344,30 +339,30 @@ def _scaler_lost(signs: Signs) -> Iterator[Finding]:
 
 def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the first location of non-finite numbers, the most fundamental cause first."""
-    origins = signs.several.get("origin", ())
-    kinds = [origin["kind"] for origin in origins]
-    if event := signs.events.get("bad_inputs"):
-        first = event["inputs"][0]
+    origins = signs.several(events.Origin)
+    kinds = [origin.kind for origin in origins]
+    if (event := signs.one(events.BadInputs)) and event.inputs:
+        first = event.inputs[0]
         names = ", ".join(
-            f"{tensor['name']} ({tensor['nan']:,} NaN, {tensor['inf']:,} inf)"
-            for tensor in event["inputs"][:NAMES_SHOWN]
+            f"{tensor.name} ({tensor.nan:,} NaN, {tensor.inf:,} inf)"
+            for tensor in event.inputs[:NAMES_SHOWN]
         )
         yield Finding(
-            f"The batch is not finite: {first['name']}",
-            f"At step {event['step']:,} the loss was not finite, and neither was {names} of the "
+            f"The batch is not finite: {first.name}",
+            f"At step {event.step:,} the loss was not finite, and neither was {names} of the "
             "training loop. No precision and no loss scale changes that: find the samples, and "
             "clean or drop them.",
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
         )
     elif "inputs" in kinds:
-        event = origins[kinds.index("inputs")]
+        origin = origins[kinds.index("inputs")]
         yield Finding(
             "The batch is not finite",
-            f"At step {event['step']:,} the loss was not finite, and "
+            f"At step {origin.step:,} the loss was not finite, and "
             + (
-                f"neither was the input of {event['module']}. "
-                if event["module"]
+                f"neither was the input of {origin.module}. "
+                if origin.module
                 else "no operation made an inf or NaN of finite numbers: the batch held it. "
             )
             + "No precision and no loss scale changes that: find the samples, and clean or drop "
@@ -377,27 +372,25 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         )
     elif undefined := [origin for origin in origins if _is_undefined(origin)]:
         yield _singular(undefined[0], len(undefined))
-    elif adam := signs.events.get("adam_eps"):
+    elif adam := signs.one(events.AdamEps):
         yield _adam_eps(adam)
-    elif event := signs.events.get("first_nonfinite"):
-        yield _first_nonfinite(signs, event)
+    elif first_step := signs.one(events.FirstNonfinite):
+        yield _first_nonfinite(signs, first_step)
     elif "unobserved" in kinds and len(set(kinds)) == 1:
-        event = origins[0]
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
-            f"At step {event['step']:,} the loss was finite and gradients were not. The graph has "
-            "more than 200,000 nodes, too many to observe each: the operation may be one of the "
-            "others, on another rank, or a gradient hook.",
+            f"At step {origins[0].step:,} the loss was finite and gradients were not. The graph "
+            "has more than 200,000 nodes, too many to observe each: the operation may be one of "
+            "the others, on another rank, or a gradient hook.",
             is_certain=False,
             part="skipped",
         )
     elif "elsewhere" in kinds and len(set(kinds)) == 1:
-        event = origins[0]
         yield Finding(
             "The gradient became NaN or inf outside of this process's graph",
-            f"At step {event['step']:,} no operation of the backward pass produced an inf or NaN, "
-            "and the gradients held one: it came from another rank, or a gradient hook made it. "
-            f"Watch the loop on every rank to see which.{_at_any_scale(signs)}",
+            f"At step {origins[0].step:,} no operation of the backward pass produced an inf or "
+            "NaN, and the gradients held one: it came from another rank, or a gradient hook made "
+            f"it. Watch the loop on every rank to see which.{_at_any_scale(signs)}",
             is_certain=False,
             part="skipped",
             cause="singular_gradient" if _at_any_scale(signs) else "",
@@ -431,63 +424,65 @@ def _first_lost(signs: Signs) -> Iterator[Finding]:
     """Yield the first non-finite step of a run without a scaler, by its recorded steps."""
     if signs.first_lost is not None:
         step, loss_is_finite = signs.first_lost
-        event = {"step": step, "loss_nonfinite": not loss_is_finite, "culprits": []}
-        yield _first_nonfinite(signs, event | {"finite": step - 1})
+        event = events.FirstNonfinite(
+            step=step, loss_nonfinite=not loss_is_finite, culprits=[], finite=step - 1
+        )
+        yield _first_nonfinite(signs, event)
 
 
-def _is_undefined(origin: Mapping[str, Any]) -> bool:
+def _is_undefined(origin: events.Origin) -> bool:
     """Return whether a gradient was non-finite for another reason than the range of its type."""
-    kind: str = origin["kind"]
-    return kind == "singular" or (kind == "hidden" and origin["direction"] == "backward")
+    is_hidden = origin.kind == "hidden" and origin.direction == "backward"
+    return origin.kind == "singular" or is_hidden
 
 
-def _singular(event: Mapping[str, Any], count: int) -> Finding:
-    where = " of ".join(filter(None, (event["operation"], event["module"])))
-    source = f", at {event['source']}" if event["source"] else ""
+def _singular(event: events.Origin, count: int) -> Finding:
+    where = " of ".join(filter(None, (event.operation, event.module)))
+    source = f", at {event.source}" if event.source else ""
     return Finding(
         f"The gradient of {where} is not defined",
-        f"At step {event['step']:,}, with a finite loss and a scale of {in_words(event['scale'])}, "
-        f"{event['operation']}{source} was the first operation of the backward pass whose gradient "
-        f"was not finite ({_times(count)} observed). "
+        f"At step {event.step:,}, with a finite loss and a scale of "
+        f"{in_words(float(event.scale))}, {event.operation}{source} was the first operation of the "
+        f"backward pass whose gradient was not finite ({_times(count)} observed). "
         + (
             "The derivative of a root, logarithm or division is infinite at 0, in every precision "
             "and at every loss scale."
-            if event["kind"] == "singular"
+            if event.kind == "singular"
             else "Its type holds far larger numbers, so this is no overflow: a factor that the "
             "forward pass left infinite, such as the logarithm of 0 behind a mask, times 0 is NaN."
         ),
-        before=event["step"],
+        before=event.step,
         cause="singular_gradient",
         fix=fixes.SINGULAR,
         part="skipped",
     )
 
 
-def _adam_eps(event: Mapping[str, Any]) -> Finding:
+def _adam_eps(event: events.AdamEps) -> Finding:
     return Finding(
-        f"eps of {event['optimizer']} is 0 in float16",
-        f"{event['count']:,} parameters are float16, whose smallest number is 6e-8, and eps is "
-        f"{event['eps']:g}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep the "
-        "weights in float32 under autocast, or raise eps to 1e-4 or so.",
+        f"eps of {event.optimizer} is 0 in float16",
+        f"{event.count:,} parameters are float16, whose smallest number is 6e-8, and eps is "
+        f"{float(event.eps):g}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep "
+        "the weights in float32 under autocast, or raise eps to 1e-4 or so.",
         cause="adam_eps_underflow",
         fix=fixes.ADAM_EPS,
     )
 
 
-def _first_nonfinite(signs: Signs, event: Mapping[str, Any]) -> Finding:
+def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Finding:
     precision = signs.precision or "this precision"
-    names = _names([parameter["name"] for parameter in event["culprits"]])
-    if event["loss_nonfinite"]:
-        title = f"The loss is not finite from step {event['step']:,} on"
+    names = _names([parameter.name for parameter in event.culprits])
+    if event.loss_nonfinite:
+        title = f"The loss is not finite from step {event.step:,} on"
         text = (
-            f"{event['finite']:,} steps before it were finite. In that step's forward pass a "
+            f"{event.finite:,} steps before it were finite. In that step's forward pass a "
             f"number went beyond what {precision} holds, or an operation was not defined: a "
             "logarithm of 0, a division by 0, weights that grew too large."
         )
     else:
-        title = f"Gradients are not finite from step {event['step']:,} on"
+        title = f"Gradients are not finite from step {event.step:,} on"
         text = (
-            f"{event['finite']:,} steps before it were finite, and so was this step's loss. In its "
+            f"{event.finite:,} steps before it were finite, and so was this step's loss. In its "
             f"backward pass a gradient{f' ({names})' if names else ''} was undefined or too large, "
             "or the batch held an inf that the forward pass had hidden."
         )
@@ -495,7 +490,7 @@ def _first_nonfinite(signs: Signs, event: Mapping[str, Any]) -> Finding:
         title,
         f"{text} Without a scaler such a step is applied to the weights, so everything after it is "
         "a consequence. Continue from a checkpoint before this step, or restart.",
-        before=event["step"],
+        before=event.step,
         cause="nonfinite_without_scaler",
         fix=fixes.FIRST_NONFINITE,
     )
@@ -504,9 +499,9 @@ def _first_nonfinite(signs: Signs, event: Mapping[str, Any]) -> Finding:
 def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield overflows: of the forward pass always, of the backward pass if they cost many steps."""
     forward = [skip for skip in signs.skips if skip.loss_nonfinite]
-    origins = [o for o in signs.several.get("origin", ()) if o["direction"] == "forward"]
+    origins = [o for o in signs.several(events.Origin) if o.direction == "forward"]
     is_unwell = signs.health in ("collapsing", "dead") or signs.is_costly
-    buffers = list(precision_findings.nonfinite_buffers(signs.events.get("poison"), words))
+    buffers = list(precision_findings.nonfinite_buffers(signs.one(events.Poison), words))
     yield from buffers if not is_unwell else ()
     if forward:
         yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
@@ -518,7 +513,7 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
 def _forward(
     signs: Signs,
     count: int,
-    origins: Sequence[Mapping[str, Any]],
+    origins: Sequence[events.Origin],
     words: AdviceWords,
     *,
     is_lasting: bool,
@@ -531,23 +526,23 @@ def _forward(
     module: str | None = None
     remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
-    inside = [origin for origin in origins if origin["kind"] == "inside"]
+    inside = [origin for origin in origins if origin.kind == "inside"]
     if inside:
         event = inside[0]
-        module, before = event["module"], min(before, *(origin["step"] for origin in inside))
+        module, before = event.module, min(before, *(origin.step for origin in inside))
         text += (
-            f"At step {event['step']:,} the output of {module}, in {event['dtype']}, was the first "
+            f"At step {event.step:,} the output of {module}, in {event.dtype}, was the first "
             "that was not finite, with finite inputs and weights. "
         )
-        if event["dtype"] == "float16":
+        if event.dtype == "float16":
             text += f"Run it in fp32, {words.in_fp32}, or use bf16."
         else:
             text += "It is not an overflow of fp16: look for a division or logarithm of 0 in it."
             remedies = ()
-    elif any(origin["kind"] == "weights" for origin in origins):
+    elif any(origin.kind == "weights" for origin in origins):
         text += "Its weights were not finite before it: an earlier step was applied with an inf."
         remedies = ()
-    elif any(origin["kind"] == "outside" for origin in origins):
+    elif any(origin.kind == "outside" for origin in origins):
         text += (
             "All modules' outputs were finite: it arose outside of them, in the loss function. "
             "Compute the loss in fp32, and look for logarithms and divisions of 0."
@@ -579,15 +574,15 @@ def _forward(
 
 def _backward(signs: Signs, words: AdviceWords) -> Finding:
     total = len(signs.skips)
-    overflow = [o for o in signs.several.get("origin", ()) if o["kind"] == "overflow"]
+    overflow = [o for o in signs.several(events.Origin) if o.kind == "overflow"]
     text = (
         f"At all of the last {total:,} skips gradients were not finite, and no loss was seen that "
         f"was not: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
     )
     if overflow:
         event = overflow[0]
-        where = " of ".join(filter(None, (event["operation"], event["module"])))
-        text += f"At step {event['step']:,} {where} overflowed first, in {event['dtype']}. "
+        where = " of ".join(filter(None, (event.operation, event.module)))
+        text += f"At step {event.step:,} {where} overflowed first, in {event.dtype}. "
     if signs.scale is not None and signs.scale < 1:
         text += (
             f"The scale is {in_words(signs.scale)}, below 1: gradients overflow even so, and a "
@@ -618,14 +613,14 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
 
 
 def _gradients(signs: Signs) -> Iterator[Finding]:
-    for event in signs.several.get("no_gradient", ()):
-        is_all = event["count"] == event["of"]
-        names = "" if is_all else f": {_names(event['parameters'])}"
+    for event in signs.several(events.NoGradient):
+        is_all = event.count == event.of
+        names = "" if is_all else f": {_names(event.parameters)}"
         yield Finding(
-            f"No parameter of {event['optimizer']} received a gradient"
+            f"No parameter of {event.optimizer} received a gradient"
             if is_all
-            else f"{event['count']:,} parameters of {event['optimizer']} receive no gradient",
-            f"In {event['steps']:,} steps up to step {event['step']:,} "
+            else f"{event.count:,} parameters of {event.optimizer} receive no gradient",
+            f"In {event.steps:,} steps up to step {event.step:,} "
             f"none of {'its' if is_all else 'these'} parameters had one"
             f"{names}. "
             "The graph does not reach them: detach, no_grad, .item() or a module that is not "
@@ -634,7 +629,7 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
             fix=fixes.NO_GRADIENT,
             is_certain=is_all,
         )
-    has_none = any(event["count"] == event["of"] for event in signs.several.get("no_gradient", ()))
+    has_none = any(event.count == event.of for event in signs.several(events.NoGradient))
     if signs.zero_steps >= ZERO_STEPS and not has_none:
         yield Finding(
             "All gradients are 0",
@@ -653,12 +648,12 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
 
 
 def _left_out(signs: Signs) -> Iterator[Finding]:
-    event = signs.events.get("not_stepped")
-    if event and event["count"] >= LEFT_OUT:
+    event = signs.one(events.NotStepped)
+    if event and event.count >= LEFT_OUT:
         yield Finding(
             "The loop leaves steps out",
-            f"scaler.update() was called {event['count']:,} times without scaler.step() for any "
-            f"optimizer, the last time at step {event['step']:,}. Those steps are neither applied "
+            f"scaler.update() was called {event.count:,} times without scaler.step() for any "
+            f"optimizer, the last time at step {event.step:,}. Those steps are neither applied "
             "nor skipped: the loop decided so, not the scaler.",
             cause="step_left_out",
             fix=fixes.STEP_LEFT_OUT,
@@ -666,22 +661,22 @@ def _left_out(signs: Signs) -> Iterator[Finding]:
 
 
 def _schedule(signs: Signs) -> Iterator[Finding]:
-    if event := signs.events.get("schedule"):
-        scheduler = event.get("scheduler")
+    if event := signs.one(events.Schedule):
+        scheduler = event.scheduler or ""
         seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
         yield Finding(
             "The learning-rate schedule advances in skipped steps",
-            f"{seen} after {event['advanced']:,} of {event['skipped']:,} skips, up to step "
-            f"{event['step']:,}: the schedule runs ahead of the weights, through its warm-up above "
+            f"{seen} after {event.advanced:,} of {event.skipped:,} skips, up to step "
+            f"{event.step:,}: the schedule runs ahead of the weights, through its warm-up above "
             "all. Step it only if the scaler did not skip.",
             cause="schedule_in_skipped_steps",
             fix=fixes.SCHEDULE,
-            is_certain=scheduler is not None,
+            is_certain=bool(scheduler),
         )
 
 
 def _pointless_scaler(signs: Signs) -> Iterator[Finding]:
-    types = {event["dtype"] for event in signs.several.get("precision", ())}
+    types = {event.dtype for event in signs.several(events.Precision)}
     if signs.has_scaler and types and types <= {"bfloat16", "float32"}:
         half = "bfloat16" in types
         yield Finding(

@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.files import artifacts
 from db.health import advice_words, causes, fixes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
@@ -18,15 +17,16 @@ from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import ACTIVE, FLAGGED, RECIPE, Run, ScalerEvent, Status, Step, Worker
-from db.telemetry import histograms, latest_metrics, series
+from db.telemetry import latest_metrics, series, stored_events
 from db.telemetry.scales import in_words
+from halfstep.telemetry import events
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 
 SKIPS_READ = 50
 REPLAYS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
-FAILED = "failed_diagnosis"
+FAILED_READ = 50
 NAN_STEPS = 10  # first steps, all with a NaN loss: neither chance nor the search for a scale
 LARGEST_RATE = 1.0  # no optimizer of torch trains with a larger one
 USUAL_RATE = "usual_rate"  # the remedy for a larger one
@@ -47,26 +47,25 @@ FATAL = EXPLAINING | {"no_inf_checks", "fp16_gradients"}
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence from which findings are derived. Events are as in the spool."""
+    """Evidence from which findings are derived."""
 
     health: ScalingHealth | None
     lost_losses: int = 0  # applied steps with a non-finite loss
     skips: Sequence[ScalerEvent] = ()  # the latest, with their culprits
-    replays: Sequence[dict[str, Any]] = ()  # the first ones
-    modules: Sequence[dict[str, Any]] = ()  # of the newest histogram
+    replays: Sequence[events.Replay] = ()  # the first ones
+    modules: Sequence[events.HistogramModule] = ()  # of the newest histogram
     has_bf16: bool = False
-    nonfinite_buffers: dict[str, Any] | None = None  # the earliest event
-    updates: dict[str, Any] | None = None  # the newest count, by module
+    updates: events.Updates | None = None  # the newest count, by module
     # Modules that settings name but the model does not call.
-    unused_modules: dict[str, Any] | None = None
-    shapes: dict[str, Any] | None = None  # layers that miss tensor cores
-    failed: Sequence[dict[str, Any]] = ()  # diagnoses that raised
-    left_out: dict[str, Any] | None = None  # a diagnosis that is not possible for the run
+    unused_modules: events.Uncalled | None = None
+    shapes: events.Shapes | None = None  # layers that miss tensor cores
+    failed: Sequence[events.FailedDiagnosis] = ()  # diagnoses that raised
+    left_out: events.LeftOut | None = None  # a diagnosis that is not possible for the run
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)  # of finished runs of the group
     data_wait: DataWait | None = None  # of the latest steps
-    weights: dict[str, Any] | None = None  # how the initial weights fit
-    headroom: dict[str, Any] | None = None  # of an fp16 run, the newest
+    weights: events.Weights | None = None  # how the initial weights fit
+    headroom: events.Headroom | None = None  # of an fp16 run, the newest
     rates: dict[str, float] = field(default_factory=dict)  # learning rates by setting path
     over_storage: str = ""  # of a run in training: its project exceeds its storage limit
     nan_steps: int = 0  # all its steps, if the loss was NaN from the first on
@@ -77,17 +76,16 @@ class Evidence:
 
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
-    newest = histograms.newest(session, run.id)
-    nonfinite_buffers = histograms.earliest(session, run.id, "poison")
-    unused_modules = histograms.newest(session, run.id, "uncalled")
-    weights = histograms.newest(session, run.id, "weights")
-    left_out = histograms.newest(session, run.id, "left_out")
+    histogram = stored_events.newest(session, run.id, events.Histogram)
+    left_out = stored_events.newest(session, run.id, events.LeftOut)
     is_fp16 = groups.variant(run.settings) == "fp16"
-    headroom = histograms.newest(session, run.id, "headroom") if is_fp16 else None
-    shapes = artifacts.diagnoses(session, run.id, "shapes")
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
-    replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
+    replays = (
+        stored_events.first(session, run.id, events.Replay, most=REPLAYS_READ)
+        if run.skipped
+        else ()
+    )
     # Only runs of a recipe can be forked with a remedy.
     is_recipe = run.source == RECIPE
     health = scaling_health(session, run)
@@ -100,19 +98,18 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         lost_losses=_lost_losses(session, run),
         skips=skips,
         replays=replays,
-        modules=newest.content["modules"] if newest else (),
+        modules=histogram.modules if histogram else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
-        nonfinite_buffers=nonfinite_buffers.content if nonfinite_buffers else None,
-        unused_modules=unused_modules.content if unused_modules else None,
-        updates=histograms.updates(session, run.id),
-        shapes=shapes[0].content if shapes else None,
-        failed=[row.content for row in artifacts.diagnoses(session, run.id, FAILED)],
-        left_out=left_out.content if left_out else None,
+        unused_modules=stored_events.newest(session, run.id, events.Uncalled),
+        updates=stored_events.newest(session, run.id, events.Updates),
+        shapes=stored_events.newest(session, run.id, events.Shapes),
+        failed=stored_events.first(session, run.id, events.FailedDiagnosis, most=FAILED_READ),
+        left_out=left_out,
         variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
         data_wait=data_wait(session, run),
-        weights=weights.content if weights else None,
-        headroom=headroom.content if headroom else None,
+        weights=stored_events.newest(session, run.id, events.Weights),
+        headroom=stored_events.newest(session, run.id, events.Headroom) if is_fp16 else None,
         rates=rates(run.settings),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
@@ -181,7 +178,9 @@ def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> I
     if named <= OF_PRECISION:
         yield from _losses(evidence)
     if "nonfinite_buffers" not in named:
-        yield from precision_findings.nonfinite_buffers(evidence.nonfinite_buffers, evidence.words)
+        yield from precision_findings.nonfinite_buffers(
+            evidence.signs.one(events.Poison), evidence.words
+        )
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return
     yield from _one_module(evidence)
@@ -254,7 +253,7 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         if not skip.loss_nonfinite and skip.culprits
     ]
     overflowing = set().union(*modules)
-    others = {module["name"] for module in evidence.modules} - overflowing
+    others = {module.name for module in evidence.modules} - overflowing
     if _is_unwell(evidence) and len(modules) > 1 and len(overflowing) == 1 and others:
         [name] = overflowing
         yield Finding(
@@ -279,38 +278,38 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
     replays = [
         replay
         for replay in evidence.replays
-        if replay["found"] and replay["exact"] and replay["module"] not in (None, "", OUTSIDE)
-        if str(replay.get("dtype")).endswith("float16")
-        if replay.get("kind") in (None, "overflow")
-        if replay["direction"] == "forward" or _is_unwell(evidence)
+        if replay.found and replay.exact and replay.module not in (None, "", OUTSIDE)
+        if str(replay.dtype).endswith("float16")
+        if not replay.kind or replay.kind == "overflow"
+        if replay.direction == "forward" or _is_unwell(evidence)
     ]
     if not replays:
         return
-    name, times = Counter(replay["module"] for replay in replays).most_common(1)[0]
-    mine = [replay for replay in replays if replay["module"] == name]
+    name, times = Counter(replay.module for replay in replays).most_common(1)[0]
+    mine = [replay for replay in replays if replay.module == name]
     yield Finding(
         f"{name} overflows",
         f"Replays of {times:,} of the {len(evidence.replays):,} skips replayed found the first "
-        f"non-finite number there, in the {mine[-1]['direction']} pass, in "
-        f"{mine[-1]['operation']}. Run it in fp32, by modules.fp32; the comparison of both runs "
+        f"non-finite number there, in the {mine[-1].direction} pass, in "
+        f"{mine[-1].operation}. Run it in fp32, by modules.fp32; the comparison of both runs "
         "shows the cost in time and the saved skips.",
         module=name,
-        before=min(replay["step"] for replay in mine),
+        before=min(replay.step for replay in mine),
         part="skipped",
     )
 
 
 def _underflow(evidence: Evidence) -> Iterator[Finding]:
-    counted = [(sum(module["counts"]), module) for module in evidence.modules]
+    counted = [(sum(module.counts), module) for module in evidence.modules]
     total = sum(count for count, _module in counted)
-    lost = sum(count * module["underflow"] for count, module in counted)
+    lost = sum(count * float(module.underflow) for count, module in counted)
     if evidence.health and total and lost > UNDERFLOW * total:
-        worst = max(evidence.modules, key=lambda module: float(module["underflow"]))
+        worst = max(evidence.modules, key=lambda module: float(module.underflow))
         yield Finding(
             "Gradients underflow",
             f"{100 * lost / total:.2g} % of the gradients that are not zero are below fp16's "
-            f"smallest number at this scale, most in {worst['name'] or 'the top'} "
-            f"({100 * worst['underflow']:.2g} %). Start with a larger "
+            f"smallest number at this scale, most in {worst.name or 'the top'} "
+            f"({100 * float(worst.underflow):.2g} %). Start with a larger "
             f"{evidence.words.scaler('init_scale')} or let it grow sooner with a smaller "
             f"{evidence.words.scaler('growth_interval')}; under Gradients, slide to a scale that "
             "loses less.",
@@ -358,13 +357,13 @@ def _slower(evidence: Evidence) -> Iterator[Finding]:
 
 def _shapes(evidence: Evidence) -> Iterator[Finding]:
     if event := evidence.shapes:
-        more = event["count"] - len(event["layers"])
-        layers = ", ".join(event["layers"]) + (f" and {more:,} more" if more else "")
-        batch = event["batch_size"]
+        more = event.count - len(event.layers)
+        layers = ", ".join(event.layers) + (f" and {more:,} more" if more else "")
+        batch = event.batch_size
         yield Finding(
             "Shapes miss tensor cores",
             f"On a GPU, fp16 and bf16 are fast if the sizes of a product are multiples of 8. Here "
-            f"{100 * event['share']:.2g} % of the weights are in layers with other sizes: "
+            f"{100 * float(event.share):.2g} % of the weights are in layers with other sizes: "
             f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Choose widths, channels "
             "and batch size as multiples of 8, and pad a vocabulary to one. (A last layer with few "
             "classes is not counted: its outputs cost little.)",
@@ -374,14 +373,14 @@ def _shapes(evidence: Evidence) -> Iterator[Finding]:
 def _failed(evidence: Evidence) -> Iterator[Finding]:
     for event in evidence.failed:
         yield Finding(
-            f"The {event['diagnosis']} failed",
-            f"At step {event['step']:,}: {event['error']}. The run continues without it; the "
+            f"The {event.diagnosis} failed",
+            f"At step {event.step:,}: {event.error}. The run continues without it; the "
             "log has the traceback.",
             part="log",
         )
     if skipped := evidence.left_out:
-        text = f"{skipped['reason'][:1].upper()}{skipped['reason'][1:]}."
-        yield Finding(f"The {skipped['diagnosis']} is left out", text)
+        text = f"{skipped.reason[:1].upper()}{skipped.reason[1:]}."
+        yield Finding(f"The {skipped.diagnosis} is left out", text)
 
 
 def _is_unwell(evidence: Evidence) -> bool:

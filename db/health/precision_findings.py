@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+
+from msgspec import UNSET
 
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
+from halfstep.telemetry import events
 
 NAMES_SHOWN = 12
 POWERS_LEFT = 5.0  # fewer than these are reported
@@ -13,33 +15,33 @@ LARGEST_FP16 = 65504.0
 LOST = 0.25  # share of the updates
 
 
-def unused_modules(event: dict[str, Any] | None) -> Iterator[Finding]:
+def unused_modules(event: events.Uncalled | None) -> Iterator[Finding]:
     """Yield the finding of an `uncalled` event: settings for modules that are not called."""
     if event:
         yield Finding(
             "A setting names modules that are not called",
-            f"{', '.join(event['modules'][:NAMES_SHOWN])}: modules.fp32, modules.bf16 and "
+            f"{', '.join(event.modules[:NAMES_SHOWN])}: modules.fp32, modules.bf16 and "
             "modules.checkpointed apply to calls of a module, and another module uses the weights "
             "of these directly, as MultiheadAttention does with its out_proj. Name that module.",
         )
 
 
-def little_headroom(event: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
+def little_headroom(event: events.Headroom | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield a warning if activations of an fp16 run are close to an overflow.
 
     Only for outputs in fp16: gradients are always near the limit with a healthy scale, which grows
     until one overflows.
     """
     outputs = [
-        (float(module["activation"]), module["name"])
-        for module in (event or {}).get("modules", ())
-        if module.get("dtype") in (None, "float16")
+        (float(module.activation), module.name)
+        for module in (event.modules if event else ())
+        if not module.dtype or module.dtype == "float16"
     ]
     largest, name = max(((m, n) for m, n in outputs if 0 < m < math.inf), default=(0.0, ""))
     if event and largest and (left := math.log2(LARGEST_FP16 / largest)) < POWERS_LEFT:
         yield Finding(
             f"{left:.1f} powers of two left in {name}",
-            f"In step {event['step']:,} its largest activation was {largest:,.5g}; beyond fp16's "
+            f"In step {event.step:,} its largest activation was {largest:,.5g}; beyond fp16's "
             "65,504 it is infinite, and no loss scale helps. If it keeps growing, see Headroom, "
             f"run it in fp32, {words.in_fp32}, or use bf16.",
             module=name,
@@ -48,14 +50,14 @@ def little_headroom(event: dict[str, Any] | None, words: AdviceWords) -> Iterato
         )
 
 
-def nonfinite_buffers(event: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
+def nonfinite_buffers(event: events.Poison | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield the finding of the earliest `poison` event."""
     if not event:
         return
-    more = event["count"] - len(event["buffers"])
-    names = ", ".join(event["buffers"]) + (f" and {more:,} more" if more else "")
-    step = f"{event['step']:,}"
-    if event.get("at_end"):
+    more = event.count - len(event.buffers)
+    names = ", ".join(event.buffers) + (f" and {more:,} more" if more else "")
+    step = f"{event.step:,}"
+    if event.at_end:
         seen = f"Seen after step {step}: {names}. They were finite before the first step, and"
         start = "Start from a checkpoint in which they are finite"
     else:
@@ -66,30 +68,31 @@ def nonfinite_buffers(event: dict[str, Any] | None, words: AdviceWords) -> Itera
         "Buffers are not finite",
         f"{seen} no later batch removes an inf or NaN from them: evaluation of the network fails. "
         f"{start}, with {words.restore}the module before them in fp32, {words.in_fp32}.",
-        before=None if event.get("at_end") else event["step"],
+        before=None if event.at_end else event.step,
         remedies=("restore_buffers",),
         cause="nonfinite_buffers",
     )
 
 
-def rounded_away(updates: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
-    """Yield a finding if many updates of bf16 weights are lost to rounding.
-
-    updates: the newest count, see db.telemetry.histograms.
-    """
-    if not updates or not updates["modules"]:
+def rounded_away(event: events.Updates | None, words: AdviceWords) -> Iterator[Finding]:
+    """Yield a finding if many updates of bf16 weights are lost to rounding."""
+    modules = [module for module in event.modules if module.wanted] if event else []
+    # With stochastic rounding the weights move in other steps.
+    if event is None or not modules or any(module.saved is not UNSET for module in modules):
         return
-    if "saved" in updates["modules"][0]:  # stochastic rounding: weights move in other steps
-        return
-    needed, lost = (sum(row[name] for row in updates["modules"]) for name in ("wanted", "lost"))
-    worst = updates["modules"][0]
+    needed, lost = sum(each.wanted for each in modules), sum(each.lost for each in modules)
+    worst = max(modules, key=_share_lost)
     if lost > LOST * needed:
         yield Finding(
             "Updates round away",
-            f"At step {updates['step']:,}, {100 * lost / needed:.2g} % of the weights in bf16 that "
-            f"had a gradient did not change, most in {worst['name'] or 'the top'} "
-            f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
+            f"At step {event.step:,}, {100 * lost / needed:.2g} % of the weights in bf16 that "
+            f"had a gradient did not change, most in {worst.name or 'the top'} "
+            f"({100 * _share_lost(worst):.2g} %): the update is less than half the distance to the "
             f"next bf16 number. Keep the weights in fp32{words.keep_in_fp32}: autocast computes in "
             "bf16 all the same. A larger learning rate loses fewer.",
             part="updates",
         )
+
+
+def _share_lost(module: events.UpdatedModule) -> float:
+    return module.lost / module.wanted

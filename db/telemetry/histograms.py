@@ -19,12 +19,6 @@ def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis 
     return session.scalar(query.order_by(Diagnosis.step.desc()).limit(1))
 
 
-def earliest(session: Session, run_id: int, kind: str) -> Diagnosis | None:
-    """Return the diagnosis of a kind with the lowest step."""
-    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
-    return session.scalar(query.order_by(Diagnosis.step).limit(1))
-
-
 def of_module(
     session: Session, run_id: int, module: str | None, *, most: int
 ) -> list[dict[str, Any]]:

@@ -4,12 +4,22 @@ import math
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from db.database import Database
 from db.health import advice_words, causes, findings, scaling_health
 from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
+from halfstep.telemetry.events import (
+    KINDS,
+    HistogramModule,
+    LeftOut,
+    Origin,
+    Replay,
+    Schedule,
+    Shapes,
+)
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import (
@@ -20,6 +30,7 @@ from tests.db.telemetry.telemetry_made import (
     make_skip,
     make_steps,
     record,
+    step_event,
 )
 
 
@@ -29,7 +40,7 @@ def _health(word: str) -> scaling_health.ScalingHealth:
 
 def _evidence(word: str, **changes: Any) -> Evidence:
     """Return evidence with a health; skips, scale and events are those of its signs, too."""
-    events = changes.pop("events", {})
+    events = changes.pop("events", ())
     skips = changes.get("skips", ())
     signs = causes.Signs(
         events=events,
@@ -51,12 +62,18 @@ def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
     ]
 
 
-def _replay(step: int, module: str = "model.head", **changes: Any) -> dict[str, Any]:
-    found = {"found": True, "exact": True, "direction": "forward", "operation": "addmm"}
-    return {"step": step, "module": module, "dtype": "float16", **found, **changes}
+def _replay(step: int, module: str | None = "model.head", **changes: Any) -> Replay:
+    found = {"direction": "forward", "operation": "addmm", "dtype": "float16"}
+    replay = step_event(make_replay(step, module=module, **found | changes))
+    assert isinstance(replay, Replay)
+    return replay
 
 
-MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
+def _module(name: str, count: int, **changes: float) -> HistogramModule:
+    return convert(make_module(name, -10, [count], **changes), HistogramModule)
+
+
+MODULES = [_module("body", 90), _module("head", 10)]
 SHAPES = {
     "event": "shapes",
     "step": 0,
@@ -65,10 +82,8 @@ SHAPES = {
     "layers": ["model.head (768 to 50257)", "model.body.1 (770 to 770)"],
     "batch_size": 50,
 }
-SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -10, [10])]
-
-
-LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
+SINKING = [_module("body", 90, underflow=0.02), _module("head", 10)]
+LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.parallel fsdp")
 
 
 @pytest.mark.parametrize(
@@ -122,11 +137,11 @@ LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
             {"rates": {"recipe.learning_rate": 3e4}},
             ["The learning rate is beyond reason"],
         ),
-        ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
+        ("healthy", {"shapes": step_event(SHAPES)}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
         (
             "healthy",
-            {"events": {"schedule": {"step": 40, "advanced": 9, "skipped": 10}}},
+            {"events": [Schedule(step=40, advanced=9, skipped=10)]},
             ["The learning-rate schedule advances in skipped steps"],
         ),
         ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
@@ -143,7 +158,7 @@ def test_texts_hold_the_figures() -> None:
     evidence = Evidence(
         health=_health("healthy"),
         modules=SINKING,
-        shapes=SHAPES,
+        shapes=convert(SHAPES, Shapes),
         variant="bf16",
         seconds={"fp32": 2.0, "bf16": 3.0},
     )
@@ -240,7 +255,7 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
     ],
 )
 def test_a_replayed_module_is_offered_to_a_fork(
-    word: str, replays: list[dict[str, Any]], offered: tuple[str, int] | None
+    word: str, replays: list[Replay], offered: tuple[str, int] | None
 ) -> None:
     """The one that most exact replays name, from before its first skip; going backward only where
     the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
@@ -465,7 +480,7 @@ def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:
     titles = []
     for kind in ("unobserved", "elsewhere"):
         event = {"step": 7, "scale": 1.0, "direction": "backward", "kind": kind} | nothing
-        signs = causes.Signs(several={"origin": [event]}, has_scaler=True)
+        signs = causes.Signs(events=[convert(event, Origin)], has_scaler=True)
         [found] = causes.named(signs, advice_words.SCRIPT)
         titles.append(found.title)
         assert not found.is_certain
@@ -489,3 +504,16 @@ def test_gradients_lost_far_below_a_scale_of_1_are_no_overflow(
     skips[-1].scale_before = scale
     evidence = _evidence("collapsing", skips=skips, scale=scale)
     assert next(findings.find(evidence)).cause == cause
+
+
+def test_a_damaged_event_costs_only_its_own_finding(database: Database, running: Run) -> None:
+    """A row that this version cannot read is left out, and every other finding stays."""
+    record(database, running, make_steps([1.0] * 40), events=[make_weights(missing=["head"])])
+    with database.writing() as session:
+        for kind in KINDS:
+            if not session.query(Diagnosis).filter_by(run_id=running.id, kind=kind).count():
+                damaged = {"step": "first", "modules": 7}
+                session.add(Diagnosis(run_id=running.id, kind=kind, step=3, content=damaged))
+        session.flush()
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "The initial weights fit only in part"
