@@ -19,10 +19,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from halfstep.sidecar.arguments import Arguments, CapturedStream
 from halfstep.sidecar.process import DRAINED, PIECE_BYTES, STOP
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.events import Stream
 
 OUT, ERR = 1, 2
 DRAIN_SECONDS = 2.0  # most that the script's end waits for the sidecar to copy the output
@@ -56,7 +58,7 @@ class Descriptor(NamedTuple):
 class Channel(NamedTuple):
     """A captured output: a pipe or a terminal in the place of the original descriptor."""
 
-    name: str
+    name: Stream
     captured: tuple[int, ...]  # 1, 2 or both
     original: Descriptor
     reading: Descriptor
@@ -92,21 +94,21 @@ class Sidecar:
         try:
             if captures:
                 self._channels = _channels()
-            description = {
-                "folder": str(files.folder) if files else "",
-                "attempt": files.attempt if files else 0,
-                "rank": rank,
-                "meeting": str(meeting or ""),
-                "control": theirs.fileno(),
-                "channels": [
-                    [each.name, each.reading.number, each.original.number]
+            arguments = Arguments(
+                folder=str(files.folder) if files else "",
+                attempt=files.attempt if files else 0,
+                rank=rank,
+                meeting=str(meeting or ""),
+                control=theirs.fileno(),
+                streams=[
+                    CapturedStream(each.name, each.reading.number, each.original.number)
                     for each in self._channels
                 ],
-                "samples": samples,
-                "pid": os.getpid(),
-                "elapsed_seconds": elapsed_seconds,
-            }
-            self._start(theirs, description, hidden)
+                samples=samples,
+                pid=os.getpid(),
+                elapsed_seconds=elapsed_seconds,
+            )
+            self._start(theirs, arguments, hidden)
             self._redirect()
         except BaseException:
             self._control.close()
@@ -147,7 +149,7 @@ class Sidecar:
     def _start(
         self,
         theirs: socket.socket,
-        description: dict[str, Any],
+        arguments: Arguments,
         hidden: Sequence[str],
     ) -> None:
         passed = [theirs.fileno()]
@@ -159,7 +161,7 @@ class Sidecar:
             "PYTHONPATH": os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")])),
             "OPENBLAS_NUM_THREADS": "1",  # numpy then allocates no stack per processor
         }
-        command = [sys.executable, "-P", "-m", "halfstep.sidecar.process", json.dumps(description)]
+        command = [sys.executable, "-P", "-m", "halfstep.sidecar.process", arguments.encode()]
         # The secrets, which a command line would show to every user of the machine.
         self._control.sendall(json.dumps(list(hidden)).encode() + b"\n")
         with subprocess.Popen(
@@ -221,7 +223,9 @@ def _channels() -> list[Channel]:
         return []
     # With one channel the order of lines stays as the script printed them.
     is_one = os.path.sameopenfile(OUT, ERR)
-    named = [("stdout", (OUT, ERR))] if is_one else [("stdout", (OUT,)), ("stderr", (ERR,))]
+    named: list[tuple[Stream, tuple[int, ...]]] = [("stdout", (OUT,)), ("stderr", (ERR,))]
+    if is_one:
+        named = [("stdout", (OUT, ERR))]
     channels: list[Channel] = []
     try:
         for name, captured in named:

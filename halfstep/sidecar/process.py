@@ -1,6 +1,6 @@
 """The sidecar: a process beside a watched training, which keeps its output and samples its machine.
 
-    python -P -m halfstep.sidecar.process DESCRIPTION
+    python -P -m halfstep.sidecar.process ARGUMENTS
 
 It copies the output to where it went before, writes all of it to the run's log files, and lines
 and system samples to a spool of its own, which the uploader sends. It outlives the training, so
@@ -18,11 +18,14 @@ import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from halfstep.sidecar.arguments import Arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from halfstep.sidecar.arguments import CapturedStream
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.rank_output import NoLog, RankMonitor, RankReaders, RankSpool
@@ -42,16 +45,16 @@ def main() -> None:
     from halfstep.telemetry.attempt_files import AttemptFiles
     from halfstep.telemetry.folder_lock import FolderLock
 
-    description = json.loads(sys.argv[1])
-    if description["rank"]:
-        keep_rank(description)
+    arguments = Arguments.decode(sys.argv[1])
+    if arguments.rank:
+        keep_rank(arguments)
         return
-    files = AttemptFiles(Path(description["folder"]), description["attempt"])
+    files = AttemptFiles(Path(arguments.folder), arguments.attempt)
     lock = FolderLock(files.folder / LOCK)
     lock.acquire()  # before the training goes on: it may end before the imports below are done
     if os.fork():
         os._exit(0)
-    control = socket.socket(fileno=description["control"])
+    control = socket.socket(fileno=arguments.control)
     # After the fork: these imports are slow, and the training waits for the first process.
     from halfstep.clock import clock
     from halfstep.session.ranks import retract
@@ -67,14 +70,14 @@ def main() -> None:
         log = LogFile(files.folder, files.attempt)
         spool = PatientSpool(files.sidecar, files.attempt, lambda _: None)
         monitor = None
-        if description["samples"]:
-            monitor = SystemMonitor(visible_gpus(), description["pid"])
+        if arguments.samples:
+            monitor = SystemMonitor(visible_gpus(), arguments.pid)
         ranks = RankReaders(files.folder, files.attempt)
         recorder = Recorder(spool, log, Output(hidden, log.write), monitor, ranks)
-        recorder.run(control, description["channels"], clock() - description["elapsed_seconds"])
+        recorder.run(control, arguments.streams, clock() - arguments.elapsed_seconds)
         recorder.close(files.folder)
-        if description["meeting"]:
-            retract(Path(description["meeting"]), files)
+        if arguments.meeting:
+            retract(Path(arguments.meeting), files)
     except Exception:  # its stderr is closed
         with suppress(OSError):
             (files.folder / ERRORS).write_text(traceback.format_exc())
@@ -82,23 +85,23 @@ def main() -> None:
         lock.release()
 
 
-def keep_rank(description: dict[str, Any]) -> None:
+def keep_rank(arguments: Arguments) -> None:
     """Keep output and memory of a further rank, detached, until they have ended."""
     if os.fork():
         os._exit(0)
-    control = socket.socket(fileno=description["control"])
+    control = socket.socket(fileno=arguments.control)
     from halfstep.clock import clock
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.rank_output import NoLog, RankMonitor, RankSpool
 
     with control.makefile("rb", buffering=0) as messages:
         hidden = json.loads(messages.readline())
-    rank = description["rank"]
-    spool = RankSpool(Path(description["meeting"]), rank)
-    monitor = RankMonitor(rank, description["pid"]) if description["samples"] else None
+    rank = arguments.rank
+    spool = RankSpool(Path(arguments.meeting), rank)
+    monitor = RankMonitor(rank, arguments.pid) if arguments.samples else None
     recorder = Recorder(spool, NoLog(), Output(hidden), monitor)
     with suppress(Exception):  # its stderr is closed; the output goes on where it went before
-        recorder.run(control, description["channels"], clock())
+        recorder.run(control, arguments.streams, clock())
         recorder.close(Path())
 
 
@@ -120,14 +123,14 @@ class Recorder:
         self._readers: list[Reader] = []
 
     def run(
-        self, control: socket.socket, channels: "list[tuple[Stream, int, int]]", started_at: float
+        self, control: socket.socket, streams: "Sequence[CapturedStream]", started_at: float
     ) -> None:
         """Record until the training has ended and no process writes its output."""
         from halfstep.clock import clock
         from halfstep.sidecar.system import SAMPLE_SECONDS
 
         self._readers = [
-            Reader(name, reading, original, self._output) for name, reading, original in channels
+            Reader(name, reading, original, self._output) for name, reading, original in streams
         ]
         threading.Thread(target=self._listen, args=[control], daemon=True).start()
         sampled_at = clock()

@@ -5,21 +5,24 @@ connects: a child does (worker.clusters.ray_driver), which is started again when
 """
 
 import importlib.util
-import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TypeVar, cast
+
+import msgspec
 
 from db.settings import Settings
 from worker.clusters.cluster_check import Finding, findings_of_node
 from worker.clusters.placement import Pilots, PilotStatus, installation
+from worker.clusters.ray_calls import Answer, Call, Cancel, Check, Devices, Log, Place, Poll
 
 ANSWER_SECONDS = 60.0
 #: Timeout of a task on a node, which has to be free.
 NODE_SECONDS = 300.0
+T = TypeVar("T")
 
 
 class Ray:
@@ -36,24 +39,33 @@ class Ray:
 
     def place(self, pilots: Pilots) -> None:
         """Create a placement group with one actor per node, unless it exists."""
-        self._ask("place", pilots, devices=pilots.devices, command=pilots.command)
+        self._call(
+            Place(
+                name=pilots.name,
+                nodes=pilots.nodes,
+                devices=pilots.devices,
+                command=pilots.command,
+            ),
+            type(None),
+        )
 
     def poll(self, pilots: Pilots) -> PilotStatus:
         """Return the state of the actors; resources of an ended run are released."""
-        return PilotStatus(**self._ask("poll", pilots, devices=pilots.devices))
+        call = Poll(name=pilots.name, nodes=pilots.nodes, devices=pilots.devices)
+        return self._call(call, PilotStatus)
 
     def cancel(self, pilots: Pilots) -> None:
         """Request the actors to send SIGTERM to their workers, with which they end."""
-        self._ask("cancel", pilots)
+        self._call(Cancel(name=pilots.name, nodes=pilots.nodes), type(None))
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of the workers' output, as long as their actors are alive."""
-        return str(self._ask("log", pilots))
+        return self._call(Log(name=pilots.name, nodes=pilots.nodes), str)
 
     def check(self) -> Iterator[Finding]:
         """Report the number of devices, and run the check on one node."""
         address, resource = self._settings.ray_address, self._settings.ray_resource
-        devices = self._call("devices")
+        devices = self._call(Devices(), list[float])
         if not any(devices):
             text = f"{address} answers, and none of its {len(devices)} nodes has {resource}"
             yield Finding("ray", f"{text}: HALFSTEP_RAY_RESOURCE", is_fine=False)
@@ -61,7 +73,7 @@ class Ray:
         has = ", ".join(f"{each:g}" for each in devices if each)
         yield Finding("ray", f"{address} answers; {resource} of its nodes: {has}")
         command = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
-        yield from findings_of_node(self._call("check", seconds=NODE_SECONDS, command=command))
+        yield from findings_of_node(self._call(Check(command), list[str], NODE_SECONDS))
 
     def close(self) -> None:
         """Disconnect; actors continue."""
@@ -70,11 +82,8 @@ class Ray:
             self._driver.communicate()
             self._driver = None
 
-    def _ask(self, call: str, pilots: Pilots, **words: Any) -> Any:
-        return self._call(call, name=pilots.name, nodes=pilots.nodes, **words)
-
-    def _call(self, call: str, seconds: float | None = None, **words: Any) -> Any:
-        """Call the driver. Raises OSError if it fails."""
+    def _call(self, call: Call, kind: type[T], seconds: float | None = None) -> T:
+        """Call the driver and return its answer. Raises OSError if it fails."""
         if self._driver is None:
             self._driver = self._start()
         driver = self._driver
@@ -82,7 +91,7 @@ class Ray:
         timer = threading.Timer(seconds or ANSWER_SECONDS, driver.kill)
         timer.start()
         try:
-            asking.write(json.dumps({"call": call, **words}) + "\n")
+            asking.write(msgspec.json.encode(call).decode() + "\n")
             asking.flush()
             line = answers.readline()
         except BrokenPipeError:
@@ -93,11 +102,11 @@ class Ray:
             self.close()
             text = f"Ray at {self._settings.ray_address} does not answer; its own words are in"
             raise ConnectionError(f"{text} {self._log}")
-        answer = json.loads(line)
-        if "error" in answer:
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.error:
             self.close()
-            raise OSError(answer["error"])
-        return answer["value"]
+            raise OSError(answer.error)
+        return msgspec.convert(answer.value, kind)
 
     def _start(self) -> "subprocess.Popen[str]":
         settings = self._settings

@@ -6,12 +6,12 @@ A run's actors are in a placement group, which Ray creates completely or not at 
 node. Ray restarts none of them.
 """
 
-import json
 import os
 import sys
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup
@@ -19,6 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from halfstep.process import close_to_others, end_with_parent
 from worker.clusters import ray_pilot
+from worker.clusters.placement import PilotStatus
+from worker.clusters.ray_calls import Answer, Call, Cancel, Check, Devices, Log, Place, Poll
 
 #: Timeout for the answer of a running actor.
 ANSWER_SECONDS = 10.0
@@ -37,8 +39,24 @@ class Driver:
         } | {"HALFSTEP_DATA": data}
         self._known: dict[str, Any] = {}  # actors by name: Ray forgets the names of dead ones
 
-    def place(self, name: str, nodes: int, devices: int, command: list[str]) -> None:
-        """Create the placement group and the actors that do not exist yet."""
+    def answer(self, call: Call) -> Any:
+        """Return the value that a call answers."""
+        match call:
+            case Place():
+                return self._place(call)
+            case Poll():
+                return self._poll(call.name, call.nodes, call.devices)
+            case Cancel():
+                return self._cancel(call.name, call.nodes)
+            case Log():
+                return self._log(call.name, call.nodes)
+            case Devices():
+                return self._devices()
+            case Check():
+                return self._check(call.command)
+
+    def _place(self, call: Place) -> None:
+        name, nodes, devices = call.name, call.nodes, call.devices
         group = _group(name)
         if group is None:
             bundles = [{self._resource: float(devices)}] * nodes
@@ -58,29 +76,28 @@ class Driver:
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, node),
                     **self._resource_options(devices),
                 )
-                .remote(actor, command, self._environment)
+                .remote(actor, call.command, self._environment)
             )
 
-    def poll(self, name: str, nodes: int, devices: int) -> dict[str, str]:
-        """Return state and reason."""
+    def _poll(self, name: str, nodes: int, devices: int) -> PilotStatus:
         group = _group(name)
         if group is None:
-            return {"state": "gone", "reason": "Ray does not know it"}
+            return PilotStatus("gone", "Ray does not know it")
         if not _is_made(group):
-            return {"state": "waiting", "reason": f"Ray: {self._obstacle(nodes, devices)}"}
+            return PilotStatus("waiting", f"Ray: {self._obstacle(nodes, devices)}")
         hosts, ends, missing = self._answers(name, nodes)
         if len(hosts) == nodes:
-            return {"state": "running", "reason": f"Ray actors on {', '.join(sorted(hosts))}"}
+            return PilotStatus("running", f"Ray actors on {', '.join(sorted(hosts))}")
         if not hosts and not missing:
             ray.util.remove_placement_group(group)
             for node in range(nodes):
                 self._known.pop(f"{name}-{node}", None)
-            return {"state": "gone", "reason": f"Ray: {ends[0]}"}
+            return PilotStatus("gone", f"Ray: {ends[0]}")
         if ends:  # the others wait a while for it, and end
-            return {"state": "running", "reason": f"Ray: {ends[0]}"}
-        return {"state": "waiting", "reason": f"Ray starts {', '.join(missing)}"}
+            return PilotStatus("running", f"Ray: {ends[0]}")
+        return PilotStatus("waiting", f"Ray starts {', '.join(missing)}")
 
-    def cancel(self, name: str, nodes: int) -> None:
+    def _cancel(self, name: str, nodes: int) -> None:
         """End the run's workers by SIGTERM, and actors that have not started at once."""
         group = _group(name)
         if group is None:
@@ -91,7 +108,7 @@ class Driver:
             if actor is not None:
                 actor.stop.remote()
 
-    def log(self, name: str, nodes: int) -> str:
+    def _log(self, name: str, nodes: int) -> str:
         """Return the end of the workers' output, node by node."""
         texts = []
         for actor in filter(None, self._actors(name, nodes).values()):
@@ -99,12 +116,12 @@ class Driver:
                 texts.append(str(ray.get(actor.log.remote(), timeout=ANSWER_SECONDS)))
         return "".join(texts)
 
-    def devices(self) -> list[float]:
+    def _devices(self) -> list[float]:
         """Return the number of devices of each node that is up."""
         up = (each["Resources"] for each in ray.nodes() if each["Alive"])
         return [float(each.get(self._resource, 0)) for each in up]
 
-    def check(self, command: list[str]) -> list[str]:
+    def _check(self, command: list[str]) -> list[str]:
         """Run a command on a node with a free device, and return its output lines."""
         options: dict[str, Any] = {"max_retries": 0, **self._resource_options(1)}
         task = ray.remote(ray_pilot.printed).options(**options)
@@ -151,7 +168,7 @@ class Driver:
 
     def _obstacle(self, nodes: int, devices: int) -> str:
         """Return why a placement group waits."""
-        has = self.devices()
+        has = self._devices()
         request = f"{nodes} x {devices} {self._resource} on as many nodes"
         if (able := sum(each >= devices for each in has)) < nodes:
             return f"{request} are asked for, and {able or 'none'} of its nodes have as many"
@@ -188,14 +205,13 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints too
     driver: Driver | None = None
     for line in sys.stdin:
-        words = json.loads(line)
-        call = words.pop("call")
         try:
             driver = driver or Driver(*sys.argv[1:])
-            answer = {"value": getattr(driver, call)(**words)}
+            answer = Answer(driver.answer(msgspec.json.decode(line, type=Call)))
         except Exception as error:
-            answer = {"error": f"Ray: {type(error).__name__}: {' '.join(str(error).split())}"}
-        answers.write(json.dumps(answer) + "\n")
+            text = f"Ray: {type(error).__name__}: {' '.join(str(error).split())}"
+            answer = Answer(error=text)
+        answers.write(msgspec.json.encode(answer).decode() + "\n")
         answers.flush()
 
 

@@ -1,0 +1,39 @@
+"""Arguments of the sidecar's process."""
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from halfstep.telemetry.events import Stream
+
+
+class CapturedStream(NamedTuple):
+    """A captured stream, as inherited file descriptors."""
+
+    name: "Stream"
+    reading: int  # where its output arrives
+    original: int  # where it went before
+
+
+class Arguments(NamedTuple):
+    """What a sidecar is to keep. Secrets are sent through `control`."""
+
+    folder: str  # of the run; empty for a further rank
+    attempt: int
+    rank: int  # 0: the rank that has the run
+    meeting: str  # file by which ranks find the run's folder; or empty
+    control: int  # descriptor of the socket to the training
+    streams: list[CapturedStream]
+    samples: bool  # sample the machine
+    pid: int  # of the training
+    elapsed_seconds: float  # of the run so far
+
+    def encode(self) -> str:
+        """Return the text for the command line."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def decode(cls, text: str) -> "Arguments":
+        """Return the arguments of a text; not by msgspec, for whose import the training waits."""
+        fields = json.loads(text)
+        return cls(**fields | {"streams": [CapturedStream(*each) for each in fields["streams"]]})
