@@ -55,10 +55,6 @@ ADAPTERS = (
 def __getattr__(name: str) -> Any:
     """Import a public name on first access, which keeps `import halfstep` cheap."""
     if name == "agent":
-        if "halfstep.wandb_compat.calls" in sys.modules:
-            from halfstep.wandb_compat import sweeps
-
-            return sweeps.agent
         from halfstep import sweep_agent
 
         return sweep_agent.agent

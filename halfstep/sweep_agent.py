@@ -167,20 +167,30 @@ def _terminable() -> Iterator[None]:
 
 def agent(
     sweep_id: int | str,
-    function: Callable[[], Any],
+    function: Callable[[], Any] | None = None,
     entity: str | None = None,
     project: str | None = None,
     count: int | None = None,
     *,
     url: str | None = None,
     token: str | None = None,
+    **further: Any,
 ) -> tuple[int, int]:
     """Run a function for points of a sweep until there is none; return (succeeded, failed).
 
-    The function calls `halfstep.watch`, whose run is that of the point, and reads the settings from
-    its `config`. An exception fails that run only.  count: most points.  url, token: as in
-    `watch`.  entity, project: ignored; W&B has them.
+    The function calls `halfstep.watch` (or `wandb.init` of the drop-in), whose run is that of the
+    point, and reads the settings from its `config`. An exception fails that run only.  count: most
+    points.  url, token: as in `watch`.  entity, project and further: W&B has them; they are
+    ignored. Raises ApiError.
     """
+    if further:
+        from halfstep.wandb_compat.unsupported import ignored
+
+        ignored("agent", further)
+    if function is None:
+        raise ApiError(
+            0, "agent() needs a function; for a command: `halfstep agent SWEEP -- COMMAND`"
+        )
     return with_client(
         lambda client: Agent(client, _number(sweep_id)).run(_calling(function), count), url, token
     )

@@ -1,10 +1,10 @@
-"""`wandb.sweep` and `wandb.agent`, served by sweeps for agents."""
+"""`wandb.sweep`, served by sweeps for agents; `wandb.agent` is halfstep.agent."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from halfstep import sweep_agent
-from halfstep.wandb_compat.unsupported import Error, ignored, say_once
+from halfstep.wandb_compat.unsupported import Error, ignored
 
 KINDS = {"grid": "grid", "random": "random", "bayes": "tpe"}
 DISTRIBUTIONS = {
@@ -46,25 +46,6 @@ def sweep(
     except Exception as error:
         raise Error(f"sweep() failed: {error}") from error
     return str(begun["id"])
-
-
-def agent(
-    sweep_id: str,
-    function: Callable[[], Any] | None = None,
-    entity: str | None = None,
-    project: str | None = None,
-    count: int | None = None,
-    **further: Any,
-) -> None:
-    """Run a function for points of a sweep, until there is none or `count` of them."""
-    ignored("agent", further)
-    if function is None:
-        say_once("agent() without a function is not supported: `halfstep agent SWEEP -- COMMAND`")
-        return
-    try:
-        sweep_agent.agent(sweep_id, function, count=count)
-    except Exception as error:
-        raise Error(f"agent({sweep_id!r}): {error}") from error
 
 
 def _space(

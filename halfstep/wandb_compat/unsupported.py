@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 
 class Error(Exception):
-    """W&B's error class, for scripts that catch it; never raised here."""
+    """W&B's error class, which `use_artifact` and `sweep` raise."""
 
 
 #: Names of that class in `wandb`.

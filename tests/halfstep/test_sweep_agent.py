@@ -349,3 +349,6 @@ def test_wandb_sweeps_are_served(database: Database) -> None:
     with pytest.raises(wandb.Error, match="allowed: grid, random, bayes"):
         wandb.sweep({"method": "magic", "parameters": {"lr": {"values": [1]}}})
     assert sweeps.OPEN not in {state for _, state, _ in trials(database)}
+    with pytest.raises(halfstep.ApiError, match="agent\\(\\) needs a function"):
+        wandb.agent("1")
+    assert wandb.agent("entity/project/1", train, forward_signals=True) == (0, 0)
