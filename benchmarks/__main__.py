@@ -28,6 +28,7 @@ CLAIMS = (
     "opening_page",
     "largest_paint",
     "run_list",
+    "growth",
     "list_patch",
     "random_windows",
     "compare",

@@ -49,10 +49,9 @@ def feed(database: Database, run_ids: list[int], ended: threading.Event) -> None
 
 def measure() -> list[float]:
     """Return the milliseconds of each patch."""
-    run_list.RUNS, run_list.MEASURED, run_list.BATCH = RUNS - LIVE, (RUNS - LIVE) // 5, RUNS - LIVE
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder, databases.sqlite() as database:
-        run_list.fill(database)
+        run_list.fill(database, RUNS - LIVE)
         with database.writing() as session:  # else the claims below would be of these
             queued = update(Run).where(Run.status == Status.QUEUED)
             session.execute(queued.values(status=Status.FINISHED))

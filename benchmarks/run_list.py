@@ -27,7 +27,8 @@ from db.tables import LatestMetric, Metric, Run, RunConfigValue, Status, Step
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
 
-RUNS, MEASURED, STEPS, BATCH = 10_000, 2_000, 50, 500
+RUNS, STEPS, BATCH = 10_000, 50, 500
+TRAINED_EVERY, WAITING = 5, 50
 METRICS = ("val/loss", "val/accuracy", "run/seconds")
 OWNERS = ("bench", "ada", "grace", "edsger")
 STATUSES = (Status.FINISHED, Status.FINISHED, Status.FAILED, Status.CANCELLED)
@@ -59,15 +60,15 @@ class Synthetic:
     defaults: ClassVar[dict[str, Any]] = {}
 
 
-def fill(database: Database) -> None:
-    """Make the runs, in the order that they would have been submitted in."""
+def fill(database: Database, count: int = RUNS) -> None:
+    """Make so many runs, in the order that they would have been submitted in."""
     rng = np.random.default_rng(0)
     whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")  # type: ignore[call-arg]
     with database.writing() as session:
         owners = [accounts.user_named(session, name).id for name in OWNERS]
-        for first in range(1, RUNS + 1, BATCH):
-            numbers = range(first, first + BATCH)
-            made = [_run(number, owners, whole, rng) for number in numbers]
+        for first in range(1, count + 1, BATCH):
+            numbers = range(first, min(first + BATCH, count + 1))
+            made = [_run(number, owners, whole, rng, count) for number in numbers]
             session.add_all(made)
             session.flush()
             settings = [row for run in made for row in config_values.rows_of(run)]
@@ -84,14 +85,16 @@ def fill(database: Database) -> None:
             connection.execute(text("VACUUM (ANALYZE)"))
 
 
-def _run(number: int, owners: list[int], whole: dict[str, Any], rng: np.random.Generator) -> Run:
-    """Make a run; every fifth has trained, and the last hundred wait."""
+def _run(
+    number: int, owners: list[int], whole: dict[str, Any], rng: np.random.Generator, count: int
+) -> Run:
+    """Make one of `count` runs; every fifth has trained, and the last WAITING wait."""
     size, rate = int(2 ** rng.integers(3, 9)), float(10 ** rng.uniform(-5, -1))
     config = whole | {"precision": ("fp16", "bf16", "fp32")[number % 3]}
     config["training"] = whole["training"] | {"batch_size": size, "steps": STEPS}
     config["recipe"] = whole["recipe"] | {"learning_rate": rate}
-    has_steps, is_waiting = number % (RUNS // MEASURED) == 0, number > RUNS - 100
-    created = time.time() - (RUNS - number) * 300
+    has_steps, is_waiting = number % TRAINED_EVERY == 0, number > count - WAITING
+    created = time.time() - (count - number) * 300
     return Run(
         id=number,
         name=f"{'sweep' if number % 7 == 0 else 'run'}-{number:05}",
@@ -131,7 +134,9 @@ def _points(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
     ]
 
 
-def times(client: httpx2.Client, path: str, query: dict[str, str], rounds: int) -> list[float]:
+def times(
+    client: httpx2.Client, path: str, query: dict[str, str] | None, rounds: int
+) -> list[float]:
     """Return the milliseconds of each round, shortest first, but for a first one."""
     found = []
     for _ in range(rounds + 1):

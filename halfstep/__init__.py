@@ -42,6 +42,7 @@ DROP_IN = frozenset(
 #: Modules that integrate frameworks.
 ADAPTERS = (
     "deepspeed",
+    "fastai",
     "hydra",
     "keras",
     "lightning",

@@ -1,6 +1,5 @@
 """Frameworks whose own loops need no adapter, compared with unwatched training."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -120,41 +119,6 @@ def test_skorch_is_recorded_exactly(tmp_path: Path) -> None:
     steps, _ = written(tmp_path)
     assert steps["loss"].tolist() == np.float32(losses).tolist()
     assert steps["lr"] == pytest.approx(1e-2)
-
-
-def test_fastai_with_an_optimizer_of_torch_is_recorded(tmp_path: Path) -> None:
-    """Steps and rates are recorded, and the weights are those without us."""
-    pytest.importorskip("fastai")
-    from fastai.basics import DataLoaders, Learner, OptimWrapper
-    from fastai.callback import progress, schedule  # noqa: F401 - they add methods to Learner
-    from fastai.data.load import DataLoader as FastaiLoader
-
-    data = TensorDataset(*samples())
-
-    def fit(folder: Path | None) -> Any:
-        loaders = DataLoaders(
-            FastaiLoader(data, bs=8), FastaiLoader(data, bs=8), device=torch.device("cpu")
-        )
-        optimizer = functools.partial(OptimWrapper, opt=torch.optim.AdamW)
-        loss = torch.nn.functional.mse_loss
-        learn = Learner(loaders, Net(), loss_func=loss, opt_func=optimizer)
-        if folder:
-            halfstep.watch(learn.model, folder=folder)
-        with learn.no_bar(), learn.no_logging():
-            learn.fit_one_cycle(2, 1e-2)
-        return learn
-
-    without, learn = fit(None), fit(tmp_path)
-    halfstep.watch().finish()
-    assert all(map(torch.equal, weights(learn.model), weights(without.model)))
-    steps, _ = written(tmp_path)
-    assert steps["lr"] == pytest.approx(learn.recorder.lrs, rel=1e-6)
-    x, y = samples()
-    assert steps["loss"][0] == pytest.approx(
-        torch.nn.functional.mse_loss(Net()(x[:8]), y[:8]).item()
-    )
-    assert np.isfinite(steps["loss"]).all()
-    assert (steps["grad_norm"] > 0).all()
 
 
 def test_pytorch_geometric_is_recorded_exactly(tmp_path: Path) -> None:
