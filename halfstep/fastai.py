@@ -31,8 +31,8 @@ class Watch(Callback):  # type: ignore[misc]
         if not self.run:
             return
         if self.watched is None:
-            named = {"config": {"lr": self.learn.lr, "batch_size": getattr(self.dls, "bs", None)}} | self._named
-            self.watched = watch_session.watch(self.learn.model, **named)
+            config = {"lr": self.learn.lr, "batch_size": getattr(self.dls, "bs", None)}
+            self.watched = watch_session.watch(self.learn.model, **{"config": config} | self._named)
         self._external = None
         is_of_torch = isinstance(self.learn.opt, OptimWrapper) or _has_scaler(self.learn)
         if self.watched.files is not None and not is_of_torch:
