@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from app.html.formats import count, measured, scale, spooled
 from db.files import checkpoints
 from db.tables import FLAGGED, Run, ScalerEvent, Step
-from db.telemetry import series, stored_events
+from db.telemetry import series
+from db.telemetry.stored_events import StoredEvents
 from halfstep.telemetry.events import Replay
 
 SKIPS_READ = 200
@@ -42,7 +43,7 @@ def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
     streak = _last_streak([skip.step for skip in skips], run)
     rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]
-    rows += _replay(stored_events.first(session, run.id, Replay, most=SKIPS_READ))
+    rows += _replay(StoredEvents(session, run.id).first(Replay, most=SKIPS_READ))
     return DiagnosisEvidence(rows, list(_moments(session, run, lost, below, streak)))
 
 

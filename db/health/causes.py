@@ -17,8 +17,8 @@ from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
-from db.telemetry import stored_events
 from db.telemetry.scales import in_words
+from db.telemetry.stored_events import StoredEvents
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
@@ -75,6 +75,7 @@ class Signs:
 def read(
     session: Session,
     run: Run,
+    stored: StoredEvents,
     skips: Sequence[ScalerEvent],
     replays: Sequence[events.Replay],
     health: ScalingHealth | None,
@@ -88,11 +89,11 @@ def read(
     figures = health.figures if health else None
     found: list[StepEvent] = []
     for kind in NEWEST:
-        found += stored_events.several(session, run.id, kind, most=1)
+        found += stored.latest(kind, most=1)
     for kind in EARLIEST:
-        found += stored_events.first(session, run.id, kind, most=1)
+        found += stored.first(kind, most=1)
     for kind in SEVERAL:
-        found += stored_events.several(session, run.id, kind, most=MOST_EVENTS)
+        found += stored.latest(kind, most=MOST_EVENTS)
     found += [
         _origin(replay)
         for replay in replays

@@ -17,8 +17,9 @@ from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import ACTIVE, FLAGGED, RECIPE, Run, ScalerEvent, Status, Step, Worker
-from db.telemetry import latest_metrics, series, stored_events
+from db.telemetry import latest_metrics, series
 from db.telemetry.scales import in_words
+from db.telemetry.stored_events import StoredEvents
 from halfstep.telemetry import events
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 
@@ -76,16 +77,13 @@ class Evidence:
 
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
-    histogram = stored_events.newest(session, run.id, events.Histogram)
-    left_out = stored_events.newest(session, run.id, events.LeftOut)
+    stored = StoredEvents(session, run.id)
+    histogram = stored.newest(events.Histogram)
+    left_out = stored.newest(events.LeftOut)
     is_fp16 = groups.variant(run.settings) == "fp16"
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
-    replays = (
-        stored_events.first(session, run.id, events.Replay, most=REPLAYS_READ)
-        if run.skipped
-        else ()
-    )
+    replays = stored.first(events.Replay, most=REPLAYS_READ) if run.skipped else ()
     # Only runs of a recipe can be forked with a remedy.
     is_recipe = run.source == RECIPE
     health = scaling_health(session, run)
@@ -93,23 +91,23 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     may_replay = is_recipe and is_training and not left_out
     evidence = Evidence(
         health=health,
-        signs=causes.read(session, run, skips, replays, health, may_replay=may_replay),
+        signs=causes.read(session, run, stored, skips, replays, health, may_replay=may_replay),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
         lost_losses=_lost_losses(session, run),
         skips=skips,
         replays=replays,
         modules=histogram.modules if histogram else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
-        unused_modules=stored_events.newest(session, run.id, events.Uncalled),
-        updates=stored_events.newest(session, run.id, events.Updates),
-        shapes=stored_events.newest(session, run.id, events.Shapes),
-        failed=stored_events.first(session, run.id, events.FailedDiagnosis, most=FAILED_READ),
+        unused_modules=stored.newest(events.Uncalled),
+        updates=stored.newest(events.Updates),
+        shapes=stored.newest(events.Shapes),
+        failed=stored.first(events.FailedDiagnosis, most=FAILED_READ),
         left_out=left_out,
         variant=groups.variant(run.settings),
         seconds=groups.seconds(session, run.group_id) if run.group_id else {},
         data_wait=data_wait(session, run),
-        weights=stored_events.newest(session, run.id, events.Weights),
-        headroom=stored_events.newest(session, run.id, events.Headroom) if is_fp16 else None,
+        weights=stored.newest(events.Weights),
+        headroom=stored.newest(events.Headroom) if is_fp16 else None,
         rates=rates(run.settings),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),

@@ -1,10 +1,11 @@
 """Diagnoses of a run, decoded into the events that they store."""
 
 import logging
+from functools import cache
 from typing import TypeVar
 
 import msgspec
-from sqlalchemy import Select, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.tables import Diagnosis
@@ -15,34 +16,51 @@ E = TypeVar("E", bound=StepEvent)
 _LOG = logging.getLogger(__name__)
 
 
-def newest(session: Session, run_id: int, kind: type[E]) -> E | None:
-    """Return the event of a kind with the highest step; None if there is none."""
-    return next(iter(several(session, run_id, kind, most=1)), None)
+class StoredEvents:
+    """Stored events of one run, of which few kinds exist."""
+
+    def __init__(self, session: Session, run_id: int) -> None:
+        self._session, self._run_id = session, run_id
+        self._kinds = kinds(session, run_id)
+
+    def newest(self, kind: type[E]) -> E | None:
+        """Return the event of a kind with the highest step; None if there is none."""
+        return next(iter(self.latest(kind, most=1)), None)
+
+    def latest(self, kind: type[E], *, most: int) -> list[E]:
+        """Return the latest events of a kind, the latest first."""
+        query = select(Diagnosis.content).order_by(Diagnosis.step.desc()).limit(most)
+        return self._read(query, kind)
+
+    def first(self, kind: type[E], *, most: int) -> list[E]:
+        """Return the first events of a kind, in order of step."""
+        query = select(Diagnosis.content).order_by(Diagnosis.step).limit(most)
+        return self._read(query, kind)
+
+    def _read(self, query: Select[JsonObject], kind: type[E]) -> list[E]:
+        """Return the events, without those that this version cannot read, which are logged."""
+        tag = str(kind.__struct_config__.tag)
+        if tag not in self._kinds:
+            return []
+        query = query.where(Diagnosis.run_id == self._run_id, Diagnosis.kind == tag)
+        events: list[E] = []
+        for content in self._session.scalars(query):
+            try:
+                events.append(msgspec.convert(content, kind))
+            except msgspec.ValidationError as error:
+                _LOG.warning("A stored event is left out: %s: %s", tag, error)
+        return events
 
 
-def several(session: Session, run_id: int, kind: type[E], *, most: int) -> list[E]:
-    """Return the latest events of a kind, the latest first."""
-    query = _contents(run_id, kind).order_by(Diagnosis.step.desc()).limit(most)
-    return _decoded(session, query, kind)
+def kinds(session: Session, run_id: int) -> frozenset[str]:
+    """Return the kinds of a run's diagnoses, by one index search for each."""
+    return frozenset(session.scalars(_kinds_query(), {"run_id": run_id}))
 
 
-def first(session: Session, run_id: int, kind: type[E], *, most: int) -> list[E]:
-    """Return the first events of a kind, in order of step."""
-    query = _contents(run_id, kind).order_by(Diagnosis.step).limit(most)
-    return _decoded(session, query, kind)
-
-
-def _contents(run_id: int, kind: type[StepEvent]) -> Select[JsonObject]:
-    tag = str(kind.__struct_config__.tag)
-    return select(Diagnosis.content).where(Diagnosis.run_id == run_id, Diagnosis.kind == tag)
-
-
-def _decoded(session: Session, query: Select[JsonObject], kind: type[E]) -> list[E]:
-    """Return the events, without those that this version cannot read, which are logged."""
-    events: list[E] = []
-    for content in session.scalars(query):
-        try:
-            events.append(msgspec.convert(content, kind))
-        except msgspec.ValidationError as error:
-            _LOG.warning("A stored event is left out: %s: %s", kind.__name__, error)
-    return events
+@cache
+def _kinds_query() -> Select[str]:
+    mine = Diagnosis.run_id == bindparam("run_id")
+    found = select(func.min(Diagnosis.kind).label("kind")).where(mine).cte("kinds", recursive=True)
+    following = select(func.min(Diagnosis.kind)).where(mine, Diagnosis.kind > found.c.kind)
+    found = found.union_all(select(following.scalar_subquery()).where(found.c.kind.is_not(None)))
+    return select(found.c.kind).where(found.c.kind.is_not(None))
