@@ -5,13 +5,15 @@ import { root } from 'root'
 
 localTimes(document)
 
+const OFFER = 'halfstep-offer'
 /** When what is shown goes. */
 let timer = 0
 
-/** @param {string} text @param {{label: string, act: () => void}} [offer] a button, for longer */
+/** @param {string} text @param {{label: string, act: () => void, kept?: string}} [offer] a button, for longer; kept: see `keptOffer` */
 export const toast = (text, offer) => {
   const box = document.querySelector('[data-toast]')
   box.textContent = text
+  box.dataset.offer = offer?.kept ?? ''
   box.hidden = false
   if (offer) {
     const button = Object.assign(document.createElement('button'), { type: 'button', textContent: offer.label })
@@ -30,7 +32,15 @@ export const toast = (text, offer) => {
 export const reload = () => {
   const box = document.querySelector('[data-toast]')
   if (!box.hidden) document.cookie = `halfstep-done=${encodeURIComponent(box.firstChild?.textContent ?? '')}; path=/; max-age=30; samesite=strict`
+  if (!box.hidden && box.dataset.offer) sessionStorage.setItem(OFFER, box.dataset.offer)
   location.reload()
+}
+
+/** What the toast offered when this page was loaded again, once; empty: nothing. */
+export const keptOffer = () => {
+  const kept = sessionStorage.getItem(OFFER) ?? ''
+  sessionStorage.removeItem(OFFER)
+  return kept
 }
 
 // What the form that led here has done, as app/html/flash.py has it.

@@ -5,7 +5,7 @@ import { follow } from 'live'
 import { createListCharts } from 'list_charts'
 import { root } from 'root'
 import { replaceRows } from 'rows'
-import { createSelection, refetchRows } from 'selection'
+import { createSelection, offerRestore, refetchRows } from 'selection'
 import { still } from 'dom_updates'
 
 /** What a page without any run shows. @type {Found|null} */
@@ -74,6 +74,7 @@ const refresh = inTurn(async () => {
 
 const list = document.querySelector('[data-list]')
 if (list) begin(list)
+offerRestore()
 const section = document.querySelector('[data-list-charts]')
 if (list && section) charts = createListCharts(section, list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}

@@ -1,7 +1,7 @@
 // Many rows of a list: ticked one by one, in ranges or all, and what is done with them at once.
 import { insisted } from 'http'
 import { count, size } from 'formats'
-import { reload, toast } from 'page'
+import { keptOffer, reload, toast } from 'page'
 import { root } from 'root'
 import { matchRows } from 'rows'
 import { still } from 'dom_updates'
@@ -77,6 +77,22 @@ const askSome = async (action, runs, to) => {
   const result = await answer.json()
   if (!answer.ok) throw new Error(result.detail)
   return result
+}
+
+/** Offer to restore the runs after whose deletion none was left, so that the page was loaded again. */
+export const offerRestore = () => {
+  const runs = keptOffer().split(',').filter(Boolean).map(Number)
+  if (!runs.length) return
+  const act = async () => {
+    try {
+      const { done } = await ask('restore', runs, {})
+      toast(DONE.restore(inWords(done.length), ''))
+      reload()
+    } catch (error) {
+      toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')
+    }
+  }
+  toast(DONE.delete(inWords(runs.length), ''), { label: 'Undo', act })
 }
 
 /**
@@ -177,7 +193,7 @@ export const createSelection = (list, refetch) => {
   const showResult = (action, done, others, text) => {
     if (!action.endsWith('_tag')) for (const box of ticked()) if (done.includes(Number(box.value))) box.checked = false
     refused.replaceChildren(...others.map(({ detail }) => Object.assign(document.createElement('p'), { textContent: detail })))
-    const undo = { label: 'Undo', act: () => act('restore', done) }
+    const undo = { label: 'Undo', act: () => act('restore', done), kept: done.join() }
     if (done.length) toast(DONE[action](inWords(done.length), text), action === 'delete' ? undo : undefined)
   }
 
