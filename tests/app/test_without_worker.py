@@ -47,6 +47,13 @@ for package in (app, db):
     assert {"app.main", "app.serve", "db.database"} <= set(run_without_worker(code).split())
 
 
+def test_the_start_of_a_server_loads_no_package_that_few_requests_need() -> None:
+    """They take half a second each, and tens of megabytes."""
+    packages = {"optuna", "pyarrow", "scipy", "uvicorn"}
+    code = f"import sys, app.serve; print(*{packages} & {{*sys.modules}})"
+    assert run_without_worker(code).split() == ["uvicorn"]
+
+
 @pytest.mark.extended
 def test_help_names_missing_packages_of_the_worker() -> None:
     """Help of the server's commands works; that of the worker's names the missing packages."""
