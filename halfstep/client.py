@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         FullEnvironment,
         ListedRun,
         LogLine,
+        Parity,
         ProjectRow,
         RunComparison,
         RunDetail,
@@ -386,6 +387,24 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
             "RunComparison",
             dict(self._get("/api/v1/comparison", {"runs": ",".join(map(str, run_ids))})),
         )
+
+    def parity(
+        self,
+        run_ids: Sequence[int],
+        metric: str = "",
+        *,
+        margin: float | None = None,
+        group: str = "",
+    ) -> "Parity":
+        """Return whether runs are as good as a reference over seeds, as /compare does.
+
+        metric: default: the first, else the loss.  margin: largest difference that counts as
+        equal; without it equivalence is not tested.  group: the setting to compare; default: the
+        precision, else the only one that differs.
+        """
+        query: JsonObject = {"runs": ",".join(map(str, run_ids))}
+        query |= {"metric": metric, "group": group} | ({} if margin is None else {"margin": margin})
+        return cast("Parity", dict(self._get("/api/v1/comparison/parity", query)))
 
     def charts(
         self,

@@ -118,7 +118,12 @@ class Comparison:
     is_of_precisions: bool = False
     missing: list[int] = field(default_factory=list)  # ids of runs that do not exist
     step_metrics: list[str] = field(default_factory=list)  # x axes that scripts have defined
-    low: list[str] = field(default_factory=list)  # figures of which lower values are better
+    is_low: dict[str, bool | None] = field(default_factory=dict)  # by figure; None: unknown
+
+    @property
+    def low(self) -> list[str]:
+        """The figures of which lower values are better."""
+        return [name for name, is_low in self.is_low.items() if is_low]
 
     @property
     def ids(self) -> list[int]:
@@ -330,6 +335,7 @@ def _compared(
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings)
     is_low = {name: metric_direction.lowest(name, configs) for name in ("loss", *names)}
+    is_low |= dict.fromkeys((STEP, *MEASURED, "seconds"), True)
     last = [
         _last(run, metrics[run.id], summary.seconds)
         for run, summary in zip(some_runs, summaries, strict=True)
@@ -359,7 +365,7 @@ def _compared(
         | {"skipped": _least_skipped(summaries)},
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
         step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
-        low=[STEP, *MEASURED, "seconds", *(name for name in is_low if is_low[name])],
+        is_low=is_low,
     )
 
 
@@ -440,7 +446,6 @@ def _winners(
     some_runs: list[Run],
 ) -> frozenset[int]:
     """Return the indexes of the runs with the best value, if the direction is known."""
-    is_low = True if name in (STEP, *MEASURED, "seconds") else is_low
     if is_low is None:
         return frozenset()
     if name in OF_LENGTH and len({(run.own_steps, run.status) for run in some_runs}) > 1:

@@ -9,8 +9,11 @@ from sqlalchemy.orm import Session
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
+from app.compare.equivalence import LARGEST
+from app.compare.parity import Conclusion, parity_of
+from app.compare.parity_sentences import sentence
 from app.dependencies import Db, TheSettings
-from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
+from app.http.parameters import Name, RowId, RunId, Step, Text, as_run_ids
 from app.http.responses import written
 from app.runs.summary import Number, RunSummary
 from app.telemetry.series_api import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
@@ -29,6 +32,17 @@ Runs = Annotated[
     Query(
         description=f"Comma-separated run ids, at most {comparison.MOST_RUNS}",
         examples=["1,3,8"],
+    ),
+]
+
+Margin = Annotated[
+    float | None,
+    Query(
+        gt=0,
+        le=LARGEST,
+        allow_inf_nan=False,
+        description="Largest difference that counts as equal; without it equivalence is not tested",
+        examples=[0.01],
     ),
 ]
 
@@ -80,6 +94,87 @@ class Comparison(RunComparison):
 
     id: int
     left_out: Annotated[list[str], Field(description="Precisions that no worker offered")]
+
+
+class Interval(BaseModel):
+    """A confidence interval."""
+
+    low: float
+    high: float
+
+
+class FurtherPairs(BaseModel):
+    """Estimated number of further seeds; null: more than 1,000."""
+
+    about: Annotated[
+        int | None,
+        Field(
+            description="Seeds that decide with a probability of 80 %, if the true difference and "
+            "the standard deviation are as measured"
+        ),
+    ]
+    least: Annotated[
+        int | None,
+        Field(description="With the lower limit of the 80 % interval of the standard deviation"),
+    ]
+    most: Annotated[int | None, Field(description="With its upper limit")]
+
+
+class PairedTest(BaseModel):
+    """Differences of the pairs: value - reference_value."""
+
+    pairs: int
+    reason: Annotated[str, Field(description="Why the conclusion is unknown; else empty")]
+    difference: Annotated[float | None, Field(description="Mean of the differences")]
+    deviation: Annotated[float | None, Field(description="Their standard deviation")]
+    interval: Annotated[Interval | None, Field(description="95 % t-interval of the mean")]
+    equivalence_interval: Annotated[
+        Interval | None,
+        Field(description="90 % t-interval: equivalent if it is within the margin"),
+    ]
+    further: Annotated[
+        FurtherPairs | None, Field(description="If the conclusion is undecided, with a margin")
+    ]
+
+
+class ParityPair(BaseModel):
+    """Two runs with the same seed."""
+
+    seed: str
+    run: int
+    reference_run: int
+    value: Number
+    reference_value: Number
+
+
+class ParityGroup(BaseModel):
+    """A group of runs compared with the reference."""
+
+    name: str
+    conclusion: Annotated[
+        Conclusion,
+        Field(description="lower or higher where it is not known which of them is better"),
+    ]
+    sentence: str
+    also_differ: Annotated[
+        list[str], Field(description="What else differs between the runs of a pair")
+    ]
+    result: PairedTest
+    pairs: list[ParityPair]
+
+
+class Parity(BaseModel):
+    """Groups of runs compared with one of them, paired by seed."""
+
+    metric: str
+    margin: float | None
+    is_low: Annotated[bool | None, Field(description="Lower is better; null if unknown")]
+    setting: Annotated[str, Field(description="Setting that the groups differ in")]
+    seed: Annotated[str, Field(description="Setting that the runs of a pair share")]
+    settings: Annotated[list[str], Field(description="Settings that can be given as `group`")]
+    reference: Annotated[str, Field(description="Group: fp32, or that of the first run")]
+    groups: list[ParityGroup]
+    reason: Annotated[str, Field(description="Why there are no groups; else empty")]
 
 
 class Examples(BaseModel):
@@ -134,6 +229,33 @@ def get_comparison(
     """Compare runs: results of each, and the settings in which they differ."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
     return RunComparison(**_fields(comparison.of_runs(session, ids, settings)))
+
+
+@router.get("/comparison/parity")
+@requires(SIGNED_IN)
+def get_parity(
+    runs: Runs,
+    session: Db,
+    settings: TheSettings,
+    _principal: SignedIn,
+    metric: Annotated[Name, Query(description="Default: the first metric, else the loss")] = "",
+    margin: Margin = None,
+    group: Annotated[
+        Name, Query(description="Setting; default: the precision, else the only one that differs")
+    ] = "",
+) -> Parity:
+    """Return whether groups of runs are equivalent to a reference, worse, better, or unknown.
+
+    The groups differ in their precision or in another setting. Runs are paired by their seed; their
+    last values of the metric are compared.
+    """
+    ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
+    parity = parity_of(comparison.of_runs(session, ids, settings), metric, margin, group)
+    groups = [
+        {**vars(each), "sentence": sentence(parity, each), "result": each.result}
+        for each in parity.groups
+    ]
+    return Parity.model_validate({**vars(parity), "groups": groups}, from_attributes=True)
 
 
 @router.get("/comparison/series", response_model=SeriesOfRuns)

@@ -388,6 +388,71 @@ class RunComparison(TypedDict):
     missing: list[int]  # Ids of runs that do not exist
 
 
+class Interval(TypedDict):
+    """A confidence interval."""
+
+    low: float
+    high: float
+
+
+class FurtherPairs(TypedDict):
+    """Estimated number of further seeds; null: more than 1,000."""
+
+    # Seeds that decide with a probability of 80 %, if the true difference and the standard
+    # deviation are as measured
+    about: int | None
+    least: int | None  # With the lower limit of the 80 % interval of the standard deviation
+    most: int | None  # With its upper limit
+
+
+class PairedTest(TypedDict):
+    """Differences of the pairs: value - reference_value."""
+
+    pairs: int
+    reason: str  # Why the conclusion is unknown; else empty
+    difference: float | None  # Mean of the differences
+    deviation: float | None  # Their standard deviation
+    interval: Interval | None  # 95 % t-interval of the mean
+    equivalence_interval: Interval | None  # 90 % t-interval: equivalent if within the margin
+    further: FurtherPairs | None  # If the conclusion is undecided, with a margin
+
+
+class ParityPair(TypedDict):
+    """Two runs with the same seed."""
+
+    seed: str
+    run: int
+    reference_run: int
+    value: float | str | None
+    reference_value: float | str | None
+
+
+class ParityGroup(TypedDict):
+    """A group of runs compared with the reference."""
+
+    name: str
+    # lower or higher where it is not known which of them is better
+    conclusion: Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
+    sentence: str
+    also_differ: list[str]  # What else differs between the runs of a pair
+    result: PairedTest
+    pairs: list[ParityPair]
+
+
+class Parity(TypedDict):
+    """Groups of runs compared with one of them, paired by seed."""
+
+    metric: str
+    margin: float | None
+    is_low: bool | None  # Lower is better; null if unknown
+    setting: str  # Setting that the groups differ in
+    seed: str  # Setting that the runs of a pair share
+    settings: list[str]  # Settings that can be given as `group`
+    reference: str  # Group: fp32, or that of the first run
+    groups: list[ParityGroup]
+    reason: str  # Why there are no groups; else empty
+
+
 class Line(TypedDict):
     """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity"."""
 

@@ -28,6 +28,7 @@ from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
 from halfstep.cli import main
 from halfstep.telemetry.flags import NONFINITE_LOSS
+from tests.app.compare.seeds_made import two_precisions
 from tests.app.conftest import serving, start_run
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
@@ -196,6 +197,25 @@ def test_runs_are_laid_side_by_side(
     typed = halfstep("run", "compare", "2", "1", "--json", **environment)
     second, first = map(json.loads, typed.stdout.splitlines())
     assert (second["training.steps"], first["best val/accuracy"]) == (7, 0.5)
+
+
+def test_parity_over_seeds_is_printed(
+    client: Client, database: Database, ada: User, address: str, token: str
+) -> None:
+    """A sentence per group, and why there is none; by the client and the command."""
+    two_precisions(database, ada)
+    (group,) = client.parity(range(1, 11), "val/accuracy", margin=0.02)["groups"]
+    assert (group["name"], group["conclusion"]) == ("fp16", "equivalent")
+    assert client.parity([1, 6], group="precision")["groups"][0]["conclusion"] == "unknown"
+    with pytest.raises(ApiError, match="no run has 'val/lost'; allowed"):
+        client.parity([1, 6], "val/lost")
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    ids = [str(run_id) for run_id in range(1, 11)]
+    printed = halfstep("run", "parity", *ids, "--margin", "0.02", **environment)
+    assert (printed.returncode, printed.stdout) == (0, f"{group['sentence']}\n")
+    alone = halfstep("run", "parity", "1", "2", "--json", **environment)
+    assert (alone.returncode, alone.stdout) == (0, "")
+    assert "unknown: the runs differ in no setting but the seed" in alone.stderr
 
 
 def test_a_command_is_submitted_by_client_and_by_hand(

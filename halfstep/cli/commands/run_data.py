@@ -1,4 +1,4 @@
-"""`halfstep run series, events, findings, compare`: numbers of runs."""
+"""`halfstep run series, events, findings, compare, parity`: numbers of runs."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_to(app: App) -> None:
     """Add the commands to the group `run`."""
-    for command in (series, events, findings, compare):
+    for command in (series, events, findings, compare, parity):
         app.command(command.__name__)(command)
 
 
@@ -101,6 +101,29 @@ def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
         _print_comparison(comparison["runs"], rows)
     if comparison["missing"]:
         warn(f"left out, because they do not exist: {', '.join(map(str, comparison['missing']))}")
+
+
+def parity(
+    run_ids: RunIds,
+    metric: Annotated[str, typer.Option(help="Default: the first metric, else the loss")] = "",
+    margin: Annotated[
+        float | None, typer.Option(help="Largest difference that counts as equal")
+    ] = None,
+    group: Annotated[
+        str, typer.Option(help="Setting; default: the precision, else the only one that differs")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Compare precisions, or values of another setting, over seeds that their runs share."""
+    with connect() as client:
+        result = client.parity(run_ids, metric, margin=margin, group=group)
+    if as_json:
+        print_json(result["groups"])
+    else:
+        for row in result["groups"]:
+            print(row["sentence"])
+    if result["reason"]:
+        warn(f"unknown: {result['reason']}")
 
 
 def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]]) -> None:

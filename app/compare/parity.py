@@ -1,0 +1,223 @@
+"""Parity over seeds: whether groups of runs are as good as a reference, worse, better, or unknown.
+
+Groups differ in their precision or in another setting. A run is paired with the run of the
+reference that has the same seed, and so the same initial weights and order of examples.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from app.compare.comparison import LABELS, MISSING, Column, Comparison
+from app.compare.equivalence import PairedTest, compare_pairs
+from app.html import formats
+from db.errors import Invalid
+from db.runs import groups
+from db.tables import Status
+
+Conclusion = Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
+
+PRECISION, SEED = "precision", "training.seed"
+#: Settings that the name of a precision includes.
+OF_PRECISION = (PRECISION, "scaler.enabled", "training.tf32")
+#: Limit of names in a reason.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs with the same seed, and their values of the metric."""
+
+    seed: str
+    run: int
+    reference_run: int
+    value: float  # NaN if it has none
+    reference_value: float
+
+
+@dataclass(frozen=True)
+class GroupParity:
+    """A group of runs compared with the reference."""
+
+    name: str
+    conclusion: Conclusion
+    pairs: list[Pair]
+    result: PairedTest
+    also_differ: list[str]  # settings other than the chosen one in which runs of a pair differ
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Groups of runs compared with one of them."""
+
+    metric: str
+    margin: float | None
+    is_low: bool | None  # whether lower is better; None if unknown
+    setting: str  # that the groups differ in
+    seed: str  # setting that the runs of a pair share
+    settings: list[str]  # that the runs differ in, apart from the seed
+    reference: str = ""  # name of the group
+    groups: Sequence[GroupParity] = ()
+    reason: str = ""  # why there are no groups
+
+
+def usual_metric(compared: Comparison) -> str:
+    """Return the first metric of the runs, or the loss."""
+    return next((name for name in compared.names if name not in LABELS), "loss")
+
+
+def parity_of(
+    compared: Comparison, metric: str = "", margin: float | None = None, group: str = ""
+) -> Parity:
+    """Compare the runs' last values of a metric, paired by seed.
+
+    group: a setting that differs; by default the precision, else the only one. Raises Invalid.
+    """
+    metric = metric or usual_metric(compared)
+    if metric not in compared.names:
+        allowed = ", ".join(compared.names[:10])
+        raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
+    values = {path: dict(zip(compared.ids, row, strict=True)) for path, row in compared.settings}
+    seed = _seed_setting(values)
+    differing = [path for path, _values in compared.differences if path != seed]
+    settings = _choices(differing)
+    if group and group not in settings:
+        allowed = ", ".join(settings[:10]) or "none, since no setting differs"
+        raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
+    setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
+    found = Parity(metric, margin, compared.is_low.get(metric), setting, seed, settings)
+    if reason := _why_not(found, is_chosen=bool(group)):
+        return replace(found, reason=reason)
+    members: dict[str, list[Column]] = {}
+    for column in compared.columns:
+        members.setdefault(_group_name(values, setting, column.run.id), []).append(column)
+    found = replace(found, reference="fp32" if "fp32" in members else next(iter(members)))
+    own = {seed, *(OF_PRECISION if setting == PRECISION else (setting,))}
+    others = {path: values[path] for path in differing if path not in own}
+    base = _by_seed(members.pop(found.reference), values[seed])
+    results = [
+        _group(found, name, _by_seed(columns, values[seed]), base, others, is_chosen=bool(group))
+        for name, columns in members.items()
+    ]
+    return replace(found, groups=results)
+
+
+_Settings = Mapping[str, Mapping[int, Any]]  # values by path and run id
+_BySeed = dict[str, list[Column]]
+
+
+def _seed_setting(values: _Settings) -> str:
+    """Return the path of the seed; empty if there is none, or no standard one among several."""
+    paths = [path for path in values if path.rpartition(".")[2] == "seed"]
+    return SEED if SEED in paths else paths[0] if len(paths) == 1 else ""
+
+
+def _choices(paths: Iterable[str]) -> list[str]:
+    """Return settings that groups can differ in, of which the precision has several paths."""
+    return list(dict.fromkeys(PRECISION if path in OF_PRECISION else path for path in paths))
+
+
+def _why_not(found: Parity, *, is_chosen: bool) -> str:
+    if not found.seed:
+        return f"the runs have no setting {SEED}, and not exactly one that is called seed"
+    if not found.settings:
+        return "the runs differ in no setting but the seed"
+    if len(found.settings) > 1 and not is_chosen and found.setting != PRECISION:
+        return f"the runs differ in {_few(found.settings)}: choose the one to compare"
+    return ""
+
+
+def _group_name(values: _Settings, setting: str, run_id: int) -> str:
+    value = values[setting][run_id]
+    if setting != PRECISION:
+        return "not set" if value is MISSING else formats.value(value)
+    if not value:
+        return "unknown precision"
+    _, enabled, tf32 = (values.get(path, {}).get(run_id, MISSING) for path in OF_PRECISION)
+    # The comparison gives the scaler as off in precisions without one.
+    scaler = {"enabled": enabled is MISSING or enabled}
+    training = {"tf32": tf32 is not MISSING and tf32}
+    return groups.variant({"precision": value, "scaler": scaler, "training": training})
+
+
+def _by_seed(columns: Sequence[Column], seeds: Mapping[int, Any]) -> _BySeed:
+    runs: _BySeed = {}
+    for column in columns:
+        if (seed := seeds[column.run.id]) is not MISSING and seed is not None:
+            runs.setdefault(formats.value(seed), []).append(column)
+    return runs
+
+
+def _group(
+    found: Parity, name: str, mine: _BySeed, base: _BySeed, others: _Settings, *, is_chosen: bool
+) -> GroupParity:
+    """Compare a group with the reference, or state why it cannot be compared.
+
+    No pair is left out for its result: runs that failed may be the worst ones.
+    """
+    seeds = [seed for seed in base if seed in mine]
+    runs = [(mine[seed][0], base[seed][0]) for seed in seeds]
+    pairs = [
+        Pair(seed, a.run.id, b.run.id, _value(a, found.metric), _value(b, found.metric))
+        for seed, (a, b) in zip(seeds, runs, strict=True)
+    ]
+    also_differ = _also_differing(runs, others)
+    both = [column for pair in runs for column in pair]
+    unfinished = [column for column in both if column.run.status != Status.FINISHED]
+    unmeasured = [column for column in both if not math.isfinite(_value(column, found.metric))]
+    repeated = [seed for seed in seeds if len(mine[seed]) + len(base[seed]) > 2]
+    reason = ""
+    if not seeds:
+        reason = f"no run of {name} has the seed of a run of {found.reference}"
+    elif repeated:
+        reason = f"a group has several runs of seed {_few(repeated)}; remove all but one"
+    elif unfinished:
+        reason = f"not finished: {_named(unfinished)}"
+    elif unmeasured:
+        reason = f"no finite {found.metric}: {_named(unmeasured)}"
+    elif also_differ and not is_chosen:
+        reason = f"runs of a pair also differ in {_few(also_differ)}"
+    result = (
+        PairedTest("unknown", len(pairs), reason)
+        if reason
+        else compare_pairs(
+            [pair.value for pair in pairs], [pair.reference_value for pair in pairs], found.margin
+        )
+    )
+    return GroupParity(name, _conclusion(result, found.is_low), pairs, result, also_differ)
+
+
+def _value(column: Column, metric: str) -> float:
+    """Return a run's last value; NaN if it has none."""
+    value = column.figures[metric].value
+    return math.nan if value is None else value
+
+
+def _also_differing(runs: Sequence[tuple[Column, Column]], others: _Settings) -> list[str]:
+    """Return in what else the runs of a pair differ."""
+    differing = _choices(
+        path
+        for path, row in others.items()
+        if any(repr(row[a.run.id]) != repr(row[b.run.id]) for a, b in runs)
+    )
+    if any(a.run.own_steps != b.run.own_steps for a, b in runs):
+        differing.append("the number of their steps")
+    if any((a.run.parent_step is None) != (b.run.parent_step is None) for a, b in runs):
+        differing.append("whether they continue a checkpoint")
+    return differing
+
+
+def _conclusion(result: PairedTest, is_low: bool | None) -> Conclusion:
+    if is_low is None or result.decision not in ("lower", "higher"):
+        return result.decision
+    return "better" if is_low == (result.decision == "lower") else "worse"
+
+
+def _named(columns: Sequence[Column]) -> str:
+    return _few([f"run {column.run.id} ({column.run.status})" for column in columns])
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(name[:100] for name in names[:MOST_NAMED]) + more

@@ -1,0 +1,57 @@
+"""Sentences that state the parity of a group of runs, with its numbers."""
+
+from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
+from app.compare.parity import GroupParity, Parity
+from app.html.formats import number
+
+
+def sentence(parity: Parity, group: GroupParity) -> str:
+    """State how a group compares with the reference."""
+    result, metric = group.result, parity.metric
+    if result.interval is None or result.equivalence_interval is None:
+        return f"Unknown: {result.reason}."
+    margin = "" if parity.margin is None else f"±{number(parity.margin)}"
+    evidence = f"({result.pairs} seeds, 95 % confidence)"
+    difference, error = result.difference or 0.0, (result.interval.high - result.interval.low) / 2
+    if group.conclusion == "equivalent":
+        text = (
+            f"{group.name} is equivalent to {parity.reference} in {metric} within {margin} "
+            f"{evidence}: the difference is {number(difference)}, its 90 % interval "
+            f"{_range(result.equivalence_interval)}."
+        )
+    elif group.conclusion == "undecided":
+        text = (
+            f"Not decided: {group.name} minus {parity.reference} is {number(difference)} ± "
+            f"{number(error)} in {metric} {evidence}. {_what_decides(result.further)}"
+        )
+    else:
+        text = (
+            f"{group.name} is {group.conclusion} than {parity.reference} in {metric} by "
+            f"{number(abs(difference))} ± {number(error)} {evidence}."
+        )
+        if parity.margin is not None:
+            nearest = min(abs(result.interval.low), abs(result.interval.high))
+            text += (
+                f" The difference is larger than the margin of {margin}."
+                if nearest > parity.margin
+                else f" Whether it is larger than the margin of {margin} is not decided."
+            )
+    if group.also_differ:
+        text += f" Runs of a pair also differ in {', '.join(group.also_differ[:3])}."
+    return text
+
+
+def _range(interval: Interval) -> str:
+    return f"{number(interval.low)} to {number(interval.high)}"
+
+
+def _what_decides(further: FurtherPairs | None) -> str:
+    if further is None:
+        return "A margin is needed to test whether they are equivalent."
+    many = f"more than {MOST_PAIRS:,}"
+    about = f"About {further.about:,}" if further.about else many.capitalize()
+    limits = f"{further.least or many} to {further.most or many}"
+    return (
+        f"{about} further seeds would decide with a probability of {POWER:.0%}, if the difference "
+        f"is as measured: an estimate, {limits} by the uncertainty of the standard deviation."
+    )

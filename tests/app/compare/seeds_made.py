@@ -1,0 +1,48 @@
+"""Runs of several precisions and seeds."""
+
+from typing import Any
+
+from db.database import Database
+from db.queue import queue
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, start_run
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+
+def seeded(
+    database: Database,
+    owner: User,
+    precision: str,
+    seed: int | None,
+    accuracy: float | None,
+    *,
+    status: Status | None = Status.FINISHED,
+    steps: int = 2,
+    **training: Any,
+) -> Run:
+    """Make a run that ended with this accuracy; status None: it is still training."""
+    own = training | ({} if seed is None else {"seed": seed})
+    config = CONFIG | {"training": CONFIG["training"] | own}
+    run = start_run(database, owner, config=config, name=f"{precision} {seed}")
+    events = [] if accuracy is None else [make_metric(1, 0.1), make_metric(steps, accuracy)]
+    record(database, run, make_steps([1.0] * steps), events=events)
+    with database.writing() as session:
+        stored = session.get_one(Run, run.id)
+        stored.config = {**config, "precision": precision}
+        stored.precision = precision
+        if status is not None:
+            queue.end(session, run.id, run.attempt, status)
+    return run
+
+
+#: Accuracies of seeds 0 to 4.
+FP32 = (0.960, 0.971, 0.949, 0.965, 0.956)
+FP16 = (0.950, 0.960, 0.940, 0.955, 0.945)
+
+
+def two_precisions(database: Database, owner: User) -> str:
+    """Make five runs in fp16, 0.01 worse than five in fp32; return their ids."""
+    for precision, accuracies in (("fp16", FP16), ("fp32", FP32)):
+        for seed, accuracy in enumerate(accuracies):
+            seeded(database, owner, precision, seed, accuracy)
+    return ",".join(map(str, range(1, 11)))

@@ -1,0 +1,303 @@
+"""Parity over seeds: which runs are pairs, and what is stated of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.tables import Run, Status, User
+from tests.app.compare.any_runs_made import trained
+from tests.app.compare.seeds_made import FP16, FP32, seeded, two_precisions
+from tests.app.conftest import start_run
+
+pytestmark = pytest.mark.usefixtures("offered")
+
+
+@pytest.fixture
+def make(database: Database, ada: User) -> Callable[..., Run]:
+    """Make a run of a precision and a seed with an accuracy."""
+
+    def one(*values: Any, **options: Any) -> Run:
+        return seeded(database, ada, *values, **options)
+
+    return one
+
+
+def parity(script: TestClient, runs: str, **query: Any) -> dict[str, Any]:
+    answer = script.get("/api/v1/comparison/parity", params={"runs": runs, **query})
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def only(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the only group."""
+    (group,) = found["groups"]
+    return dict(group)
+
+
+def reason(found: dict[str, Any]) -> str:
+    """Return why the only group is unknown."""
+    group = only(found)
+    assert group["conclusion"] == "unknown"
+    assert group["sentence"] == f"Unknown: {group['result']['reason']}."
+    assert group["result"]["interval"] is None
+    return str(group["result"]["reason"])
+
+
+def test_precisions_are_paired_by_seed(database: Database, ada: User, script: TestClient) -> None:
+    """The reference is fp32, whatever the order; the conclusion depends on the margin."""
+    runs = two_precisions(database, ada)
+    wide, narrow, none = (
+        parity(script, runs, **({"margin": margin} if margin else {}))
+        for margin in (0.02, 0.005, 0)
+    )
+    assert (wide["metric"], wide["is_low"]) == ("val/accuracy", False)
+    assert (wide["setting"], wide["seed"]) == ("precision", "training.seed")
+    assert (wide["reference"], only(wide)["name"]) == ("fp32", "fp16")
+    assert [pair["seed"] for pair in only(wide)["pairs"]] == ["0", "1", "2", "3", "4"]
+    assert only(wide)["pairs"][1] == {
+        "seed": "1",
+        "run": 2,
+        "reference_run": 7,
+        "value": FP16[1],
+        "reference_value": FP32[1],
+    }
+    assert [only(each)["conclusion"] for each in (wide, narrow, none)] == [
+        *("equivalent", "worse", "worse")
+    ]
+    result = only(wide)["result"]
+    assert result["difference"] == pytest.approx(-0.0102)
+    assert (
+        result["interval"] == only(narrow)["result"]["interval"] == only(none)["result"]["interval"]
+    )
+    assert only(wide)["sentence"] == (
+        "fp16 is equivalent to fp32 in val/accuracy within ±0.02 (5 seeds, 95 % confidence): "
+        "the difference is -0.0102, its 90 % interval -0.011 to -0.009402."
+    )
+    assert only(narrow)["sentence"] == (
+        "fp16 is worse than fp32 in val/accuracy by 0.0102 ± 0.001039 (5 seeds, 95 % confidence). "
+        "The difference is larger than the margin of ±0.005."
+    )
+    assert "is not decided" in only(parity(script, runs, margin=0.01))["sentence"]
+
+
+def test_better_and_worse_follow_the_direction_of_the_metric(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """Of a time lower is better; of a metric whose direction is not known it is only lower."""
+    for lr, scale in ((0.1, 1.0), (0.2, 2.0)):
+        for seed in range(3):
+            trained(database, ada, [3.0, scale * (1 + seed / 10)], lr=lr, seed=seed)
+    found = {
+        name: parity(script, "1,2,3,4,5,6", metric=name)
+        for name in ("loss", "val/accuracy", "val/score")
+    }
+    assert [only(each)["conclusion"] for each in found.values()] == ["worse", "worse", "higher"]
+    assert found["val/score"]["is_low"] is None
+    assert (found["loss"]["setting"], found["loss"]["reference"]) == ("training.lr", "0.1")
+    backwards = parity(script, "6,5,4,3,2,1", metric="loss")
+    assert (backwards["reference"], only(backwards)["conclusion"]) == ("0.2", "better")
+
+
+def test_not_decided_has_an_estimate_of_further_seeds(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """Where there is a margin; without, only whether one is worse can be decided."""
+    for seed, (low, high) in enumerate(((0.9, 0.91), (0.93, 0.92), (0.89, 0.89))):
+        make("bf16", seed, low)
+        make("fp32", seed, high)
+    group = only(parity(script, "1,2,3,4,5,6", margin=0.01))
+    further = group["result"]["further"]
+    assert group["conclusion"] == "undecided"
+    assert 1 <= further["least"] <= further["about"] <= further["most"]
+    assert f"About {further['about']} further seeds would decide" in group["sentence"]
+    without = only(parity(script, "1,2,3,4,5,6"))
+    assert (without["conclusion"], without["result"]["further"]) == ("undecided", None)
+    assert "A margin is needed" in without["sentence"]
+    tiny = only(parity(script, "1,2,3,4,5,6", margin=1e-9))
+    assert tiny["result"]["further"]["most"] is None
+    assert "more than 1,000" in tiny["sentence"]
+
+
+def test_each_precision_is_compared_with_fp32(
+    make: Callable[..., Run], database: Database, script: TestClient
+) -> None:
+    """Those with an own name are groups of their own: fp16 without scaler, and TF32."""
+    for seed in (0, 1):
+        for precision, accuracy in (("fp32", 0.9), ("fp16", 0.8), ("bf16", 0.7)):
+            make(precision, seed, accuracy + seed * (0.01 + accuracy / 100))
+        bare = make("fp16", seed, 0.6)
+        make("fp32", seed, 0.95 + seed / 100, tf32=True)
+        with database.writing() as session:
+            stored = session.get_one(Run, bare.id)
+            stored.config = {**stored.config, "scaler": {"enabled": False, "init_scale": 2.0**24}}
+    found = parity(script, ",".join(map(str, range(1, 11))))
+    assert (found["reference"], found["reason"]) == ("fp32", "")
+    assert [group["name"] for group in found["groups"]] == [
+        *("fp16", "bf16", "fp16 without scaler", "TF32")
+    ]
+    assert {group["result"]["pairs"] for group in found["groups"]} == {2}
+
+
+@pytest.mark.parametrize(
+    ("status", "accuracy", "text"),
+    [
+        (None, 0.9, "not finished: run 3 (running)"),
+        (Status.FAILED, 0.9, "not finished: run 3 (failed)"),
+        (Status.CANCELLED, None, "not finished: run 3 (cancelled)"),
+        (Status.FINISHED, None, "no finite val/accuracy: run 3 (finished)"),
+        (Status.FINISHED, math.nan, "no finite val/accuracy: run 3 (finished)"),
+        (Status.FINISHED, -math.inf, "no finite val/accuracy: run 3 (finished)"),
+    ],
+)
+def test_a_run_without_a_result_is_not_left_out(
+    make: Callable[..., Run],
+    script: TestClient,
+    status: Status | None,
+    accuracy: float | None,
+    text: str,
+) -> None:
+    """A run that failed or diverged may be the worst one: the rest says nothing of its precision.
+    Without it, if the user removes it, the rest is compared."""
+    for precision, base in (("fp16", 0.9), ("fp32", 0.95)):
+        for seed in range(3):
+            if (precision, seed) == ("fp16", 2):
+                make(precision, seed, accuracy, status=status)
+            else:
+                make(precision, seed, base + seed * (base - 0.8) / 10)
+    assert reason(parity(script, "1,2,3,4,5,6")) == text
+    assert only(parity(script, "1,2,4,5,6"))["result"]["pairs"] == 2
+
+
+def test_runs_that_are_no_pairs_are_unknown(make: Callable[..., Run], script: TestClient) -> None:
+    """No seed in common, one in common, several runs of a seed, none with a seed, one group."""
+    for precision, seed in (("fp16", 1), ("fp32", 2), ("fp32", 1), ("fp32", 1), ("fp16", 2)):
+        make(precision, seed, 0.9)
+    assert reason(parity(script, "1,2")) == "no run of fp16 has the seed of a run of fp32"
+    assert reason(parity(script, "1,3")) == "1 pair; at least 2 are needed"
+    several = reason(parity(script, "1,2,3,4,5"))
+    assert several == "a group has several runs of seed 1; remove all but one"
+    assert parity(script, "2,3")["reason"] == "the runs differ in no setting but the seed"
+    make("fp16", None, 0.9)
+    make("fp32", None, 0.9)
+    alone = parity(script, "6,7")
+    assert (alone["groups"], alone["seed"]) == ([], "")
+    assert "no setting training.seed" in alone["reason"]
+    assert reason(parity(script, "1,3,6,7")).startswith("1 pair")
+
+
+def test_runs_that_differ_in_more_are_not_compared_by_themselves(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """A difference may be that of the other setting; a setting that is chosen is compared, and the
+    sentence names the others. What is equal in each pair may differ between pairs."""
+    for seed in range(3):
+        make("fp16", seed, 0.9 + seed / 50, lr=0.1, depth=seed)
+        make("fp32", seed, 0.95 + seed / 100, lr=0.2, depth=seed)
+    runs = "1,2,3,4,5,6"
+    found = parity(script, runs)
+    assert reason(found) == "runs of a pair also differ in training.lr"
+    assert set(found["settings"]) == {"precision", "training.lr", "training.depth"}
+    chosen = only(parity(script, runs, group="precision"))
+    assert chosen["result"]["pairs"] == 3
+    assert chosen["also_differ"] == ["training.lr"]
+    assert chosen["sentence"].endswith("Runs of a pair also differ in training.lr.")
+    by_rate = parity(script, runs, group="training.lr")
+    assert (by_rate["reference"], only(by_rate)["name"]) == ("0.1", "0.2")
+    assert only(by_rate)["also_differ"] == ["precision"]
+
+
+def test_runs_of_other_length_or_origin_are_not_compared_by_themselves(
+    make: Callable[..., Run], database: Database, script: TestClient
+) -> None:
+    """Their number of steps, and whether they continue a checkpoint, differ like a setting."""
+    for seed in range(2):
+        make("fp16", seed, 0.9 + seed / 50)
+        make("fp32", seed, 0.95, steps=2 + seed)
+    assert reason(parity(script, "1,2,3,4")) == (
+        "runs of a pair also differ in the number of their steps"
+    )
+    for seed in (5, 6):
+        fork = make("fp16", seed, 0.9)
+        make("fp32", seed, 0.9 + seed / 100)
+        with database.writing() as session:
+            session.get_one(Run, fork.id).parent_step = 0
+    assert reason(parity(script, "5,6,7,8")) == (
+        "runs of a pair also differ in whether they continue a checkpoint"
+    )
+
+
+def test_runs_of_several_settings_need_a_choice(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """The reason names the settings, which are the allowed values."""
+    for seed in range(2):
+        make("fp32", seed, 0.9 + seed / 50, lr=0.1, depth=1)
+        make("fp32", seed, 0.95, lr=0.2, depth=2)
+    found = parity(script, "1,2,3,4")
+    assert found["groups"] == []
+    assert "choose the one to compare" in found["reason"]
+    assert only(parity(script, "1,2,3,4", group="training.depth"))["name"] == "2"
+
+
+def test_scripts_are_paired_by_their_own_seed(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """By the only setting that is called seed; with several it is unknown which one pairs."""
+    configs = [{"args": {"seed": seed, "depth": depth}} for depth in (1, 2) for seed in (7, 8)]
+    for config in configs:
+        run = seeded(database, ada, "fp16", 0, 0.5 + len(str(config)) / 1000)
+        with database.writing() as session:
+            stored = session.get_one(Run, run.id)
+            stored.source, stored.recipe, stored.config = "watch", "", {}
+            stored.script_config = config
+    found = parity(script, "1,2,3,4")
+    assert (found["seed"], found["setting"]) == ("args.seed", "args.depth")
+    assert [pair["seed"] for pair in only(found)["pairs"]] == ["7", "8"]
+    with database.writing() as session:
+        for run_id in range(1, 5):
+            stored = session.get_one(Run, run_id)
+            stored.script_config = {**(stored.script_config or {}), "data": {"seed": run_id}}
+    assert "not exactly one that is called seed" in parity(script, "1,2,3,4")["reason"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "text"),
+    [
+        ({"metric": "val/lost"}, "metric", "no run has 'val/lost'; allowed: run/step_ms"),
+        ({"metric": "x" * 201}, "metric", "at most 200 characters"),
+        ({"margin": "0"}, "margin", "'0': allowed: more than 0"),
+        ({"margin": "-1"}, "margin", "more than 0"),
+        ({"margin": "nan"}, "margin", "allowed"),
+        ({"margin": "inf"}, "margin", "allowed"),
+        ({"margin": "1e200"}, "margin", "at most"),
+        ({"margin": "few"}, "margin", "number"),
+        ({"group": "training.lr"}, "group", "no difference in 'training.lr'; allowed: precision"),
+        ({"group": "training.seed"}, "group", "no difference in 'training.seed'"),
+        ({"runs": "1,two"}, "runs", "'two' is not allowed"),
+        ({"runs": ",".join(map(str, range(1, 52)))}, "runs", "51 runs are given"),
+    ],
+)
+def test_invalid_parameters_name_the_allowed_values(
+    make: Callable[..., Run], script: TestClient, query: dict[str, str], field: str, text: str
+) -> None:
+    """With the field and the value."""
+    for precision in ("fp16", "fp32"):
+        make(precision, 1, 0.9)
+    answer = script.get("/api/v1/comparison/parity", params={"runs": "1,2", **query})
+    assert answer.status_code == 422
+    assert text in answer.json()["errors"][field]
+
+
+def test_runs_of_other_projects_are_not_found(
+    database: Database, ada: User, script: TestClient, stranger: TestClient
+) -> None:
+    """As in a comparison: those that are not visible count as missing, and none at all is 404."""
+    start_run(database, ada)
+    path = "/api/v1/comparison/parity"
+    assert script.get(path, params={"runs": "2,3"}).status_code == 404
+    assert stranger.get(path, params={"runs": "1"}).status_code == 401
