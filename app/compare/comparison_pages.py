@@ -6,16 +6,21 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import BeforeValidator
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
-from app.compare.comparison import AXES, MOST_DRAWN, MOST_RUNS, SERIES, Comparison
+from app.compare.comparison import AXES, LABELS, MOST_DRAWN, MOST_RUNS, SERIES, Comparison
+from app.compare.comparison_api import Margin
+from app.compare.interval_plot import interval_plot
+from app.compare.parity import Parity, group_settings, parity_of, shares_seeds
+from app.compare.parity_sentences import sentence
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
-from app.http.parameters import RunId, Text, as_run_ids
+from app.http.parameters import Name, RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
 from app.runs.chart_preferences_api import toolbar
 from db.access.permissions import Permission
@@ -41,9 +46,14 @@ class View:
     by: str
     band: str
     settings: str
+    metric: str  # of the parity, as margin and group
+    margin: float | None
+    group: str
+    carried: list[tuple[str, str]]  # parameters of the URL that the form of the parity keeps
 
 
 def _view(
+    request: Request,
     x: Text = "step",
     loss: Literal["linear", "log"] = "linear",
     smooth: Annotated[float, Query(ge=0, le=0.99)] = 0,
@@ -51,6 +61,9 @@ def _view(
     by: Text = "",
     band: Literal["range", "deviation"] = "range",
     settings: Literal["differing", "all"] = "differing",
+    metric: Name = "",
+    margin: Annotated[Margin, BeforeValidator(lambda text: text or None)] = None,
+    group: Name = "",
 ) -> View:
     """Parse the view options of the URL. Raises Invalid."""
     if x not in AXES and not x.startswith("metric:"):
@@ -59,7 +72,13 @@ def _view(
     if len(set(draw)) > MOST_DRAWN:
         text = f"{len(set(draw)):,} charts are given; allowed: at most {MOST_DRAWN}"
         raise Invalid({"draw": text})
-    return View(x, loss, smooth, list(dict.fromkeys(draw)), by, band, settings)
+    carried = [
+        (name, value)
+        for name, value in request.query_params.multi_items()
+        if name not in ("metric", "margin", "group")
+    ]
+    drawn = list(dict.fromkeys(draw))
+    return View(x, loss, smooth, drawn, by, band, settings, metric, margin, group, carried)
 
 
 TheView = Annotated[View, Depends(_view)]
@@ -162,13 +181,27 @@ def template_values(compared: Comparison, view: View) -> dict[str, Any]:
     """Return the template values of a comparison, for signed-in users and read-only links."""
     drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
     drawn = [name for name in view.draw if name in drawable] or _usual(compared, drawable)
+    parity = _parity(compared, view)
     return {
         "comparison": compared,
         "view": replace(view, draw=drawn),
         "every_setting": view.settings == "all",
         "drawable": drawable,
+        "parity": parity,
+        "parity_plot": interval_plot(parity) if parity else None,
+        "parity_sentence": sentence,
+        "metric_labels": LABELS,
         "notices": list(_notices(compared, view, drawable)),
     }
+
+
+def _parity(compared: Comparison, view: View) -> Parity | None:
+    """Return the parity of runs that share seeds, of the default metric if none has the other."""
+    if not shares_seeds(compared):
+        return None
+    metric = view.metric if view.metric in compared.names else ""
+    group = view.group if view.group in group_settings(compared) else ""
+    return parity_of(compared, metric, view.margin, group)
 
 
 def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:
@@ -177,6 +210,8 @@ def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iter
             yield f"None of these runs has {name[:100]!r}, so it is not drawn."
     if view.by and view.by not in dict(compared.differences):
         yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
+    if view.metric and view.metric not in compared.names:
+        yield f"None of these runs has {view.metric!r}, so their parity is that of another metric."
     if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS
         yield f"Only the {most} metrics that most of these runs have are shown."

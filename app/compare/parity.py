@@ -5,6 +5,7 @@ reference that has the same seed, and so the same initial weights and order of e
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -67,6 +68,27 @@ def usual_metric(compared: Comparison) -> str:
     return next((name for name in compared.names if name not in LABELS), "loss")
 
 
+def direction(difference: float, is_low: bool | None) -> Conclusion:
+    """Return whether a difference is better or worse; lower or higher if that is not known."""
+    if is_low is None:
+        return "lower" if difference < 0 else "higher"
+    return "better" if is_low == (difference < 0) else "worse"
+
+
+def shares_seeds(compared: Comparison) -> bool:
+    """Return whether at least two seeds are each of several runs, which differ in a setting."""
+    values = _values(compared)
+    own = values.get(_seed_setting(values), {}).values()
+    seeds = Counter(repr(seed) for seed in own if seed is not MISSING and seed is not None)
+    return sum(count > 1 for count in seeds.values()) > 1 and bool(group_settings(compared))
+
+
+def group_settings(compared: Comparison) -> list[str]:
+    """Return the settings that groups of the runs can differ in."""
+    seed = _seed_setting(_values(compared))
+    return _choices(path for path, _ in compared.differences if path != seed)
+
+
 def parity_of(
     compared: Comparison, metric: str = "", margin: float | None = None, group: str = ""
 ) -> Parity:
@@ -78,14 +100,13 @@ def parity_of(
     if metric not in compared.names:
         allowed = ", ".join(compared.names[:10])
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
-    values = {path: dict(zip(compared.ids, row, strict=True)) for path, row in compared.settings}
-    seed = _seed_setting(values)
-    differing = [path for path, _values in compared.differences if path != seed]
-    settings = _choices(differing)
+    settings = group_settings(compared)
     if group and group not in settings:
         allowed = ", ".join(settings[:10]) or "none, since no setting differs"
         raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
     setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
+    values = _values(compared)
+    seed = _seed_setting(values)
     found = Parity(metric, margin, compared.is_low.get(metric), setting, seed, settings)
     if reason := _why_not(found, is_chosen=bool(group)):
         return replace(found, reason=reason)
@@ -93,8 +114,10 @@ def parity_of(
     for column in compared.columns:
         members.setdefault(_group_name(values, setting, column.run.id), []).append(column)
     found = replace(found, reference="fp32" if "fp32" in members else next(iter(members)))
+    if len(members) == 1:
+        return replace(found, reason=f"all runs are of the group {found.reference}")
     own = {seed, *(OF_PRECISION if setting == PRECISION else (setting,))}
-    others = {path: values[path] for path in differing if path not in own}
+    others = {path: values[path] for path, _ in compared.differences if path not in own}
     base = _by_seed(members.pop(found.reference), values[seed])
     results = [
         _group(found, name, _by_seed(columns, values[seed]), base, others, is_chosen=bool(group))
@@ -105,6 +128,10 @@ def parity_of(
 
 _Settings = Mapping[str, Mapping[int, Any]]  # values by path and run id
 _BySeed = dict[str, list[Column]]
+
+
+def _values(compared: Comparison) -> _Settings:
+    return {path: dict(zip(compared.ids, row, strict=True)) for path, row in compared.settings}
 
 
 def _seed_setting(values: _Settings) -> str:
@@ -209,9 +236,8 @@ def _also_differing(runs: Sequence[tuple[Column, Column]], others: _Settings) ->
 
 
 def _conclusion(result: PairedTest, is_low: bool | None) -> Conclusion:
-    if is_low is None or result.decision not in ("lower", "higher"):
-        return result.decision
-    return "better" if is_low == (result.decision == "lower") else "worse"
+    is_directed = result.decision in ("lower", "higher")
+    return direction(result.difference or 0.0, is_low) if is_directed else result.decision
 
 
 def _named(columns: Sequence[Column]) -> str:

@@ -1,7 +1,7 @@
 """Sentences that state the parity of a group of runs, with its numbers."""
 
 from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
-from app.compare.parity import GroupParity, Parity
+from app.compare.parity import GroupParity, Parity, direction
 from app.html.formats import number
 
 
@@ -9,7 +9,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
     """State how a group compares with the reference."""
     result, metric = group.result, parity.metric
     if result.interval is None or result.equivalence_interval is None:
-        return f"Unknown: {result.reason}."
+        return f"Unknown for {group.name}: {result.reason}."
     margin = "" if parity.margin is None else f"±{number(parity.margin)}"
     evidence = f"({result.pairs} seeds, 95 % confidence)"
     difference, error = result.difference or 0.0, (result.interval.high - result.interval.low) / 2
@@ -19,6 +19,11 @@ def sentence(parity: Parity, group: GroupParity) -> str:
             f"{evidence}: the difference is {number(difference)}, its 90 % interval "
             f"{_range(result.equivalence_interval)}."
         )
+        if result.interval.low > 0 or result.interval.high < 0:
+            way = direction(difference, parity.is_low)
+            text += (
+                f" Within the margin it is {way} by {number(abs(difference))} ± {number(error)}."
+            )
     elif group.conclusion == "undecided":
         text = (
             f"Not decided: {group.name} minus {parity.reference} is {number(difference)} ± "
@@ -52,6 +57,7 @@ def _what_decides(further: FurtherPairs | None) -> str:
     about = f"About {further.about:,}" if further.about else many.capitalize()
     limits = f"{further.least or many} to {further.most or many}"
     return (
-        f"{about} further seeds would decide with a probability of {POWER:.0%}, if the difference "
-        f"is as measured: an estimate, {limits} by the uncertainty of the standard deviation."
+        f"{about} further seeds would decide with a probability of {100 * POWER:.0f} %, if the "
+        f"difference is as measured: an estimate, {limits} by the uncertainty of the standard "
+        "deviation."
     )

@@ -22,6 +22,7 @@ const SHARE = 0.25
 
 const article = document.querySelector('[data-runs]')
 const table = article.querySelector('[data-fragment=comparison]')
+const parity = article.querySelector('[data-fragment=parity]')
 const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
 const view = readView(article)
@@ -123,6 +124,8 @@ const fetchWords = async () => {
     const heads = [table, content].map((each) => each.querySelector('thead').textContent)
     if (heads[0] === heads[1]) show(table, content.innerHTML)
     else table.innerHTML = content.innerHTML
+    const paired = fresh.querySelector('[data-fragment=parity]')
+    if (parity && paired) parity.innerHTML = paired.innerHTML
     legend.update(fresh)
     legend.paint()
   })

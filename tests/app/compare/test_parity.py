@@ -1,6 +1,7 @@
 """Parity over seeds: which runs are pairs, and what is stated of them."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from db.database import Database
 from db.tables import Run, Status, User
 from tests.app.compare.any_runs_made import trained
 from tests.app.compare.seeds_made import FP16, FP32, seeded, two_precisions
+from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run
 
 pytestmark = pytest.mark.usefixtures("offered")
@@ -43,7 +45,7 @@ def reason(found: dict[str, Any]) -> str:
     """Return why the only group is unknown."""
     group = only(found)
     assert group["conclusion"] == "unknown"
-    assert group["sentence"] == f"Unknown: {group['result']['reason']}."
+    assert group["sentence"] == f"Unknown for {group['name']}: {group['result']['reason']}."
     assert group["result"]["interval"] is None
     return str(group["result"]["reason"])
 
@@ -76,7 +78,8 @@ def test_precisions_are_paired_by_seed(database: Database, ada: User, script: Te
     )
     assert only(wide)["sentence"] == (
         "fp16 is equivalent to fp32 in val/accuracy within ±0.02 (5 seeds, 95 % confidence): "
-        "the difference is -0.0102, its 90 % interval -0.011 to -0.009402."
+        "the difference is -0.0102, its 90 % interval -0.011 to -0.009402. "
+        "Within the margin it is worse by 0.0102 ± 0.001039."
     )
     assert only(narrow)["sentence"] == (
         "fp16 is worse than fp32 in val/accuracy by 0.0102 ± 0.001039 (5 seeds, 95 % confidence). "
@@ -244,6 +247,15 @@ def test_runs_of_several_settings_need_a_choice(
     assert only(parity(script, "1,2,3,4", group="training.depth"))["name"] == "2"
 
 
+def test_runs_of_one_group_are_not_compared(make: Callable[..., Run], script: TestClient) -> None:
+    """TF32 is of fp32 only: without it, runs that differ in it are in the same precision."""
+    for seed in range(2):
+        for tf32 in (True, False):
+            make("fp16", seed, 0.9 + seed / 50, tf32=tf32)
+    found = parity(script, "1,2,3,4")
+    assert (found["groups"], found["reason"]) == ([], "all runs are of the group fp16")
+
+
 def test_scripts_are_paired_by_their_own_seed(
     database: Database, ada: User, script: TestClient
 ) -> None:
@@ -301,3 +313,80 @@ def test_runs_of_other_projects_are_not_found(
     path = "/api/v1/comparison/parity"
     assert script.get(path, params={"runs": "2,3"}).status_code == 404
     assert stranger.get(path, params={"runs": "1"}).status_code == 401
+
+
+def block(page: str) -> str:
+    """Return the block of the page, as text with single spaces."""
+    part = page.partition('<section id="parity"')[2].partition("</section>")[0]
+    return " ".join(part.replace("&#39;", "'").split())
+
+
+def test_the_page_shows_the_parity_of_runs_that_share_seeds(
+    database: Database, ada: User, browser: TestClient, script: TestClient
+) -> None:
+    """The sentence of the API, the intervals, and a form that keeps the view."""
+    runs = two_precisions(database, ada)
+    sentence = only(parity(script, runs, margin=0.02))["sentence"]
+    query = {"runs": runs, "margin": "0.02", "smooth": "0.5", "draw": ["loss", "lr"]}
+    found = block(browser.get("/compare", params=query).text)
+    assert f'<p data-conclusion="equivalent">{sentence}</p>' in found
+    assert re.findall(r'type="hidden" name="(.*?)" value="(.*?)"', found) == [
+        *(("runs", runs), ("smooth", "0.5"), ("draw", "loss"), ("draw", "lr"))
+    ]
+    assert 'name="margin" size="7" inputmode="decimal" value="0.02"' in found
+    assert '<option value="val/accuracy" selected>' in found
+    # In per cent of the width, of which 0.02 takes 45 on each side of zero.
+    assert f'<rect x="5.0%" width="{95.0 - 5.0}%"' in found
+    place = 50 + 45 * -0.0102 / 0.02
+    assert float(re.findall(r'<circle cx="(.*?)%"', found)[0]) == pytest.approx(place)
+    assert "← worse" in found
+    assert found.count('<a href="/runs/') == 10
+    empty = block(browser.get("/compare", params={"runs": runs, "margin": ""}).text)
+    assert 'data-conclusion="worse"' in empty
+    assert "<rect" not in empty
+
+
+def test_runs_that_share_no_seeds_have_no_such_block(
+    make: Callable[..., Run], browser: TestClient
+) -> None:
+    """Nor have runs of one seed, and those that differ in nothing."""
+    for precision, seed in (("fp16", 0), ("fp32", 0), ("fp16", 1), ("fp16", 1), ("fp32", None)):
+        make(precision, seed, 0.9)
+    for runs in ("1", "1,2", "1,2,3", "3,4", "1,2,5"):
+        page = browser.get(f"/compare?runs={runs}")
+        assert (page.status_code, block(page.text)) == (200, "")
+    make("fp32", 1, 0.9)
+    assert 'href="#parity"' in browser.get("/compare?runs=1,2,3,6").text
+
+
+def test_the_page_names_what_cannot_be_compared(
+    make: Callable[..., Run], browser: TestClient
+) -> None:
+    """Settings to choose from, a metric that no run has, and an invalid margin."""
+    for seed in range(2):
+        make("fp32", seed, 0.9 + seed / 50, lr=0.1, name="<b>")
+        make("fp32", seed, 0.95, lr=0.2, name="<i>")
+    page = browser.get("/compare?runs=1,2,3,4&metric=<u>").text
+    assert "differ in training.lr, training.name: choose the one" in block(page)
+    assert '<option value="">Setting</option><option>training.lr</option>' in block(page)
+    assert "None of these runs has &#39;&lt;u&gt;&#39;, so their parity" in page
+    chosen = block(browser.get("/compare?runs=1,2,3,4&group=training.name").text)
+    assert "Runs of a pair also differ in training.lr." in chosen
+    assert "&lt;i&gt;" in chosen
+    assert "<i>" not in chosen
+    refused = browser.get("/compare?runs=1,2,3,4&margin=-1")
+    assert refused.status_code == 422
+    assert "margin: &#39;-1&#39;: allowed: more than 0" in refused.text
+
+
+def test_a_read_only_link_shows_it_without_links_to_runs(
+    database: Database, ada: User, browser: TestClient, stranger: TestClient
+) -> None:
+    """Its holder may not open the runs, and chooses the metric and the margin likewise."""
+    runs = [int(run_id) for run_id in two_precisions(database, ada).split(",")]
+    link = browser.post("/api/v1/links", json={"runs": runs, "days": 7})
+    assert link.status_code == 201, link.text
+    page = opened(stranger, link.json()["address"].partition("#")[2])
+    found = block(stranger.get(page, params={"margin": 0.02}).text)
+    assert "fp16 is equivalent to fp32 in val/accuracy" in found
+    assert "/runs/" not in found
