@@ -10,9 +10,11 @@ from db.database import Database
 from db.queue import queue
 from db.tables import Run, Status, User
 from tests.app.compare.any_runs_made import trained
+from tests.app.compare.seeds_made import seeded, two_precisions
 from tests.app.conftest import start_run
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.e2e.test_access import found_on
 
 
 @pytest.mark.journey
@@ -61,6 +63,27 @@ def test_the_toolbar_of_a_comparison_is_recalled(database: Database, ada: User, 
     page.goto("/compare?runs=1,2&x=applied")
     expect(page.get_by_label("Applied", exact=True)).to_be_checked()
     expect(page.locator("output[data-smooth]")).to_have_text("0")
+
+
+def test_parity_follows_its_runs(database: Database, ada: User, offered: None, page: Page) -> None:
+    """It is unknown while a run trains, is there when the run ends, and its form keeps the view;
+    axe finds no violations.
+    """
+    two_precisions(database, ada)
+    last = seeded(database, ada, "fp32", 5, 0.95, status=None)
+    seeded(database, ada, "fp16", 5, 0.94)
+    page.goto(f"/compare?runs={','.join(map(str, range(1, 13)))}&x=applied")
+    parity = page.get_by_role("region", name="Parity", exact=True)
+    expect(parity).to_contain_text("Unknown for fp16: not finished: run 11 (running)")
+    with database.writing() as session:
+        queue.end(session, last.id, last.attempt, Status.FINISHED)
+    expect(parity).to_contain_text("fp16 is worse than fp32 in val/accuracy")
+    expect(parity).to_contain_text("6 seeds")
+    parity.get_by_label("Margin").fill("0.02")
+    parity.get_by_role("button", name="Test").click()
+    expect(parity).to_contain_text("fp16 is equivalent to fp32 in val/accuracy within ±0.02")
+    expect(page.get_by_label("Applied", exact=True)).to_be_checked()
+    assert [*found_on(page)] == []
 
 
 def _traces(page: Page) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ def seeded(
     *,
     status: Status | None = Status.FINISHED,
     steps: int = 2,
+    loss: float = 1.0,
     **training: Any,
 ) -> Run:
     """Make a run that ended with this accuracy; status None: it is still training."""
@@ -25,7 +26,7 @@ def seeded(
     config = CONFIG | {"training": CONFIG["training"] | own}
     run = start_run(database, owner, config=config, name=f"{precision} {seed}")
     events = [] if accuracy is None else [make_metric(1, 0.1), make_metric(steps, accuracy)]
-    record(database, run, make_steps([1.0] * steps), events=events)
+    record(database, run, make_steps([loss] * steps), events=events)
     with database.writing() as session:
         stored = session.get_one(Run, run.id)
         stored.config = {**config, "precision": precision}

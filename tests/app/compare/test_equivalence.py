@@ -1,6 +1,9 @@
 """Equivalent, higher, lower, not decided, or unknown: the statistics of paired values."""
 
 import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +41,39 @@ def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
             means, deviations = simulated(true, pairs)
             half = half_width(deviations, pairs, 0.9)
             assert np.mean(np.abs(means) + half < margin) <= 0.05 + NOISE
+
+
+def test_the_documented_rates_are_measured() -> None:
+    """Those of docs/how-to/compare.md: equivalence found by number of seeds and margin, and found
+    wrongly by those who test again until it is decided."""
+    text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
+    number = r"([01]\.\d\d)"
+    rows = re.findall(rf"^\| (\d+) \| {number} \| {number} \| {number} \|$", text, re.MULTILINE)
+    assert len(rows) == 5
+    for seeds, *rates in rows:
+        means, deviations = simulated(0.0, int(seeds))
+        half = half_width(deviations, int(seeds), 0.9)
+        found = [np.mean(np.abs(means) + half < margin) for margin in (1, 2, 3)]
+        assert found == pytest.approx([float(rate) for rate in rates], abs=0.015)
+    for counts, documented in (([3, 6], "8 % of cases if three"), (range(3, 26), "14 % if the")):
+        assert f"in up to {documented}" in " ".join(text.split())
+        most = float(documented.split()[0]) / 100
+        worst = max(_wrongly_equivalent(counts, margin) for margin in (0.5, 1.0, 2.0))
+        assert most - 0.015 < worst <= most
+
+
+def _wrongly_equivalent(counts: Iterable[int], margin: float) -> float:
+    """Return how often a difference equal to the margin is found equivalent at some count."""
+    differences = np.random.default_rng(1).normal(margin, 1, (EXPERIMENTS, 25))
+    is_equivalent = is_decided = np.zeros(EXPERIMENTS, bool)
+    for count in counts:
+        means = differences[:, :count].mean(axis=1)
+        deviations = differences[:, :count].std(axis=1, ddof=1)
+        narrow, wide = (half_width(deviations, count, confidence) for confidence in (0.9, 0.95))
+        is_now = ~is_decided & (np.abs(means) + narrow < margin)
+        is_equivalent = is_equivalent | is_now
+        is_decided = is_decided | is_now | (np.abs(means) > wide)
+    return float(np.mean(is_equivalent))
 
 
 @pytest.mark.parametrize(("pairs", "difference", "margin"), [(3, 0.2, 1.5), (4, 0.9, 1.0)])

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -390,3 +391,21 @@ def test_a_read_only_link_shows_it_without_links_to_runs(
     found = block(stranger.get(page, params={"margin": 0.02}).text)
     assert "fp16 is equivalent to fp32 in val/accuracy" in found
     assert "/runs/" not in found
+
+
+def test_the_worked_example_is_what_is_stated(make: Callable[..., Run], script: TestClient) -> None:
+    """The runs of the table in docs/how-to/compare.md give its sentences."""
+    text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (0\.\d{4}) \| (0\.\d{4}) \| (0\.\d{4}) \|$", text, re.MULTILINE)
+    assert len(rows) == 3
+    for seed, *losses in rows:
+        for precision, loss in zip(("fp32", "fp16", "bf16"), losses, strict=True):
+            make(precision, int(seed), None, loss=float(loss))
+    runs = ",".join(map(str, range(1, 10)))
+    stated = [
+        group["sentence"]
+        for margin in (0.02, 0.001)
+        for group in parity(script, runs, metric="loss", margin=margin)["groups"]
+    ]
+    quoted = re.findall(r"^> (.*)$", text, re.MULTILINE)
+    assert quoted == [stated[0], stated[1], stated[3]]
