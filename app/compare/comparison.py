@@ -41,6 +41,10 @@ OF_LENGTH = ("run/seconds", "seconds")
 #: Value of a setting that a run does not have.
 MISSING = object()
 MOST_RUNS = 50
+#: Limit of the seeds that a comparison in all precisions is queued with, so that it has fewer runs.
+MOST_SEEDS = MOST_RUNS // len(groups.VARIANTS)
+#: Number of possible seeds.
+SEEDS = 2**32
 #: With more runs, runs are the rows of the table.
 MOST_COLUMNS = 8
 #: Limits of the legend: columns, and characters of a setting's value.
@@ -226,38 +230,45 @@ class Comparison:
         return all(column.run.is_over for column in self.columns)
 
 
-def queue(session: Session, user: User, source: Run) -> list[Run]:
-    """Queue a run's configuration and seed in each precision, as a group.
+def queue(session: Session, user: User, source: Run, seeds: int = 1) -> list[Run]:
+    """Queue a run's configuration in each precision: a group for its seed, and for following ones.
 
     Raises Invalid if the recipe no longer accepts this configuration, Conflict if the run has no
     recipe.
     """
     runs.check_has_recipe(source, "be compared with others of its configuration")
+    first = source.config.get("training", {}).get("seed", 0)
+    labels, queued = variants(session, source), []
+    for seed in [(first + number) % SEEDS for number in range(seeds)] if seeds > 1 else [None]:
+        group = [_queue_variant(session, user, source, label, seed) for label in labels]
+        for run in group:
+            run.group_id = group[0].id
+        queued += group
+    return queued
+
+
+def _queue_variant(session: Session, user: User, source: Run, label: str, seed: int | None) -> Run:
+    config, ending = deepcopy(source.config), f" {label}"
+    for path, value in groups.VARIANTS[label].items():
+        config_schema.put(config, path, value)
+    if seed is not None:
+        config_schema.put(config, "training.seed", seed)
+        ending += f" seed {seed}"
     has_own_name = source.name != f"{source.recipe}-{source.precision}"
     base = source.name if has_own_name else source.recipe
-    queued = []
-    for label in variants(session, source):
-        changes = groups.VARIANTS[label]
-        config = deepcopy(source.config)
-        for path, value in changes.items():
-            config_schema.put(config, path, value)
-        ending = f" {label}"
-        submission = Submission(
-            recipe=source.recipe,
-            config=config,
-            name=base[: LENGTHS["name"] - len(ending)] + ending,
-            tags=source.tags,
-            project=source.project,
-            priority=most_priority(session, source.project, source.priority),
-            nodes=source.nodes,
-            devices_per_node=source.devices_per_node,
-            parent_id=source.parent_id,
-            parent_step=source.parent_step,
-        )
-        queued.append(submit(session, user, submission))
-    for run in queued:
-        run.group_id = queued[0].id
-    return queued
+    submission = Submission(
+        recipe=source.recipe,
+        config=config,
+        name=base[: LENGTHS["name"] - len(ending)] + ending,
+        tags=source.tags,
+        project=source.project,
+        priority=most_priority(session, source.project, source.priority),
+        nodes=source.nodes,
+        devices_per_node=source.devices_per_node,
+        parent_id=source.parent_id,
+        parent_step=source.parent_step,
+    )
+    return submit(session, user, submission)
 
 
 def variants(session: Session, source: Run) -> list[str]:

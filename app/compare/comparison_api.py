@@ -13,7 +13,7 @@ from app.compare.equivalence import LARGEST
 from app.compare.parity import Conclusion, parity_of
 from app.compare.parity_sentences import sentence
 from app.dependencies import Db, TheSettings
-from app.http.parameters import Name, RowId, RunId, Step, Text, as_run_ids
+from app.http.parameters import Body, Name, RowId, RunId, Step, Text, as_run_ids
 from app.http.responses import written
 from app.runs.summary import Number, RunSummary
 from app.telemetry.series_api import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
@@ -177,6 +177,25 @@ class Parity(BaseModel):
     reason: Annotated[str, Field(description="Why there are no groups; else empty")]
 
 
+class ComparedPrecisions(Body):
+    """Request to queue a run in each precision."""
+
+    seeds: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=comparison.MOST_SEEDS,
+            description="Number of seeds, from the run's on: a group for each",
+        ),
+    ] = 1
+
+
+class QueuedComparison(Comparison):
+    """The comparison of the first seed's group."""
+
+    queued: Annotated[list[int], Field(description="All queued runs, of all seeds")]
+
+
 class Examples(BaseModel):
     """Conversion of steps to examples."""
 
@@ -200,16 +219,24 @@ class SeriesOfRuns(BaseModel):
 
 @router.post("/runs/{run_id}/comparison", status_code=201)
 @requires(Permission.SUBMIT_RUN)
-def compare(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> Comparison:
+def compare(
+    run_id: RunId,
+    session: Db,
+    settings: TheSettings,
+    principal: SignedIn,
+    body: ComparedPrecisions | None = None,
+) -> QueuedComparison:
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
 
     Precisions that no worker offers are left out, and listed in the response. If all possible
     devices support TF32, fp32 is queued a second time with training.tf32; if some support fp8, fp8
-    is queued too.
+    is queued too. With several seeds, the parity of the runs can be tested.
     """
-    queued = comparison.queue(session, principal.user, runs.get(session, run_id))
+    seeds = body.seeds if body else 1
+    queued = comparison.queue(session, principal.user, runs.get(session, run_id), seeds)
     session.flush()
-    return _group(session, queued[0].id, settings)
+    group = _group(session, queued[0].id, settings)
+    return QueuedComparison(**vars(group), queued=[run.id for run in queued])
 
 
 @router.get("/groups/{group_id}")

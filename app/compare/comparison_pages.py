@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BeforeValidator
 from sqlalchemy.orm import Session
@@ -12,7 +13,15 @@ from sqlalchemy.orm import Session
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
-from app.compare.comparison import AXES, LABELS, MOST_DRAWN, MOST_RUNS, SERIES, Comparison
+from app.compare.comparison import (
+    AXES,
+    LABELS,
+    MOST_DRAWN,
+    MOST_RUNS,
+    MOST_SEEDS,
+    SERIES,
+    Comparison,
+)
 from app.compare.comparison_api import Margin
 from app.compare.interval_plot import interval_plot
 from app.compare.parity import Parity, group_settings, parity_of, shares_seeds
@@ -86,10 +95,23 @@ TheView = Annotated[View, Depends(_view)]
 
 @router.post("/runs/{run_id}/comparison")
 @requires(Permission.SUBMIT_RUN)
-def queue_comparison(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
-    """Queue the run in each precision, and redirect to the comparison."""
-    queued = comparison.queue(session, principal.user, runs.get(session, run_id))
-    return RedirectResponse(f"/groups/{queued[0].group_id}", status_code=303)
+def queue_comparison(
+    run_id: RunId,
+    session: Db,
+    principal: SignedIn,
+    seeds: Annotated[int, Form(ge=1, le=MOST_SEEDS)] = 1,
+    metric: Annotated[Name, Form()] = "",
+    margin: Annotated[Margin, Form(), BeforeValidator(lambda text: text or None)] = None,
+) -> RedirectResponse:
+    """Queue the run in each precision, and redirect to the comparison; of several seeds by metric
+    and margin.
+    """
+    queued = comparison.queue(session, principal.user, runs.get(session, run_id), seeds)
+    if seeds == 1:
+        return RedirectResponse(f"/groups/{queued[0].group_id}", status_code=303)
+    query = {"runs": ",".join(str(run.id) for run in queued), "metric": metric}
+    query |= {"margin": str(margin)} if margin else {}
+    return RedirectResponse(f"/compare?{urlencode(query, safe=',')}#parity", status_code=303)
 
 
 @router.get("/compare")
@@ -199,7 +221,8 @@ def _parity(compared: Comparison, view: View) -> Parity | None:
     """Return the parity of runs that share seeds, of the default metric if none has the other."""
     if not shares_seeds(compared):
         return None
-    metric = view.metric if view.metric in compared.names else ""
+    is_known = view.metric in compared.names or not compared.is_over
+    metric = view.metric if is_known else ""
     group = view.group if view.group in group_settings(compared) else ""
     return parity_of(compared, metric, view.margin, group)
 
@@ -210,7 +233,7 @@ def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iter
             yield f"None of these runs has {name[:100]!r}, so it is not drawn."
     if view.by and view.by not in dict(compared.differences):
         yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
-    if view.metric and view.metric not in compared.names:
+    if view.metric and view.metric not in compared.names and compared.is_over:
         yield f"None of these runs has {view.metric!r}, so their parity is that of another metric."
     if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS

@@ -97,7 +97,7 @@ def parity_of(
     group: a setting that differs; by default the precision, else the only one. Raises Invalid.
     """
     metric = metric or usual_metric(compared)
-    if metric not in compared.names:
+    if metric not in compared.names and compared.is_over:
         allowed = ", ".join(compared.names[:10])
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
     settings = group_settings(compared)
@@ -217,8 +217,8 @@ def _group(
 
 def _value(column: Column, metric: str) -> float:
     """Return a run's last value; NaN if it has none."""
-    value = column.figures[metric].value
-    return math.nan if value is None else value
+    figure = column.figures.get(metric)
+    return math.nan if figure is None or figure.value is None else figure.value
 
 
 def _also_differing(runs: Sequence[tuple[Column, Column]], others: _Settings) -> list[str]:

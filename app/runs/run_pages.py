@@ -133,6 +133,7 @@ def show_run(
         environment=environment_of(session, run),
         settings=run_settings,
         changed_settings=len(config_values.changed(run_settings)),
+        most_seeds=comparison.MOST_SEEDS,
         variants=comparison.variants(session, run) if run.source == RECIPE else (),
     )
 

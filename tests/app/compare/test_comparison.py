@@ -15,7 +15,7 @@ from db.queue import claims, queue, workers
 from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.conftest import CPU, DIGITS, SCHEMA, submit
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.app.submission.new_run_pages_made import FORM
 from tests.db.telemetry.telemetry_made import (
     make_events,
@@ -48,6 +48,62 @@ def test_one_call_queues_four(
         assert {run.priority for run in found} == {3}
         assert [run.name for run in found] == [f"mine {label}" for label in LABELS]
         assert runs.get(session, source.id).group_id is None
+
+
+def offer_seeds(database: Database) -> None:
+    """Register a worker whose recipe has a seed."""
+    fields = SCHEMA["properties"]
+    seed = {"title": "Seed", "type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 0}
+    training = fields["training"]
+    training = training | {"properties": training["properties"] | {"seed": seed}}
+    schema = SCHEMA | {"properties": fields | {"training": training}}
+    recipes = [DIGITS | {"schema": schema}]
+    offer: dict[str, Any] = {"devices": [CPU], "recipes": recipes, "versions": {}}
+    with database.writing() as session:
+        workers.register(session, name="w1", host="host", pid=1, **offer)
+
+
+def test_several_seeds_are_a_group_each(database: Database, ada: User, script: TestClient) -> None:
+    """From the run's seed on, past the largest one from 0; their parity can be tested at once."""
+    offer_seeds(database)
+    submit(database, ada, config=CONFIG | {"training": {"steps": 5, "seed": 2**32 - 2}})
+    answer = script.post("/api/v1/runs/1/comparison", json={"seeds": 3}).json()
+    assert answer["queued"] == list(range(2, 14))
+    assert (answer["id"], [each["label"] for each in answer["runs"]]) == (2, LABELS)
+    with database.reading() as session:
+        found = [runs.get(session, run_id) for run_id in answer["queued"]]
+        seeds = [2**32 - 2] * 4 + [2**32 - 1] * 4 + [0] * 4
+        assert [run.config["training"]["seed"] for run in found] == seeds
+        assert [run.group_id for run in found] == [2] * 4 + [6] * 4 + [10] * 4
+        assert found[-1].name == "digits bf16 seed 0"
+    query = {"runs": ",".join(map(str, answer["queued"])), "metric": "val/accuracy"}
+    parity = script.get("/api/v1/comparison/parity", params=query).json()
+    assert [group["result"]["pairs"] for group in parity["groups"]] == [3, 3, 3]
+    assert parity["groups"][0]["result"]["reason"].startswith("not finished: run 3 (queued)")
+
+
+def test_the_form_leads_to_the_parity_of_its_seeds(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """By its metric, which no run has yet, and its margin; with one seed to the group."""
+    offer_seeds(database)
+    submit(database, ada)
+    page = browser.get("/runs/1").text
+    assert 'name="seeds" min="1" max="8" value="3"' in page
+    values = {"seeds": "2", "metric": "val/accuracy", "margin": "0.01"}
+    location = browser.post("/runs/1/comparison", data=values).headers["location"]
+    assert location == ("/compare?runs=2,3,4,5,6,7,8,9&metric=val%2Faccuracy&margin=0.01#parity")
+    page = browser.get(location).text
+    assert '<option value="val/accuracy" selected>' in page
+    assert "None of these runs has" not in page
+    assert "Unknown for fp16: not finished: run 4 (queued)" in page
+    one = browser.post("/runs/1/comparison", data={"seeds": "1", "metric": "loss", "margin": ""})
+    assert one.headers["location"] == "/groups/10"
+    for field, value, text in (("seeds", "9", "at most 8"), ("margin", "-1", "more than 0")):
+        refused = browser.post("/runs/1/comparison", data={**values, field: value})
+        assert (refused.status_code, text in refused.text) == (422, True)
+    refused = browser.post("/api/v1/runs/1/comparison", json={"seeds": 0})
+    assert refused.json()["errors"] == {"seeds": "0: allowed: at least 1"}
 
 
 def test_a_precision_that_no_worker_offers_is_left_out(
