@@ -6,6 +6,7 @@ if the 90 % interval is within the margin.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -127,17 +128,27 @@ def _further_pairs(difference: float, deviation: float, margin: float, pairs: in
 def _pairs_needed(size: float, deviation: float, margin: float, pairs: int) -> int | None:
     """Return how many further pairs decide with a probability of POWER.
 
-    size: absolute true difference. The tests' statistics have noncentral t-distributions.
+    size: absolute true difference.
     """
+
+    def power(further: int) -> float:
+        return _power(size, deviation, margin, pairs + further)
+
+    further = 1 + bisect_left(range(1, MOST_PAIRS + 1), POWER, key=power)
+    return further if further <= MOST_PAIRS else None
+
+
+def _power(size: float, deviation: float, margin: float, pairs: int) -> float:
+    """Return with what probability one of the tests decides, by noncentral t-distributions."""
     from scipy import special
 
-    counts = np.arange(pairs + 1, pairs + MOST_PAIRS + 1)
-    freedom, error = counts - 1, deviation / np.sqrt(counts)
-    one_sided = special.stdtrit(freedom, (1 + EQUIVALENCE_CONFIDENCE) / 2)
+    freedom, error = pairs - 1, deviation / math.sqrt(pairs)
     two_sided = special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
+    differs = 1 - special.nctdtr(freedom, size / error, two_sided)
+    if size >= margin:
+        return float(differs)
+    one_sided = special.stdtrit(freedom, (1 + EQUIVALENCE_CONFIDENCE) / 2)
     equivalent = special.nctdtr(freedom, (size - margin) / error, -one_sided) - special.nctdtr(
         freedom, (size + margin) / error, one_sided
     )
-    differs = 1 - special.nctdtr(freedom, size / error, two_sided)
-    enough = np.flatnonzero(np.maximum(equivalent, differs) >= POWER)
-    return int(counts[enough[0]]) - pairs if enough.size else None
+    return float(max(equivalent, differs))
