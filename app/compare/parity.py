@@ -63,6 +63,11 @@ class Parity:
     reason: str = ""  # why there are no groups
 
 
+def is_seed(path: str) -> bool:
+    """Return whether a setting is called seed."""
+    return path.rpartition(".")[2] == "seed"
+
+
 def usual_metric(compared: Comparison) -> str:
     """Return the first metric of the runs, or the loss."""
     return next((name for name in compared.names if name not in LABELS), "loss")
@@ -136,7 +141,7 @@ def _values(compared: Comparison) -> _Settings:
 
 def _seed_setting(values: _Settings) -> str:
     """Return the path of the seed; empty if there is none, or no standard one among several."""
-    paths = [path for path in values if path.rpartition(".")[2] == "seed"]
+    paths = [path for path in values if is_seed(path)]
     return SEED if SEED in paths else paths[0] if len(paths) == 1 else ""
 
 

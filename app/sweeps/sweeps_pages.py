@@ -10,6 +10,8 @@ from sqlalchemy.orm import Session
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.compare.comparison import MOST_RUNS
+from app.compare.parity import is_seed
 from app.dependencies import Db, Posted
 from app.html.rendering import page
 from app.http.parameters import RowId, Text
@@ -108,6 +110,7 @@ def _page(
             for trial, run in best
             if trial.state == sweeps.COMPLETE and run.deleted_at is None
         ],
+        paired=_paired(session, sweep),
         binned={run.id for _trial, run in (*rows, *best) if run.deleted_at is not None},
         sort=sort,
         after=after,
@@ -117,6 +120,17 @@ def _page(
         more=more,
         problem=problem,
     )
+
+
+def _paired(session: Session, sweep: Sweep) -> list[int]:
+    """Return all runs of a sweep over seeds and another setting, if they can be compared.
+
+    Runs that failed are included: their pairs are unknown, not absent.
+    """
+    is_of_seeds = len(sweep.space) > 1 and any(map(is_seed, sweep.space))
+    if not is_of_seeds or not 1 < sweep.submitted <= MOST_RUNS:
+        return []
+    return [trial.run_id for trial in sweeps.all_trials(session, sweep)]
 
 
 def _limits(session: Session, sweep: Sweep, *, needs_runs: bool) -> list[str]:

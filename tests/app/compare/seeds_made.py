@@ -3,10 +3,23 @@
 from typing import Any
 
 from db.database import Database
-from db.queue import queue
+from db.queue import queue, workers
 from db.tables import Run, Status, User
-from tests.app.conftest import CONFIG, start_run
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, start_run
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+
+def offer_seeds(database: Database) -> None:
+    """Register a worker whose recipe has a seed."""
+    fields = SCHEMA["properties"]
+    seed = {"title": "Seed", "type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 0}
+    training = fields["training"]
+    training = training | {"properties": training["properties"] | {"seed": seed}}
+    schema = SCHEMA | {"properties": fields | {"training": training}}
+    recipes = [DIGITS | {"schema": schema}]
+    offer: dict[str, Any] = {"devices": [CPU], "recipes": recipes, "versions": {}}
+    with database.writing() as session:
+        workers.register(session, name="w1", host="host", pid=1, **offer)
 
 
 def seeded(

@@ -15,6 +15,7 @@ from db.queue import claims, queue, workers
 from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
+from tests.app.compare.seeds_made import offer_seeds
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.app.submission.new_run_pages_made import FORM
 from tests.db.telemetry.telemetry_made import (
@@ -48,19 +49,6 @@ def test_one_call_queues_four(
         assert {run.priority for run in found} == {3}
         assert [run.name for run in found] == [f"mine {label}" for label in LABELS]
         assert runs.get(session, source.id).group_id is None
-
-
-def offer_seeds(database: Database) -> None:
-    """Register a worker whose recipe has a seed."""
-    fields = SCHEMA["properties"]
-    seed = {"title": "Seed", "type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 0}
-    training = fields["training"]
-    training = training | {"properties": training["properties"] | {"seed": seed}}
-    schema = SCHEMA | {"properties": fields | {"training": training}}
-    recipes = [DIGITS | {"schema": schema}]
-    offer: dict[str, Any] = {"devices": [CPU], "recipes": recipes, "versions": {}}
-    with database.writing() as session:
-        workers.register(session, name="w1", host="host", pid=1, **offer)
 
 
 def test_several_seeds_are_a_group_each(database: Database, ada: User, script: TestClient) -> None:

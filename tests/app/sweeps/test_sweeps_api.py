@@ -11,6 +11,7 @@ from app.sweeps import sweep_submission
 from db.database import Database
 from db.sweeps import sweeps
 from db.tables import Run, Status, User
+from tests.app.compare.seeds_made import offer_seeds
 from tests.app.conftest import submit
 from tests.app.sweeps.sweep_submission_made import begin, finish
 
@@ -171,6 +172,23 @@ def test_a_runs_form_becomes_a_sweeps(offered: None, browser: TestClient) -> Non
     assert 'value="bf16" checked' in page
     assert 'name="training.fused" value="false" checked' in page
     assert browser.post("/sweeps/new", data={"recipe": "none"}).status_code == 200
+
+
+def test_a_sweep_over_seeds_leads_to_their_parity(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """With all of its runs, not the best; one over seeds only, or over none, does not."""
+    offer_seeds(database)
+    seeds = {"training.seed": "0, 1"}
+    begin(database, ada, at_once=4, space={"precision": "fp16, fp32", **seeds})
+    finish(database, 3, 1.0, Status.FAILED)
+    begin(database, ada, at_once=4, space=seeds)
+    begin(database, ada, at_once=4)
+    address = "/compare?runs=1,2,3,4&amp;metric=loss#parity"
+    assert f'<a href="{address}">Parity over seeds</a>' in browser.get("/sweeps/1").text
+    assert "run 3 (failed)" in browser.get(address.replace("&amp;", "&")).text
+    for sweep_id in (2, 3):
+        assert "Parity over seeds" not in browser.get(f"/sweeps/{sweep_id}").text
 
 
 def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: TestClient) -> None:
