@@ -83,6 +83,8 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     parity.get_by_role("button", name="Test").click()
     expect(parity).to_contain_text("fp16 is equivalent to fp32 in val/accuracy within ±0.02")
     expect(page.get_by_label("Applied", exact=True)).to_be_checked()
+    parity.get_by_text("Pairs", exact=True).last.click()
+    expect(parity.get_by_role("link", name="0.95", exact=True)).to_have_count(2)
     expect(page.locator("[data-bars] li")).to_have_count(12)
     assert [*found_on(page)] == []
 

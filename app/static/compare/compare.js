@@ -125,7 +125,8 @@ const fetchWords = async () => {
     if (heads[0] === heads[1]) show(table, content.innerHTML)
     else table.innerHTML = content.innerHTML
     const paired = fresh.querySelector('[data-fragment=parity]')
-    if (parity && paired) parity.innerHTML = paired.innerHTML
+    // Only a change, so that the list of pairs stays open.
+    if (parity && paired && parity.textContent !== paired.textContent) parity.innerHTML = paired.innerHTML
     legend.update(fresh)
     legend.paint()
   })
