@@ -53,7 +53,12 @@ class Telemetry(Observer):
             has_rates=training.schedule_counts == "applied",
         )
         self.ring = Ring(
-            self._rows.columns, self._rows.scalars, device, started_at, self._hand_over
+            self._rows.columns,
+            self._rows.scalars,
+            device,
+            started_at,
+            self._hand_over,
+            sends_first=True,  # a run is seen to have begun
         )
         self._zero = torch.zeros((), device=device)
 

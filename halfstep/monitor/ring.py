@@ -48,17 +48,20 @@ class Ring:
         device: torch.device,
         started_at: float,
         on_arrival: OnArrival,
+        *,
+        sends_first: bool = False,
     ) -> None:
         """Allocate the ring.
 
         scalars: number of leading columns that the host holds, if it writes the rows.
         started_at: origin of elapsed_ms, by halfstep.clock.
+        sends_first: send the first row as soon as it is closed, not with those that follow.
         """
         self.number = 0  # number of the open row
         self._sent = self._read = 0  # total rows: read ≤ sent ≤ number
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
-        self._drained_at = clock()
+        self._drained_at = -math.inf if sends_first else clock()
         #: The newest row is sent only with the next one, because the loop may still add to it.
         self.holds_last = False
         # The host's ring: the host values of a step, and the row's values on a CPU.

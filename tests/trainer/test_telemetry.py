@@ -62,14 +62,14 @@ def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
 
 
 def test_a_time_without_updates_is_short(linear, monkeypatch):
-    """Slow steps are handed over by the clock, fast ones by the number."""
+    """The first step is handed over at once, slow ones by the clock, fast ones by the number."""
     now, received = [0.0], []
     monkeypatch.setattr("halfstep.monitor.ring.clock", lambda: now[0])
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
-    for step in range(DRAIN_ROWS):
+    for step in range(DRAIN_ROWS + 1):
         write(telemetry, step)
-    assert [len(batch) for batch in received] == [DRAIN_ROWS]
-    write(telemetry, DRAIN_ROWS)
-    now[0] = 0.4
+    assert [len(batch) for batch in received] == [1, DRAIN_ROWS]
     write(telemetry, DRAIN_ROWS + 1)
-    assert [len(batch) for batch in received] == [DRAIN_ROWS, 2]
+    now[0] = 0.4
+    write(telemetry, DRAIN_ROWS + 2)
+    assert [len(batch) for batch in received] == [1, DRAIN_ROWS, 2]
