@@ -169,6 +169,16 @@ class Database:
                 f"HALFSTEP_DATABASE_URL: {self.name} does not answer: {error.orig}"
             ) from error
 
+    def log_state(self) -> tuple[int, int] | None:
+        """Return the state of SQLite's write-ahead log, which each commit changes; else None."""
+        if self.engine.dialect.name != "sqlite":
+            return None
+        try:
+            status = Path(f"{self.engine.url.database}-wal").stat()
+        except OSError:
+            return 0, 0  # no connection is open
+        return status.st_mtime_ns, status.st_size
+
     def dispose(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()

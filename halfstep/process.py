@@ -12,9 +12,19 @@ def close_to_others() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0)
 
 
+def open_to_others() -> None:
+    """Undo `close_to_others`, which a change of the user also does, as a new program does."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 1)
+
+
 def end_with_parent() -> None:
     """Kill this process when its parent ends: strictly, the parent's thread that started it."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Undo `end_with_parent`."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
 
 
 def started(pid: int) -> int | None:

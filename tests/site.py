@@ -145,10 +145,12 @@ class Site:
             return "\n".join(line.text for line in series.log_lines(session, run_id))
 
     def training(self, run_id: int) -> psutil.Process:
-        """The training process of a run, below its supervisor."""
+        """The training process of a run, which its supervisor started or had forked."""
         with self.database.reading() as session:
             attempt = runs.get(session, run_id).attempt
-        return psutil.Process(self.supervisor_pid(run_id, attempt)).children()[0]
+        log = (self.data / "runs" / str(run_id) / f"supervisor-{attempt}.log").read_text()
+        [pid] = re.findall(r"process (\d+)$", log, re.MULTILINE)
+        return psutil.Process(int(pid))
 
     def has_training(self, run_id: int) -> bool:
         try:

@@ -38,6 +38,7 @@ MODULES = (
     "trainer.probe",
     "torch.distributed.run",
     "trainer.process",
+    "trainer.warm_process",
     "worker.attempts.supervisor",
     "worker.worker",
 )

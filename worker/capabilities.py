@@ -1,8 +1,8 @@
 """Capabilities of a machine: devices, recipes and versions, read by a short-lived child process.
 
-The child may load torch and the recipes; the worker waits for it only at its start, and starts
-another one when a recipe's file changes. A further child measures the memory of recipes some time
-after the start, so that queued runs begin first.
+The child may load torch and the recipes, or be forked from the worker's warm process. The worker
+waits for it only at its start, and starts another one when a recipe's file changes. A further
+child measures the memory of recipes some time after the start, so that queued runs begin first.
 """
 
 import logging
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,9 +20,11 @@ from msgspec.structs import replace
 
 from db.errors import HalfstepError
 from db.settings import Settings
+from halfstep.fork_server import Forked
 from halfstep.machine_offer import MachineOffer, RecipeMemory, RecipeOffer, read_offer
 from worker import gpus
 from worker.sandbox import run_environment
+from worker.warm_start import WarmProcess
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ LONGEST_SECONDS = 120.0
 #: Delay between loading recipes and measuring their memory.
 COUNTED_AFTER_SECONDS = 60.0
 
+#: Child that loads the recipes.
+Probe: TypeAlias = "subprocess.Popen[bytes] | Forked"
 #: State of each file, which changes when it is written; None if it is missing.
 Seen = dict[str, tuple[int, int, int] | None]
 
@@ -38,11 +42,12 @@ Seen = dict[str, tuple[int, int, int] | None]
 class Capabilities:
     """The capabilities of this machine, kept up to date with its recipes' files."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, warm: WarmProcess | None = None) -> None:
+        """warm: forks the child, if it can."""
+        self._settings, self._warm = settings, warm
         self._files: set[str] = set()
         self._seen: Seen = {}
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Probe | None = None
         self._outputs: list[IO[bytes]] = []  # output and errors of the child
         self._deadline = 0.0
         self._offer = MachineOffer()
@@ -51,7 +56,12 @@ class Capabilities:
 
     def learn(self) -> MachineOffer:
         """Read devices, recipes and versions, and wait. Raises HalfstepError."""
-        return self._parse_output(self._start_probe().wait())
+        if self._warm:
+            self._warm.wait(LONGEST_SECONDS)
+        child = self._start_probe()
+        exit_code = child.wait()
+        _release(child)
+        return self._parse_output(exit_code)
 
     @property
     def is_loading(self) -> bool:
@@ -72,6 +82,7 @@ class Capabilities:
                 self.close()
                 logger.warning("recipes took %.0f s to load: unchanged", LONGEST_SECONDS)
             return None
+        _release(self._child)
         self._child = None
         try:
             return self._parse_output(exit_code)
@@ -84,6 +95,7 @@ class Capabilities:
         if self._child is not None:
             self._child.kill()
             self._child.wait()
+            _release(self._child)
             self._child = None
             self._printed()
         if self._counter is not None:
@@ -128,11 +140,14 @@ class Capabilities:
             stderr=subprocess.DEVNULL,
         )
 
-    def _start_probe(self) -> "subprocess.Popen[bytes]":
+    def _start_probe(self) -> "Probe":
         # Before the child starts, so that a later change is detected.
         self._seen = self._file_states()
         self._outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
         self._deadline = time.monotonic() + LONGEST_SECONDS
+        files = [file.fileno() for file in self._outputs]
+        if self._warm and (forked := self._warm.fork("trainer.probe", files)):
+            return forked
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.probe"],
             env={**run_environment.of_recipes(self._settings), **gpus.environment()},
@@ -180,6 +195,11 @@ class Capabilities:
     def _file_states(self) -> Seen:
         registered = str(self._settings.data / "recipes.json")
         return {file: _state(Path(file)) for file in {registered, *self._files}}
+
+
+def _release(child: "Probe") -> None:
+    if isinstance(child, Forked):
+        child.release()
 
 
 def _version(recipe: RecipeOffer) -> tuple[str, str | UnsetType]:

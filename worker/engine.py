@@ -1,20 +1,26 @@
-"""The engine: launches supervisors as subprocesses and adopts them after a restart.
+"""The engine: launches supervisors as processes and adopts them after a restart.
 
-A supervisor is named after its run and attempt; it outlives the worker that launched it, and is
+They are forked from a fork server that has loaded their modules, or started as programs. A
+supervisor is named after its run and attempt; it outlives the worker that launched it, and is
 never launched twice.
 """
 
 import hmac
 import json
+import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
 from halfstep.process import started
+
+logger = logging.getLogger(__name__)
 
 
 class AlreadyLaunched(RuntimeError):
@@ -37,13 +43,26 @@ class Handle:
 class SubprocessEngine:
     """Launches supervisors as processes, each in its own session."""
 
-    def __init__(self, key: bytes) -> None:
-        """key: signs handles, since a run can write to their folder."""
-        self._key = key
+    def __init__(self, key: bytes, server: ForkServer | None = None) -> None:
+        """key: signs handles, since a run can write to their folder.
+
+        server: forks supervisors; None: they are started as programs.
+        """
+        self._key, self._server = key, server
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
-    def launch(self, folder: Path, attempt: int, argv: list[str], env: dict[str, str]) -> Handle:
-        """Start the supervisor of an attempt. Raises AlreadyLaunched."""
+    def launch(
+        self,
+        folder: Path,
+        attempt: int,
+        argv: list[str],
+        env: dict[str, str],
+        training: socket.socket | None = None,
+    ) -> Handle:
+        """Start the supervisor of an attempt. Raises AlreadyLaunched.
+
+        training: passed to a forked supervisor, for the fork of its training.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         claim = folder / f"supervisor-{attempt}.json"
         log = folder / f"supervisor-{attempt}.log"
@@ -52,17 +71,48 @@ class SubprocessEngine:
         except FileExistsError as error:
             raise AlreadyLaunched(f"{claim} exists: attempt {attempt} was launched") from error
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # a run may have linked it
+        environment = {**os.environ, **env}
         with os.fdopen(os.open(log, flags, 0o600), "wb") as output:
+            if forked := self._fork(argv, environment, output.fileno(), training):
+                handle = self._write_handle(claim, folder, attempt, forked.pid)
+                try:
+                    forked.begin()
+                    forked.release()
+                    return handle
+                except ForkFailed as error:
+                    logger.warning("a supervisor starts without the fork server: %s", error)
             process = subprocess.Popen(
                 argv,
-                env={**os.environ, **env},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is handled by the worker
             )
         self._children[process.pid] = process
-        handle = Handle(process.pid, started(process.pid) or 0, _boot_id())
+        return self._write_handle(claim, folder, attempt, process.pid)
+
+    def _fork(
+        self,
+        argv: list[str],
+        environment: dict[str, str],
+        output: int,
+        training: socket.socket | None,
+    ) -> Forked | None:
+        """Have a supervisor forked, which waits to begin; None without a fork server."""
+        if self._server is None:
+            return None
+        request = Request(argv[2:], environment, str(Path.cwd()), current_umask())
+        files = [output, output, *([training.fileno()] if training else [])]
+        try:
+            return Forked(self._server.connect(), request, files)
+        except ForkFailed as error:
+            logger.warning("supervisors are started as programs from now on: %s", error)
+            self._server = None
+            return None
+
+    def _write_handle(self, claim: Path, folder: Path, attempt: int, pid: int) -> Handle:
+        handle = Handle(pid, started(pid) or 0, _boot_id())
         signature = self._signature(folder, attempt, handle)
         claim.write_text(json.dumps(handle.as_dict() | {"signature": signature}))
         return handle
@@ -96,6 +146,11 @@ class SubprocessEngine:
         """Send a signal to the supervisor, if it runs."""
         if self.is_alive(handle):
             os.kill(handle.pid, number)
+
+    def close(self) -> None:
+        """End the fork server; supervisors are not affected."""
+        if self._server is not None:
+            self._server.close()
 
     def release(self, handle: Handle) -> None:
         """Forget a supervisor that has ended."""

@@ -31,22 +31,28 @@ from db.queue import claims, node_groups, queue, workers
 from db.queue.node_groups import NodeOutcome
 from db.settings import Settings
 from db.tables import RunNode, Status
+from halfstep import fork_server
 from halfstep.cli import logs
 from halfstep.cli.application import ServingCommand, single
+from halfstep.fork_server import ForkServer
 from halfstep.machine_offer import MachineOffer, rows
 from halfstep.process import close_to_others
 from halfstep.telemetry.folder_lock import FolderLock
 from worker.attempts import node_group
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
+from worker.attempts.supervisor import run_forked
 from worker.capabilities import Capabilities
 from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
 from worker.expired_leases import ExpiredLeases
 from worker.sandbox import cgroup_limits, run_users, sandbox
+from worker.warm_start import WarmProcess
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
+#: How often to look, without a query, for a change of SQLite's file or the end of a supervisor.
+GLANCE_SECONDS = 0.05
 #: Workers notified of the same run spread their wake-ups randomly over this time.
 SPREAD_SECONDS = 0.05
 #: Heartbeat intervals; the longer one applies while notifications arrive for everything else.
@@ -69,15 +75,25 @@ class NoDevices(HalfstepError):
 class Worker:
     """Worker process that claims and monitors runs on one machine."""
 
-    def __init__(self, settings: Settings, database: Database, only: int | None = None) -> None:
-        """only: id of the only run to train; the worker exits when that run ends."""
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        only: int | None = None,
+        supervisors: ForkServer | None = None,
+    ) -> None:
+        """only: id of the only run to train; the worker exits when that run ends.
+
+        supervisors: forks supervisors; None: they are started as programs.
+        """
         self.settings = settings
         self.database = database
         self.only = only
         self.without: dict[str, str] = {}  # environment overrides that disable unavailable limits
         self.name = _name(settings, only)
-        self.engine = SubprocessEngine(key_in(settings.data))
+        self.engine = SubprocessEngine(key_in(settings.data), supervisors)
         self.store = open_store(settings)
+        self.warm: WarmProcess | None = None
         self.capabilities = Capabilities(settings)
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
         self.lost = ExpiredLeases(database, settings.lease_seconds)
@@ -90,11 +106,15 @@ class Worker:
     def run(self) -> None:
         """Claim and monitor runs until stopped, then stop them resumably."""
         self._lock_name()
+        if self.settings.warm_start and self.only is None:
+            self.warm = WarmProcess(self.settings)
+            self.capabilities = Capabilities(self.settings, self.warm)
         self._register()
         self._adopt()
         self.listener.start()
         self.beat_due = tidy_due = 0.0
         self.may_have_work, self.is_notified = True, False
+        self.log_state = self.database.log_state()
         problem: str | None = None
         is_away = False
         self.idle_since = time.monotonic()
@@ -106,6 +126,8 @@ class Worker:
                 if time.monotonic() >= self.beat_due:
                     self._beat()
                     self._update_recipes()  # checks the recipe files, also once per heartbeat
+                    if self.warm:
+                        self.warm.check()
                     is_quiet = self.listener.is_listening and not self.lost
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
@@ -115,7 +137,7 @@ class Worker:
                 self.is_notified = False
                 if self.capabilities.is_loading:
                     self._update_recipes()
-                if self.may_have_work or not self.listener.is_listening:
+                if self.may_have_work or (self.is_tick and not self.listener.is_listening):
                     self._pick_up()
                     self._claim()
                     self.may_have_work = False
@@ -140,6 +162,9 @@ class Worker:
         self.listener.close()
         self.capabilities.close()
         self._stop_runs()
+        if self.warm:
+            self.warm.close()
+        self.engine.close()
         with self.database.writing() as session:
             workers.stop(session, self.id)
 
@@ -149,14 +174,34 @@ class Worker:
         self.wakeups.put(set())
 
     def _wait_for_notification(self) -> None:
-        """Wait up to one tick for a notification of work."""
-        with suppress(Empty):
-            notified = self.wakeups.get(timeout=TICK_SECONDS)
-            if SIGNED_IN in notified:  # the first worker claims it; later ones find none
-                time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
-            while not self.wakeups.empty():
-                notified |= self.wakeups.get()
-            self.is_notified |= not notified.isdisjoint((SIGNED_IN, self.id))
+        """Wait up to one tick for a notification of work, or for a sign of it."""
+        until = time.monotonic() + TICK_SECONDS
+        has_signs = bool(self.running) or self.database.log_state() is not None
+        self.is_tick = False
+        while True:
+            try:
+                timeout = min(GLANCE_SECONDS, TICK_SECONDS) if has_signs else TICK_SECONDS
+                notified = self.wakeups.get(timeout=timeout)
+                break
+            except Empty:
+                self.is_tick = time.monotonic() >= until
+                has_changed = self._has_database_changed()
+                self.is_notified |= has_changed
+                if self.is_tick or has_changed or self._has_supervisor_ended():
+                    return
+        if SIGNED_IN in notified:  # the first worker claims it; later ones find none
+            time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
+        while not self.wakeups.empty():
+            notified |= self.wakeups.get()
+        self.is_notified |= not notified.isdisjoint((SIGNED_IN, self.id))
+
+    def _has_database_changed(self) -> bool:
+        """Return whether SQLite's file has changed, if there is a device for a run."""
+        before, self.log_state = self.log_state, self.database.log_state()
+        return self.log_state != before and bool(self._free_devices())
+
+    def _has_supervisor_ended(self) -> bool:
+        return not all(self.engine.is_alive(handle) for handle, _node in self.running.values())
 
     def _is_done(self) -> bool:
         """Return whether a single-run worker can exit: its run ended or waited too long.
@@ -301,14 +346,18 @@ class Worker:
         folder = self.settings.run_folder(node.run_id, node.node)
         words = map(str, (node.run_id, node.attempt, node.node))
         argv = [sys.executable, "-m", "worker.attempts.supervisor", *words]
+        warm = self.warm.connect() if self.warm else None
         try:
-            handle = self.engine.launch(folder, node.attempt, argv, self.without)
+            handle = self.engine.launch(folder, node.attempt, argv, self.without, warm)
         except (AlreadyLaunched, OSError) as error:
             # Such as a data folder that belongs to another database.
             reason = f"its supervisor could not be started in {folder}: {error}"
             with suppress(StaleAttempt):
                 self._fail(node.run_id, node.attempt, reason, failure_kind="infrastructure")
             return
+        finally:
+            if warm:
+                warm.close()
         self.running[node.run_id, node.attempt] = (handle, node)
 
     def _next(self, free: set[int]) -> RunNode | None:
@@ -539,11 +588,13 @@ def main(
         settings = Settings.read()
         if check:
             sys.exit(not is_turning(settings))
+        # The first of all: a process is forked while it has one thread and no open file.
+        supervisors = fork_server.start(run_forked) if settings.warm_start else None
         database = open_database(settings)
         database.migrate()
         check_store(settings)
         logs.configure("worker", settings.log_level, settings.log_format)
-        worker = Worker(settings, database, only)
+        worker = Worker(settings, database, only, supervisors)
         signal.signal(signal.SIGTERM, worker.stop)
         signal.signal(signal.SIGUSR2, worker.stop)  # sent by a cluster when the time limit is near
         signal.signal(signal.SIGINT, worker.stop)

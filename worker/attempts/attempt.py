@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,12 @@ from obstore.store import ObjectStore
 
 from db.settings import Settings
 from db.tables import Run, Status
+from halfstep.isolation import Isolation
 from halfstep.sandbox import is_supported
 from halfstep.sidecar.log_file import LogFile
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox import sandbox
 from worker.sandbox.cgroup_limits import RunGroup
-from worker.sandbox.isolation import Isolation
 from worker.sandbox.run_users import RunUser
 
 LOST_LEASE = "its lease could not be renewed"
@@ -54,6 +55,7 @@ class Attempt:
     user: RunUser | None = None  # its exclusive user, if any
     group: RunGroup | None = None  # its cgroup, if any
     log: LogFile | None = None  # everything that it prints
+    warm: socket.socket | None = None  # client's socket of the process that forks its training
 
     def temporary(self) -> dict[str, str]:
         """Create the run's temporary folder and return the variables that name it.
@@ -88,8 +90,14 @@ class Attempt:
 
         reads: paths that it needs and that a private /tmp would hide.
         """
+        if variable := self.isolation_variable(*reads):
+            return [*sandbox.ISOLATED, *argv], variable
+        return argv, {}
+
+    def isolation_variable(self, *reads: str) -> dict[str, str]:
+        """Return the variable with which a process applies the run's isolation; {} without one."""
         if self.user is None and self.group is None:
-            return argv, {}
+            return {}
         isolation = Isolation(group=str(self.group.folder) if self.group else "")
         if self.user is not None:
             self.user.own(self.files.folder)
@@ -100,7 +108,7 @@ class Attempt:
                 places=sandbox.hidden_places(self.settings, *reads),
                 processes=self.settings.run_processes,
             )
-        return [*sandbox.ISOLATED, *argv], isolation.variable()
+        return isolation.variable()
 
     def sandbox_variable(
         self, read: Sequence[str] = (), free: Sequence[Path] = ()

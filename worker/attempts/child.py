@@ -1,17 +1,23 @@
 """Child process of a supervisor: starts it, reads its output, kills its whole tree."""
 
+import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import psutil
 
+from halfstep.fork_server import Forked, ForkFailed, Request, current_umask
 from halfstep.sidecar.lines import Output
 from halfstep.sidecar.log_file import LogFile
 from halfstep.telemetry.events import Line, Stream
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 2**16  # read at once
 
@@ -28,23 +34,32 @@ class Child:
         env: dict[str, str],
         hidden: Sequence[str] = (),
         log: LogFile | None = None,
+        warm: socket.socket | None = None,
     ) -> None:
-        """hidden: texts replaced by *** in its output.  log: receives all of its output."""
+        """hidden: texts replaced by *** in its output.  log: receives all of its output.
+
+        warm: client's socket of a process that forks the child; argv are then its arguments.
+        Raises ForkFailed.
+        """
         self._log = log
         self._output = Output(hidden, log.write) if log else Output(hidden)
-        self._process = subprocess.Popen(
-            argv,
-            env={**env, "HALFSTEP_PARENT_PID": str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self._process: Forked | subprocess.Popen[bytes]
+        streams: list[IO[bytes] | None]
+        if warm:
+            self._process, *streams = _forked(argv, env, warm)
+        else:
+            self._process = process = subprocess.Popen(
+                argv,
+                env={**env, "HALFSTEP_PARENT_PID": str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            streams = [process.stdout, process.stderr]
+        logger.info("process %d", self.pid)
         self._readers = [
             threading.Thread(target=self._listen, args=(stream, name), daemon=True)
-            for stream, name in (
-                (self._process.stdout, "stdout"),
-                (self._process.stderr, "stderr"),
-            )
+            for stream, name in zip(streams, ("stdout", "stderr"), strict=True)
         ]
         for reader in self._readers:
             reader.start()
@@ -99,3 +114,22 @@ class Child:
             while printed := os.read(stream.fileno(), PIECE_BYTES):
                 self._output.feed(name, printed)
         self._output.close(name)
+
+
+def _forked(
+    argv: list[str], env: dict[str, str], warm: socket.socket
+) -> tuple[Forked, IO[bytes], IO[bytes]]:
+    """Have a child forked; return it with its output and errors. Raises ForkFailed."""
+    (output, its_output), (errors, its_errors) = os.pipe(), os.pipe()
+    try:
+        request = Request(argv, env, str(Path.cwd()), current_umask())
+        process = Forked(warm, request, [its_output, its_errors])
+        process.begin()
+    except ForkFailed:
+        os.close(output)
+        os.close(errors)
+        raise
+    finally:
+        os.close(its_output)
+        os.close(its_errors)
+    return process, os.fdopen(output, "rb", 0), os.fdopen(errors, "rb", 0)

@@ -1,6 +1,7 @@
 """Supervisor of one attempt: starts the training, records it, applies requests.
 
-    python -m worker.attempts.supervisor RUN ATTEMPT [NODE]        (the worker's engine calls this)
+    python -m worker.attempts.supervisor RUN ATTEMPT [NODE]        (the worker's engine calls this,
+                                                                   or forks it: run_forked)
 
 The training does not use the database: it appends to its spool and reads its control file. This
 process uses the database but not torch. During a database outage the spool grows. A multi-node run
@@ -9,24 +10,31 @@ has one supervisor per node: the first records and closes the attempt.
 
 import errno
 import logging
+import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
+
+import setproctitle  # noqa: F401 - by which the fork server names processes
 
 from db.database import Database, open_database
 from db.errors import StaleAttempt
 from db.files.storage import open_store
 from db.queue import node_groups, queue, workers
 from db.runs import environments, runs
+from db.runs.environments import Texts
 from db.settings import Settings
 from db.tables import COMMAND, Status, Worker
 from halfstep.cli import logs
 from halfstep.clock import clock
+from halfstep.fork_server import Begun
 from halfstep.process import close_to_others
 from halfstep.sidecar.system import SystemMonitor
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -62,13 +70,22 @@ class Supervisor:
     """State of one attempt; `run` executes it from start to end."""
 
     def __init__(
-        self, settings: Settings, database: Database, run_id: int, attempt: int, node: int = 0
+        self,
+        settings: Settings,
+        database: Database,
+        run_id: int,
+        attempt: int,
+        node: int = 0,
+        *,
+        warm: socket.socket | None = None,
     ) -> None:
+        """warm: client's socket of the process that forks the training."""
         self.settings = settings
         self.database = database
         self.run_id = run_id
         self.attempt = attempt
         self.node = node
+        self.warm = warm
         self.folder = settings.run_folder(run_id, node)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)  # also if an earlier version created it
@@ -89,6 +106,8 @@ class Supervisor:
         self.desired_state = "run"  # state requested by users at the last lease renewal
         self.has_lost_lease = False  # when the training ended
         self.is_recorded = False  # everything in the spool
+        # What environment.described returns.
+        self.describing: Future[tuple[dict[str, Any], Texts] | None] | None = None
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -189,12 +208,13 @@ class Supervisor:
                 user=self.user,
                 group=self.group,
                 log=self.recorder.log,
+                warm=self.warm,
             )
             kind = Command if run.source == COMMAND else Training
             self.work: Command | Training = kind(attempt, session)
         self.work.prepare()
         if isinstance(self.recorder, Recorder):
-            self._note_environment(worker, node.devices)
+            self._describe_environment(worker, node.devices)
             monitor = SystemMonitor(node.devices if is_cuda else [])
             self.recorder.begin(monitor, started_at, retention(run.settings))
 
@@ -210,19 +230,28 @@ class Supervisor:
         except (NoneFree, OSError) as error:
             raise CannotStart(f"it cannot be isolated: {error}") from error
 
-    def _note_environment(self, worker: Worker, devices: list[int]) -> None:
-        """Store the environment record of the attempt, if available.
+    def _describe_environment(self, worker: Worker, devices: list[int]) -> None:
+        """Describe the attempt's environment in a thread; `_follow` records it.
 
-        Raises StaleAttempt.
+        A command starts after that, since it may change the files described.
         """
-        describing = partial(environment.described, self.work.started(), worker, devices)
-        described = wait_for(describing, self._renew_lease)
-        if described is None:
+        thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        started = self.work.started()
+        self.describing = thread.submit(environment.described, started, worker, devices)
+        if isinstance(self.work, Command):
+            wait_for(self.describing.result, self._renew_lease)
+
+    def _record_environment(self, child: Child) -> None:
+        """Store the description of the environment, if available. Raises StaleAttempt."""
+        if self.describing is None:
             return
-        content, texts = described
-        with self.database.writing() as session:
-            queue.lock_active_attempt(session, self.run_id, self.attempt)
-            environments.record(session, self.run_id, self.attempt, content, texts)
+        described = wait_for(self.describing.result, partial(self._renew_lease, child))
+        if described is not None:
+            content, texts = described
+            with self.database.writing() as session:
+                queue.lock_active_attempt(session, self.run_id, self.attempt)
+                environments.record(session, self.run_id, self.attempt, content, texts)
+        self.describing = None
 
     def _follow(self, child: Child) -> Outcome:
         """Record until the training ends and all its output is in the database."""
@@ -240,6 +269,8 @@ class Supervisor:
                     with self.database.writing() as session:
                         queue.run_command(session, self.run_id, self.attempt)
                     is_told = True
+                if self.describing and (self.describing.done() or code is not None):
+                    self._record_environment(child)
                 if clock() >= renewal_due:
                     self._acknowledge(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
@@ -384,8 +415,8 @@ class Supervisor:
             time.sleep(RENEWAL_SECONDS)
 
 
-def main() -> None:
-    """Run the attempt given on the command line."""
+def main(warm: socket.socket | None = None) -> None:
+    """Run the attempt given on the command line. warm: see Supervisor."""
     # A cluster sends SIGUSR2 to every process but means the worker. Child processes ignore it too,
     # unless they handle it.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -394,10 +425,24 @@ def main() -> None:
     settings = Settings.read()
     logs.configure("supervisor", settings.log_level, settings.log_format, sys.stderr)
     database = open_database(settings)
-    supervisor = Supervisor(settings, database, run_id, attempt, *node)
+    supervisor = Supervisor(settings, database, run_id, attempt, *node, warm=warm)
     signal.signal(signal.SIGTERM, supervisor.preempt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor.run()
+
+
+def run_forked(begun: Begun) -> NoReturn:
+    """Run the attempt in a forked process, which ends without the worker's own exit handlers."""
+    code = 1
+    try:
+        main(socket.socket(fileno=begun.files[0]) if begun.files else None)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Work of an attempt whose run has a recipe: Halfstep's training process."""
 
 import errno
+import logging
 import os
 import sys
 from functools import partial
@@ -13,6 +14,7 @@ from db.files.storage import get_file
 from db.queue import node_groups, queue
 from db.tables import CheckpointFile, Status
 from halfstep import data_paths
+from halfstep.fork_server import ForkFailed
 from halfstep.telemetry.attempt_messages import (
     ControlRequest,
     ControlState,
@@ -32,6 +34,9 @@ from worker.attempts.environment import Started
 from worker.attempts.initial_weights import bring_weights
 from worker.attempts.renew_lease import wait_for
 from worker.sandbox import run_environment
+from worker.warm_start import differs_early
+
+logger = logging.getLogger(__name__)
 
 STOPPED = "its worker was stopped"
 #: Outcome reported by a training, and the resulting status of the run.
@@ -111,11 +116,29 @@ class Training:
             env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
         if attempt.user is not None:  # has no access to the service's cache or recipe list
             env["HALFSTEP_DATA"] = str(attempt.files.temporary)
-        argv, isolation = attempt.isolated(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
             env |= node_group.environment(attempt.settings)
-        environment = run_environment.of_recipes(attempt.settings) | env | isolation
-        return Child(argv, environment, log=attempt.log)
+        environment = run_environment.of_recipes(attempt.settings) | env
+        argv, isolation = attempt.isolated(self._argv(), str(attempt.recipe_file or ""))
+        if attempt.warm and self._can_be_forked(environment):
+            try:
+                own = self._argv()[2:]
+                return Child(own, environment | isolation, log=attempt.log, warm=attempt.warm)
+            except ForkFailed as error:
+                logger.warning("the training starts as a program: %s", error)
+        return Child(argv, environment | isolation, log=attempt.log)
+
+    def _can_be_forked(self, environment: dict[str, str]) -> bool:
+        """Return whether a fork of the warm process is set up as a process of its own would be.
+
+        Ranks are processes of their own, and torch.compile keeps paths that it reads at import.
+        """
+        run = self._attempt.run
+        is_alone = run.nodes == 1 and len(self._attempt.devices) == 1
+        is_compiled = bool(run.config.get("training", {}).get("compile"))
+        return (
+            is_alone and not is_compiled and not differs_early(self._attempt.settings, environment)
+        )
 
     def acknowledge(
         self, requested: queue.DesiredState, _child: Child, *, is_preempted: bool

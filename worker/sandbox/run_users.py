@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from db.settings import Settings
+from halfstep.isolation import Isolation
 from halfstep.sandbox import is_supported
 from halfstep.telemetry.folder_lock import FolderLock
-from worker.sandbox.isolation import Isolation
 
 #: Usual folders of temporary files.
 PLACES = ("/tmp", "/var/tmp")  # noqa: S108 - they are hidden, not used
@@ -103,7 +103,7 @@ def obstacle(settings: Settings, devices: int) -> str:
     for each in (settings.data, runs):
         each.chmod(0o711)  # to traverse, on the way to its own folder
     trial = Isolation(user=users[0]).variable()
-    argv = [sys.executable, "-I", "-m", "worker.sandbox.isolation", sys.executable, "-c"]
+    argv = [sys.executable, "-I", "-m", "halfstep.isolation", sys.executable, "-c"]
     program = (
         "import os, sys, trainer.process, worker.commands.command_runner; os.stat(sys.argv[1])"
     )

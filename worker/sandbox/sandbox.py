@@ -16,15 +16,15 @@ from tempfile import mkdtemp
 
 from db.settings import Settings
 from halfstep.api_client import credentials, local_server
+from halfstep.isolation import Isolation
 from halfstep.sandbox import NEEDED_VERSION, Sandbox, version
 from halfstep.telemetry.attempt_files import AttemptFiles
-from worker.sandbox.isolation import Isolation
 from worker.sandbox.run_users import PLACES, hidden
 
 #: Starts a program in the sandbox described by its environment.
 START = [sys.executable, "-I", "-m", "halfstep.sandbox"]
 #: The same for a run with its own user.
-ISOLATED = [sys.executable, "-I", "-m", "worker.sandbox.isolation"]
+ISOLATED = [sys.executable, "-I", "-m", "halfstep.isolation"]
 #: Folders by variable of files that programs compile or download, and execute later.
 CACHES = {
     "XDG_CACHE_HOME": "cache",

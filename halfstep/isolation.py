@@ -1,6 +1,6 @@
 """Isolates a run's process before it starts: own user, private /tmp, limits, sandbox.
 
-    python -I -m worker.sandbox.isolation PROGRAM WORD...
+    python -I -m halfstep.isolation PROGRAM WORD...
 
 It replaces itself by the program, with the same PID and without root's privileges.
 """

@@ -1,0 +1,215 @@
+"""Processes that a fork server forks: how they are set up, and with whom they end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
+from halfstep.process import lives, started
+from tests.site import until
+
+SERVER = """
+import os, runpy, socket, sys, threading
+from halfstep.fork_server import serve
+control = socket.socket(fileno=os.dup(0))
+extra = open(os.devnull)  # inherited by no process
+serve(control, is_tied=True)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+#: Describes its process as far as it could differ from one that was started as a program.
+DESCRIBE = """
+import json, os, sys, tempfile
+from pathlib import Path
+
+def status(*names):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return [line for line in lines if line.startswith(names)]
+
+if sys.argv[1:] == ["wait"]:
+    print("waits", flush=True)
+    sys.stdin.read()
+    import signal
+    signal.pause()
+links = {n: os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if int(n) < 3}
+said = {"argv": sys.argv, "environment": dict(os.environ), "folder": os.getcwd(),
+        "umask": status("Umask"), "signals": status("SigBlk", "SigIgn", "SigCgt"),
+        "leads": os.getsid(0) == os.getpid(), "stdin": links["0"], "threads": status("Threads"),
+        "temporary": tempfile.gettempdir(), "streams": [sys.stdout.line_buffering,
+        sys.stderr.line_buffering]}
+print(json.dumps(said), flush=True)
+print("bad", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+class Server:
+    """A fork server in a process of its own, and what it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "server.py").write_text(SERVER)
+        (folder / "script.py").write_text(DESCRIBE)
+        self.folder = folder
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self.process = subprocess.Popen(
+                [sys.executable, str(folder / "server.py")],
+                env=self.environment,
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+            )
+        self.server = ForkServer(ours)
+        until(lambda: self.server.is_ready)
+
+    def fork(self, *words: str, **variables: str) -> Forked:
+        """Have the script forked, with files of its folder as output and errors."""
+        argv = [str(self.folder / "script.py"), *words]
+        request = Request(argv, self.environment | variables, str(self.folder), current_umask())
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as errors:
+            files = [out.fileno(), errors.fileno()]
+            return Forked(self.server.connect(), request, files)
+
+    def waiting(self, **variables: str) -> Forked:
+        """Have a process forked that waits to be ended."""
+        forked = self.fork("wait", **variables)
+        forked.begin()
+        until(lambda: self.printed == "waits\n")
+        return forked
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(Path.cwd()),
+            "TMPDIR": str(self.folder),
+        }
+
+    @property
+    def printed(self) -> str:
+        return (self.folder / "out").read_text()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.server.close()
+    server.process.kill()
+    server.process.wait()
+
+
+def ended(forked: Forked) -> int:
+    until(lambda: forked.poll() is not None)
+    code = forked.poll()
+    assert code is not None
+    return code
+
+
+def test_a_forked_process_is_set_up_like_a_program(server: Server) -> None:
+    """Arguments, environment, folder, umask, signals, session, streams and exit code are equal."""
+    forked = server.fork("a", "b")
+    forked.begin()
+    code, said = ended(forked), json.loads(server.printed)
+    errors = (server.folder / "err").read_text()
+    forked.release()
+    program = subprocess.run(
+        [sys.executable, str(server.folder / "script.py"), "a", "b"],
+        env=server.environment,
+        cwd=server.folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+    )
+    expected: dict[str, Any] = json.loads(program.stdout)
+    for each in (said, expected):
+        each["environment"].pop("LC_CTYPE", None)  # set by an interpreter as it starts
+    assert said == expected
+    assert (code, errors) == (program.returncode, program.stderr.decode()) == (7, "bad\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_a_signal_is_its_exit_code(server: Server, number: signal.Signals) -> None:
+    """The client learns which signal ended the process, which stays a zombie until then."""
+    forked = server.waiting()
+    os.kill(forked.pid, number)
+    assert ended(forked) == -number
+    assert Path(f"/proc/{forked.pid}").exists()
+    forked.release()
+    until(lambda: not Path(f"/proc/{forked.pid}").exists())
+
+
+def test_a_process_ends_with_its_client(server: Server) -> None:
+    """Also if the server is stopped: the kernel kills it."""
+    forked = server.waiting()
+    since = started(forked.pid)
+    server.process.send_signal(signal.SIGSTOP)
+    forked.release()
+    until(lambda: not lives(forked.pid, since))
+    server.process.send_signal(signal.SIGCONT)
+
+
+def test_a_process_ends_with_its_server(server: Server) -> None:
+    """The client learns of it, and no further process is forked."""
+    forked = server.waiting()
+    server.process.kill()
+    assert ended(forked) == -signal.SIGKILL
+    assert started(forked.pid) is None
+    forked.release()
+    assert not server.server.is_ready
+    with pytest.raises(ForkFailed, match="is gone"):
+        server.fork()
+
+
+def test_a_process_that_its_client_gave_up_never_begins(server: Server) -> None:
+    """Whoever asked for it may have started another in its place."""
+    forked = server.fork()
+    since = started(forked.pid)
+    forked.release()
+    until(lambda: not lives(forked.pid, since))
+    assert server.printed == ""
+
+
+def test_a_server_ends_with_its_starter_but_after_its_processes(server: Server) -> None:
+    """Trainings go on when their worker is killed."""
+    forked = server.waiting()
+    server.server.close()
+    os.kill(forked.pid, signal.SIGTERM)
+    assert ended(forked) == -signal.SIGTERM
+    assert server.process.poll() is None
+    forked.release()
+    until(lambda: server.process.poll() == 0)
+
+
+def test_a_server_holds_nothing_of_a_request(server: Server) -> None:
+    """Neither its memory nor the next process's open files are those of an earlier one."""
+    secret = "sesame-of-the-first-run"
+    forked = server.waiting(SECRET=secret)
+    assert secret.encode() in memory(forked.pid)
+    other = server.waiting()
+    for pid in (server.process.pid, other.pid):
+        assert secret.encode() not in memory(pid)
+    assert (
+        len(list(Path(f"/proc/{other.pid}/fd").iterdir())) == 4
+    )  # standard streams, and the pipe by which it is tied to its client
+    forked.release()
+    other.release()
+
+
+def memory(pid: int) -> bytes:
+    """All memory of a process that it can write."""
+    parts = []
+    with Path(f"/proc/{pid}/mem").open("rb") as file:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            first, _, last = line.split()[0].partition("-")
+            if line.split()[1].startswith("rw") and "[v" not in line:
+                file.seek(int(first, 16))
+                parts.append(file.read(int(last, 16) - int(first, 16)))
+    return b"".join(parts)

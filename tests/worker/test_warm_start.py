@@ -1,0 +1,197 @@
+"""Trainings that a warm process forks: the same as fresh ones, and they end with their lease."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from db.settings import Settings
+from db.tables import Status
+from tests.faults.sameness import assert_same, config
+from tests.site import Site, is_running, until
+from worker.warm_start import differs_early, environment
+
+DESCRIBED = f"{Path(__file__).parents[1] / 'trainer' / 'described.py'}:Described"
+WARM, COLD = {"HALFSTEP_WARM_START": "yes"}, {"HALFSTEP_WARM_START": "no"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.only_on("sqlite")]
+
+
+def warm_process(site: Site, run_id: int) -> psutil.Process:
+    """The process that forked a run's training, which is no child of its supervisor."""
+    parent = site.training(run_id).parent()
+    assert parent is not None
+    assert parent.pid != supervisor(site, run_id).pid
+    return parent
+
+
+def supervisor(site: Site, run_id: int) -> psutil.Process:
+    return psutil.Process(site.supervisor_pid(run_id, site.run(run_id).attempt))
+
+
+def test_a_warm_start_trains_to_the_same_bits(site: Site) -> None:
+    """Weights, optimizer, scaler, random states and records equal those of a fresh process."""
+    runs = []
+    for start in (WARM, COLD):
+        site.gate.unlink(missing_ok=True)
+        with site.gated_worker(**start):
+            runs.append(run_id := site.submit(recipe="gated", config=config(150)))
+            site.wait_for_step(run_id, 1)
+            parent = site.training(run_id).parent()
+            assert (parent == supervisor(site, run_id)) == (start is COLD)
+            site.open_gate()
+            site.wait(run_id)
+    assert_same(site, *runs)
+
+
+@pytest.mark.parametrize("sandbox", ["no", "yes"])
+def test_a_warm_process_is_isolated_like_a_fresh_one(
+    site: Site, sandbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environment, files, privileges, limits, signals and access to private paths are equal."""
+    offered = {"HALFSTEP_RECIPES": DESCRIBED, "HALFSTEP_SANDBOX": sandbox}
+    monkeypatch.setenv("HALFSTEP_COLD", "yes")  # or fresh ones would be forked, too
+    private = site.data / "secrets.key"
+    private.write_text("key")
+    tried = [private, site.data / "halfstep.db", Path("/etc/shadow"), Path(__file__)]
+    offered["HALFSTEP_TEST_TRIED"] = ":".join(map(str, tried))
+    described = []
+    for start in (WARM, COLD):
+        with site.worker(**offered, **start):
+            run_id = site.submit(recipe="described", steps=2)
+            assert site.wait(run_id).status == Status.FINISHED, site.log(run_id)
+        described.append(description(site, run_id))
+    warm, cold = described
+    for name, value in cold.items():
+        assert warm[name] == value, name
+    is_private = warm["tried"][str(private)] == "PermissionError PermissionError"
+    assert is_private == (sandbox == "yes")
+
+
+def description(site: Site, run_id: int) -> dict[str, Any]:
+    """What a run of DESCRIBED printed, without its number."""
+    lines = site.log(run_id).replace(f"/runs/{run_id}", "/runs/N").splitlines()
+    begin = "DESCRIBED "
+    return dict(json.loads(each.removeprefix(begin)) for each in lines if each.startswith(begin))
+
+
+def test_a_recipe_file_is_loaded_in_its_own_process_only(site: Site) -> None:
+    """A changed file is a changed recipe, and one that breaks its process breaks no other."""
+    file = site.data.parent / "mine.py"
+    code = (
+        "import os, sys\n"
+        "from trainer.recipes.digits import Digits\n"
+        "class Mine(Digits):\n"
+        "    name = 'mine'\n"
+        "if sys.argv[0] == 'trainer.process':\n"
+        "    print('loaded', {}, flush=True)\n"
+        "    {}\n"
+    )
+    file.write_text(code.format(1, "pass"))
+    with site.worker(HALFSTEP_RECIPES=f"{file}:Mine", **WARM):
+        first = site.submit(recipe="mine", steps=2)
+        assert site.wait(first).status == Status.FINISHED
+        file.write_text(code.format(2, "os._exit(9)"))
+        second = site.submit(recipe="mine", steps=2)
+        assert site.wait(second).status == Status.FAILED
+        third = site.submit(steps=2)
+        assert site.wait(third).status == Status.FINISHED
+    assert "loaded 1" in site.log(first)
+    assert "loaded 2" in site.log(second)
+
+
+def test_a_killed_supervisor_takes_its_training_along(site: Site) -> None:
+    """The next attempt begins once the training of the first is gone, and ends like it."""
+    with site.gated_worker(**WARM):
+        run_id = site.submit(recipe="gated", config=config(150))
+        site.wait_for_step(run_id, 1)
+        training = site.training(run_id)
+        assert warm_process(site, run_id)
+        supervisor(site, run_id).kill()
+        until(lambda: site.run(run_id).attempt == 2)
+        assert not is_running(training)
+        site.open_gate()
+        assert site.wait(run_id).status == Status.FINISHED
+
+
+def test_a_killed_warm_process_is_replaced(site: Site) -> None:
+    """Its training ends, and the run goes on in another process, whatever that is forked from."""
+    with site.gated_worker(**WARM) as worker:
+        run_id = site.submit(recipe="gated", config=config(150))
+        site.wait_for_step(run_id, 1)
+        training, warm = site.training(run_id), warm_process(site, run_id)
+        before = living_children(worker.pid)
+        warm.kill()
+        until(lambda: not is_running(training))
+        until(lambda: site.run(run_id).attempt == 2)
+        until(lambda: site.has_training(run_id))
+        assert site.training(run_id) != training
+        site.open_gate()
+        assert site.wait(run_id).status == Status.FINISHED
+        until(lambda: len(living_children(worker.pid) - before) == 1)
+
+
+def living_children(pid: int) -> set[psutil.Process]:
+    return {each for each in psutil.Process(pid).children() if is_running(each)}
+
+
+def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
+    """Supervisor, training and warm process go on; the warm process ends after the training."""
+    with site.gated_worker(**WARM) as worker:
+        run_id = site.submit(recipe="gated", config=config(150))
+        site.wait_for_step(run_id, 1)
+        family = [site.training(run_id), supervisor(site, run_id)]
+        warm = warm_process(site, run_id)
+        worker.kill()
+        worker.wait()
+        with site.gated_worker(**WARM):
+            step = site.run(run_id).step
+            site.wait_for_step(run_id, step + 5)
+            assert all(map(is_running, [*family, warm]))
+            site.open_gate()
+            assert site.wait(run_id).attempt == 1
+            until(lambda: not is_running(warm))
+
+
+def test_a_warm_process_that_is_stopped_delays_a_start_only(site: Site) -> None:
+    """The training starts as a program, and the one that was asked for never begins."""
+    with site.gated_worker(**WARM):
+        first = site.submit(recipe="gated")
+        site.wait_for_step(first, 1)
+        warm = warm_process(site, first)
+        site.open_gate()
+        assert site.wait(first).status == Status.FINISHED
+        warm.suspend()
+        second = site.submit(recipe="gated", steps=2)
+        assert site.wait(second).status == Status.FINISHED
+        warm.resume()
+
+
+def test_only_variables_that_are_read_late_may_differ(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A run with another value of any other variable is started as a program."""
+    monkeypatch.setenv("TORCH_LOGS", "dynamo")
+    settings = Settings(data=tmp_path)
+    of_run = environment(settings) | {"TMPDIR": "/a", "HOME": "/b", "CUDA_VISIBLE_DEVICES": "1"}
+    assert not differs_early(settings, of_run)
+    for changed in ({"TORCH_LOGS": "inductor"}, {"OMP_NUM_THREADS": "2"}, {"MKL_NUM_THREADS": "2"}):
+        assert differs_early(settings, of_run | changed) == set(changed)
+    assert differs_early(settings, {k: v for k, v in of_run.items() if k != "TORCH_LOGS"})
+
+
+def test_signals_to_everyone_do_not_end_a_warm_process(site: Site) -> None:
+    """A service manager that stops a worker signals all of its processes."""
+    with site.gated_worker(**WARM) as worker:
+        run_id = site.submit(recipe="gated", config=config(150))
+        site.wait_for_step(run_id, 1)
+        for process in psutil.Process(worker.pid).children(recursive=True):
+            os.kill(process.pid, signal.SIGTERM)
+        worker.terminate()
+        worker.wait()
+    assert site.run(run_id).status == Status.QUEUED
+    assert site.run(run_id).step > 0

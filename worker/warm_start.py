@@ -1,0 +1,119 @@
+"""The warm process of a worker, which forks its training processes: trainer.warm_process."""
+
+import logging
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from db.settings import Settings
+from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
+from worker import gpus
+from worker.sandbox import run_environment
+from worker.sandbox.sandbox import CACHES
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.01
+
+#: Variables of a run that nothing reads before the fork; of all others the warm process has the
+#: values that the run gets. tests/trainer/test_warm_process.py checks what its imports read.
+READ_LATE = {"TMPDIR", "HOME", "USER", "LOGNAME", "CUDA_VISIBLE_DEVICES", *CACHES}
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return the environment of a training process, without the variables of its run."""
+    own = {**gpus.environment(), "OMP_NUM_THREADS": "1"}
+    return run_environment.of_recipes(settings) | own
+
+
+def differs_early(settings: Settings, of_run: dict[str, str]) -> set[str]:
+    """Return the variables of a run that the warm process has read with another value."""
+    ours = environment(settings)
+    names = {name for name in {*ours, *of_run} if ours.get(name) != of_run.get(name)}
+    return {name for name in names - READ_LATE if not name.startswith("HALFSTEP_")}
+
+
+class WarmProcess:
+    """Starts the warm process, and again if it ends, unless it cannot be forked at all."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._start()
+
+    def _start(self) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when it ends
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer.warm_process"],
+                env=environment(self._settings),
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        self._server = ForkServer(ours)
+        self._has_been_ready = False
+
+    def connect(self) -> socket.socket | None:
+        """Return the socket of a new client, or None if the process is not ready."""
+        if self._server.is_ready:
+            self._has_been_ready = True
+            try:
+                return self._server.connect()
+            except ForkFailed as error:
+                logger.warning("a training starts without the warm process: %s", error)
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the process is ready or has ended, at most for so long."""
+        until = time.monotonic() + seconds
+        while not self._server.is_ready and time.monotonic() < until:
+            if self._process.poll() is not None:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def fork(self, program: str, files: Sequence[int]) -> Forked | None:
+        """Have a program of the trainer forked, or return None if that is not possible.
+
+        files: its output and errors.
+        """
+        client = self.connect()
+        if client is None:
+            return None
+        own = environment(self._settings)
+        try:
+            forked = Forked(
+                client, Request([program], own, str(Path.cwd()), current_umask()), files
+            )
+            forked.begin()
+        except ForkFailed as error:
+            logger.warning("%s starts without the warm process: %s", program, error)
+            return None
+        return forked
+
+    def check(self) -> None:
+        """Start the process again if it has ended; if it never was ready, only log that."""
+        if self._process.returncode is not None or self._process.poll() is None:
+            return
+        self._has_been_ready |= self._server.is_ready
+        self._errors.seek(0)
+        errors = self._errors.read(4000).decode(errors="replace").strip()
+        logger.warning("the warm process ended with %s: %s", self._process.returncode, errors)
+        if self._has_been_ready:
+            self._forget()
+            self._start()
+
+    def close(self) -> None:
+        """End the process; all trainings of this worker have ended."""
+        self._process.kill()
+        self._process.wait()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._server.close()
+        self._errors.close()
