@@ -36,6 +36,7 @@ CLAIMS = (
     "skips",
     "step_to_figure",
     "browser_busy",
+    "start",
     "idle_look",
     "gangs",
     "idle_workers",
