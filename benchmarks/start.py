@@ -132,7 +132,7 @@ def _start(database: Database, owner: User) -> float:
     return seconds
 
 
-def _has(database: Database, query: Select[tuple[int]]) -> bool:
+def _has(database: Database, query: Select[int]) -> bool:
     with database.read_only() as session:
         return session.scalar(query.limit(1)) is not None
 

@@ -18,7 +18,7 @@ from trainer.recipes.digits import Digits
 #: Lines of /proc/self/status that describe isolation and signal handling.
 STATUS = ("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp:", "CapInh", "CapPrm", "CapEff")
 STATUS += ("CapBnd", "CapAmb", "SigBlk", "SigIgn", "SigCgt", "Cpus_allowed:")
-#: Set by an interpreter or by torch as they start, or the parent's.
+#: Set by an interpreter or by torch as they start (as is the folder tmp/cache), or the parent's.
 UNLIKE = ("LC_CTYPE", "TORCHINDUCTOR_CACHE_DIR", "HALFSTEP_PARENT_PID")
 
 
@@ -48,7 +48,7 @@ def description() -> dict[str, Any]:
         "environment": {k: v for k, v in os.environ.items() if k not in UNLIKE},
         "folder": os.getcwd(),
         "temporary": tempfile.gettempdir(),
-        "hidden": sorted(os.listdir("/tmp")) if os.getuid() else [],
+        "hidden": sorted({*os.listdir("/tmp")} - {"cache"}) if os.getuid() else [],
         "status": [line for line in status if line.startswith(STATUS)],
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
         "tried": {path: outcome(path) for path in os.environ["HALFSTEP_TEST_TRIED"].split(":")},

@@ -22,6 +22,7 @@ from db.tables import Status, User
 from halfstep import sandbox
 from tests.db.conftest import submit_command
 from tests.site import SECONDS, Site, until
+from tests.worker.test_warm_start import DESCRIBED, description
 from worker.sandbox import cgroup_limits, run_users
 from worker.sandbox.cgroup_limits import RunGroup
 
@@ -158,6 +159,38 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
     assert trained.step == 3
     for number in Settings(run_users=USERS).run_user_range:
         assert _processes_of(number) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
+@pytest.mark.only_on("sqlite")
+def test_a_forked_run_with_a_user_of_its_own_is_isolated_like_a_fresh_one(
+    passable: Site, python: Path
+) -> None:
+    """User, groups, privileges, limits, private /tmp and access to files are equal."""
+    site = passable
+    secret = site.data.parent / "secret"
+    secret.write_text("key")
+    secret.chmod(0o600)
+    (site.data / "secrets.key").write_text("key")
+    recipe = shutil.copy(DESCRIBED.partition(":")[0], site.data.parent)
+    Path(recipe).chmod(0o644)
+    asked = {"HALFSTEP_RUN_USERS": "61000-61000", "HALFSTEP_RUN_PROCESSES": "24"}
+    asked |= {"HALFSTEP_SANDBOX": "yes", "HALFSTEP_RECIPES": recipe}
+    asked |= {"HALFSTEP_TEST_TRIED": f"{secret}:{site.data / 'secrets.key'}:/proc/1/environ"}
+    described = []
+    for start in ("yes", "no"):
+        with _working(site, python, HALFSTEP_WARM_START=start, **asked):
+            run_id = site.submit(recipe="described", steps=2)
+            assert site.wait(run_id).status == Status.FINISHED, site.run(run_id).error
+            log = site.data / "runs" / str(run_id) / "supervisor-1.log"
+        described.append(description(site, run_id))
+        assert "starts as a program" not in log.read_text()
+    warm, cold = described
+    for name, value in cold.items():
+        assert warm[name] == value, name
+    assert "Uid:\t61000\t61000\t61000\t61000" in warm["status"]
+    assert set(warm["tried"].values()) == {"PermissionError PermissionError"}
 
 
 def _wait(site: Site, line: str) -> int:
