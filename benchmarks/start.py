@@ -24,7 +24,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Step, User
 
-RUNS, POLL_SECONDS, TICK_SECONDS = 30, 0.005, 0.5
+RUNS, POLL_SECONDS, TICK_SECONDS = 20, 0.005, 0.5
 BAR_P50, BAR_P95 = 0.5, 1.0
 CONFIG = {"precision": "fp16", "training": {"steps": 60}}
 #: The loop of trainer.recipes.digits in fp16 with a GradScaler.

@@ -32,7 +32,7 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     load()
-    if problem := obstacle(control):
+    if problem := obstacle():
         sys.exit(problem)
     outlive_parent()
     begun = fork_server.serve(control, is_tied=True)
@@ -55,7 +55,7 @@ def load() -> None:
             import_module(point.module)
 
 
-def obstacle(control: socket.socket) -> str:
+def obstacle() -> str:
     """Return why this process cannot be forked, or ""."""
     import torch
 

@@ -115,6 +115,7 @@ class Worker:
         self.beat_due = tidy_due = 0.0
         self.may_have_work, self.is_notified = True, False
         self.log_state = self.database.log_state()
+        self.wakeups.put(set())  # the first turn does not wait
         problem: str | None = None
         is_away = False
         self.idle_since = time.monotonic()

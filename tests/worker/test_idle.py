@@ -41,6 +41,18 @@ def waiting(site: Site) -> Iterator[Waiting]:
         worker._name_lock.release()
 
 
+@pytest.mark.only_on("sqlite")
+def test_a_worker_notices_a_run_by_the_file_of_sqlite(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a query, and long before its tick."""
+    monkeypatch.setattr("worker.worker.TICK_SECONDS", 1e6)
+    with waiting(site) as worker:
+        until(lambda: not getattr(worker, "may_have_work", True))
+        run_id = site.submit()
+        until(lambda: worker.launched == [run_id])
+
+
 @pytest.mark.only_on("postgresql")
 def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """With notifications it executes one statement per heartbeat; a queued run is claimed at once

@@ -139,6 +139,22 @@ def living_children(pid: int) -> set[psutil.Process]:
     return {each for each in psutil.Process(pid).children() if is_running(each)}
 
 
+def test_a_killed_server_of_supervisors_ends_none(site: Site) -> None:
+    """Running supervisors go on, and the next one is started as a program."""
+    with site.gated_worker(**WARM) as worker:
+        first = site.submit(recipe="gated", config=config(150))
+        site.wait_for_step(first, 1)
+        server = supervisor(site, first).parent()
+        assert server is not None
+        assert server.ppid() == worker.pid
+        server.kill()
+        until(lambda: not is_running(server))
+        site.open_gate()
+        assert site.wait(first).attempt == 1
+        second = site.submit(recipe="gated", steps=2)
+        assert site.wait(second).status == Status.FINISHED
+
+
 def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
     """Supervisor, training and warm process go on; the warm process ends after the training."""
     with site.gated_worker(**WARM) as worker:
