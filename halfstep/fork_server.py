@@ -171,15 +171,17 @@ def current_umask() -> int:
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
-def start(run: Callable[[Begun], NoReturn]) -> ForkServer:
+def start(run: Callable[[Begun], NoReturn], title: str) -> ForkServer:
     """Fork a server from this process, which must have one thread only.
 
+    title: its name in lists of processes.
     run: called in each forked process. These outlive their client and the server.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
         try:
+            _set_title(title)
             end_with_parent()  # unlike the processes that it forks
             ours.close()
             run(serve(its, is_tied=False))
@@ -233,8 +235,7 @@ def _tie(life: int, server: int) -> None:
 
 def _set_up(request: Request, output: int, errors: int) -> None:
     """Set this process up like one that was started by a command."""
-    if titles := sys.modules.get("setproctitle"):  # before the environment changes
-        titles.setproctitle(f"{sys.executable} -m {' '.join(request.argv)}")
+    _set_title(f"{sys.executable} -m {' '.join(request.argv)}")  # before the environment changes
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for number, file in enumerate((null, output, errors)):
@@ -251,6 +252,12 @@ def _set_up(request: Request, output: int, errors: int) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     sys.argv = request.argv
+
+
+def _set_title(title: str) -> None:
+    """Name this process in lists of processes, if the library for that has been loaded."""
+    if titles := sys.modules.get("setproctitle"):
+        titles.setproctitle(title)
 
 
 @dataclass

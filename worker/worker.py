@@ -590,7 +590,8 @@ def main(
         if check:
             sys.exit(not is_turning(settings))
         # The first of all: a process is forked while it has one thread and no open file.
-        supervisors = fork_server.start(run_forked) if settings.warm_start else None
+        title = "halfstep: forks supervisors"
+        supervisors = fork_server.start(run_forked, title) if settings.warm_start else None
         database = open_database(settings)
         database.migrate()
         check_store(settings)
