@@ -158,7 +158,7 @@ class Settings(BaseSettings):
         bool,
         Field(
             description="Whether the worker keeps a process with torch loaded, of which it forks "
-            "trainings: 0.3 GiB of memory for a start within half a second"
+            "trainings: 0.3 GiB of memory instead of seconds for each start"
         ),
     ] = True
     run_environment: Annotated[

@@ -591,7 +591,8 @@ def main(
             sys.exit(not is_turning(settings))
         # The first of all: a process is forked while it has one thread and no open file.
         title = "halfstep: forks supervisors"
-        supervisors = fork_server.start(run_forked, title) if settings.warm_start else None
+        is_warm = settings.warm_start and only is None
+        supervisors = fork_server.start(run_forked, title) if is_warm else None
         database = open_database(settings)
         database.migrate()
         check_store(settings)
