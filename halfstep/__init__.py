@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from halfstep.api_client.errors import ApiError as ApiError
     from halfstep.client import Client as Client
+    from halfstep.precision_lab.diff import precision_diff as precision_diff
     from halfstep.session.logged_values import Audio as Audio
     from halfstep.session.logged_values import Histogram as Histogram
     from halfstep.session.watch_session import Watch as Watch
@@ -75,6 +76,10 @@ def __getattr__(name: str) -> Any:
         from halfstep.session import watch_session
 
         return getattr(watch_session, name)
+    if name == "precision_diff":
+        from halfstep.precision_lab import diff
+
+        return diff.precision_diff
     if name == "plot" or name in ADAPTERS:  # an adapter imports its framework too
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):

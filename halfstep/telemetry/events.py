@@ -23,6 +23,7 @@ MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # arguments of a command; one argument
 TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configuration
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
+PRECISION_ROWS = 10_000
 #: One event is one database row, which a page reads whole.
 EVENT_BYTES = 16 * 2**20
 
@@ -478,6 +479,54 @@ class Updates(StepEvent, frozen=True, kw_only=True, tag="updates"):
     modules: list[UpdatedModule]
 
 
+class PrecisionRow(Part, frozen=True, kw_only=True):
+    """Errors of one module call or parameter; see halfstep/precision_lab/report.py."""
+
+    name: Text
+    type: Text  # the module's class
+    call: Count  # from 1: a module may be called several times; of a parameter 0
+    #: Its results, the gradients of its inputs, or the gradient of a parameter.
+    direction: Literal["forward", "backward", "parameter"]
+    dtype: Text  # of the first result in low precision; of a parameter, of modules that use it
+    elements: Count
+    # Against the reference.
+    error: Number  # L2 norm of the difference over that of the reference
+    largest: Number  # largest difference over the reference's root mean square
+    cosine: Number  # NaN where one of both is all zero or not finite
+    flushed: Number  # share of the elements that became 0
+    saturated: Number  # share at the largest number of the format or beyond
+    bits: Number  # effective bits of the mantissa
+    # Parts of the error; None if they are unknown.
+    local: Number | None  # of the module's own operations on the reference's inputs
+    inherited: Number | None  # the rest
+    local_flushed: Number | None
+    local_saturated: Number | None
+    # Local error that stays if the module computes in fp32; None: not measured, as below the noise.
+    local_fp32: Number | None
+    used_by: list[Text] = []  # of a parameter: modules that use it
+    unknown: Text | None = None  # why the local error is unknown
+
+
+class PrecisionDiff(StepEvent, frozen=True, kw_only=True, tag="precision_diff"):
+    """One batch in two precisions, compared module by module, in the order of the calls."""
+
+    dtype: Literal["float16", "bfloat16"]
+    reference: Literal["float32", "float64"]
+    scale: Scale
+    loss: Number
+    reference_loss: Number
+    # Of the gradient of all parameters together.
+    error: Number
+    cosine: Number
+    suggested: list[Text]  # modules that should stay in fp32
+    suggested_error: Number | None = None  # `error` with these in fp32, measured
+    notes: list[Text] = []
+    rows: Annotated[
+        list[PrecisionRow],
+        Meta(max_length=PRECISION_ROWS, description=f"at most {PRECISION_ROWS} rows"),
+    ]
+
+
 class Precision(StepEvent, frozen=True, kw_only=True, tag="precision"):
     """dtype of most matrix products and convolutions of a watched loop."""
 
@@ -696,7 +745,17 @@ KINDS: dict[str, type[Event]] = {
         *(Resumed, Configured, Length, Workload, Retry, RequestDone, Spike, RolledBack),
         *(LeftOut, FailedDiagnosis),
         *(Checkpoint, Artifact, SavedArtifact, UsedArtifact, LogPart, Weights, Line, Sample),
-        *(Shapes, Histogram, Headroom, Fp8, LayerNorms, Uncalled, Updates, Precision),
+        *(
+            Shapes,
+            Histogram,
+            Headroom,
+            Fp8,
+            LayerNorms,
+            Uncalled,
+            Updates,
+            Precision,
+            PrecisionDiff,
+        ),
         *(Replay, Poison, Schedule, Origin, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, ScaledClip, BoundedNorms, Uncleared, AccumulatedGradients),
         *(NoGradient, NoStep, NoInfChecks, Fp16Gradients, AdamEps),

@@ -150,3 +150,58 @@ def make_replay(step: int, **changes: Any) -> dict[str, Any]:
         "loss_nonfinite": False,
     }
     return event | changes
+
+
+def make_precision_row(name: str, **changes: Any) -> dict[str, Any]:
+    """Make a row of a precision diff with the errors of a healthy module."""
+    row = {
+        "name": name,
+        "type": "Linear",
+        "call": 1,
+        "direction": "forward",
+        "dtype": "float16",
+        "elements": 4096,
+        "error": 5e-4,
+        "largest": 3e-3,
+        "cosine": 1.0,
+        "flushed": 0.0,
+        "saturated": 0.0,
+        "bits": 11.0,
+        "local": 3e-4,
+        "inherited": 4e-4,
+        "local_flushed": 0.0,
+        "local_saturated": 0.0,
+        "local_fp32": None,
+        "used_by": [],
+        "unknown": None,
+    }
+    return row | changes
+
+
+def make_precision_diff(step: int, **changes: Any) -> dict[str, Any]:
+    """Make the event of a precision diff that suggests fp32 for one module."""
+    nonfinite = {"error": float("inf"), "local": float("inf"), "local_saturated": 0.5}
+    event = {
+        "event": "precision_diff",
+        "step": step,
+        "dtype": "float16",
+        "reference": "float32",
+        "scale": 1024.0,
+        "loss": 2.5,
+        "reference_loss": 2.501,
+        "error": float("inf"),
+        "cosine": float("nan"),
+        "suggested": ["head"],
+        "suggested_error": 5e-4,
+        "notes": [],
+        "rows": [
+            make_precision_row("(loss)", type="", dtype="float32"),
+            make_precision_row("body"),
+            make_precision_row("body", direction="backward", error=2e-3),
+            make_precision_row("head", **nonfinite, local_fp32=1e-4),
+            make_precision_row("head", direction="backward", local=None, inherited=None)
+            | {"unknown": "a number that arrives at it is beyond the format's largest"},
+            make_precision_row("head.weight", direction="parameter", call=0, used_by=["head"]),
+        ],
+    }
+    return event | changes

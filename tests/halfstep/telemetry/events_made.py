@@ -6,6 +6,7 @@ from tests.db.telemetry.telemetry_made import (
     make_histogram,
     make_metric,
     make_module,
+    make_precision_diff,
     make_replay,
     make_skip,
 )
@@ -57,6 +58,7 @@ HONEST: dict[str, dict[str, Any]] = {
             | {"smallest_gradient": None, "dtype": "float16"},
         ],
     },
+    "precision_diff": make_precision_diff(50),
     "fp8": {
         "step": 50,
         "modules": [

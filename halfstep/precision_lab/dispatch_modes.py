@@ -1,0 +1,91 @@
+"""Dispatch modes under which both passes of a precision diff run. This module imports torch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+HALF = (torch.float16, torch.bfloat16)
+#: Operations that only draw numbers. (Attention draws them inside of a kernel of its own.)
+RANDOM = frozenset(
+    f"{name}{suffix}"
+    for name in (
+        *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "native_dropout"),
+        *("normal", "rand", "rand_like", "randn", "randn_like", "uniform"),
+    )
+    for suffix in ("", "_")
+)
+
+
+class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws equal random numbers in every dtype, and copies a kept tensor before it is overwritten.
+
+    A random operation on half-precision tensors is computed on float32 tensors, and cast: some
+    kernels use their random numbers in another order for another dtype.
+    """
+
+    def __init__(
+        self, on_write: Callable[[Tensor], None], reference: torch.dtype | None = None
+    ) -> None:
+        """on_write: called with each tensor that an operation is about to change.
+
+        reference: casts to half precision yield this dtype; None: they are left as they are.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_write, self._reference = on_write, reference
+
+    @contextmanager
+    def rounding(self) -> Iterator[None]:
+        """Let casts to half precision through."""
+        reference, self._reference = self._reference, None
+        try:
+            yield
+        finally:
+            self._reference = reference
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            for index, argument in enumerate(func._schema.arguments):
+                if argument.alias_info and argument.alias_info.is_write:
+                    value = args[index] if index < len(args) else kwargs.get(argument.name)
+                    for tensor in value if isinstance(value, list | tuple) else (value,):
+                        if isinstance(tensor, Tensor):
+                            self._on_write(tensor)
+        if self._reference and kwargs.get("dtype") in HALF:
+            kwargs = kwargs | {"dtype": self._reference}
+        if func.overloadpacket.__name__ in RANDOM:
+            return _random(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a random operation with float32 in place of every other floating dtype."""
+    dtype = kwargs.get("dtype")
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float32:
+        return _cast(func(*args, **kwargs | {"dtype": torch.float32}), dtype)
+    if not args or not _is_other_float(args[0]):
+        return func(*args, **kwargs)
+    first: Tensor = args[0]
+    as_float = tree_map(lambda v: v.float() if _is_other_float(v) else v, (args, kwargs))
+    result = func(*as_float[0], **as_float[1])
+    if func._schema.is_mutable:
+        return first.copy_(as_float[0][0])
+    return _cast(result, first.dtype)
+
+
+def _is_other_float(value: Any) -> bool:
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return is_float and value.dtype != torch.float32
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    return tree_map(
+        lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, tree
+    )

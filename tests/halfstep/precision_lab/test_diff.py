@@ -1,0 +1,333 @@
+"""Precision diffs of models of every kind, their report, and models of which none can be made."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from halfstep import precision_diff
+from halfstep.precision_lab.report import PrecisionReport
+from halfstep.telemetry import event_codec
+from halfstep.telemetry.events import PrecisionDiff
+from tests.halfstep.precision_lab.models_made import (
+    MODELS,
+    WIDTH,
+    Transformer,
+    chain,
+    next_token,
+    squared,
+    tokens,
+    vectors,
+)
+
+
+def diff(name: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> PrecisionReport:
+    """Return the report of one of MODELS."""
+    make, make_batch, loss_fn = MODELS[name]
+    return precision_diff(make(), make_batch(), loss_fn, dtype, **options)
+
+
+def test_rows_are_in_the_order_of_calls() -> None:
+    """A module's row comes before those of its children; parameters come last."""
+    names = [row.name for row in diff("chain").rows if row.direction == "forward"]
+    assert names == ["(loss)", "Sequential", "0", "1", "2", "3"]
+    directions = [row.direction for row in diff("transformer").rows]
+    first = directions.index("parameter")
+    assert set(directions[first:]) == {"parameter"}
+    assert {"forward", "backward"} == set(directions[:first])
+
+
+def test_calls_of_one_module_are_numbered() -> None:
+    """A cell that is called four times has four rows, and one of each parameter."""
+    rows = diff("recurrent").rows
+    calls = [row.call for row in rows if (row.name, row.direction) == ("cell", "forward")]
+    assert calls == [1, 2, 3, 4]
+    assert [row.call for row in rows if row.name == "cell.weight_hh"] == [0]
+
+
+def test_tied_weight_is_one_row_with_both_users() -> None:
+    """The gradient of a tied weight is the sum of its uses."""
+    report = diff("transformer")
+    assert report.row("tokens.weight", "parameter").used_by == ["tokens", "head"]
+    assert "head.weight" not in {row.name for row in report.rows}
+
+
+def test_integer_inputs_have_no_gradient_row() -> None:
+    """An embedding's input has no gradient, and its weight has one."""
+    report = diff("transformer")
+    assert report.row("tokens").error == 0
+    with pytest.raises(KeyError):
+        report.row("tokens", "backward")
+
+
+def test_functions_between_modules_belong_to_their_container() -> None:
+    """Attention without children of its own computes between them, with a local error."""
+    report = diff("transformer")
+    attention = report.row("blocks.0.attention")
+    unit = 2.0**-8
+    assert 0.1 * unit < float(attention.local or 0) < 3 * unit
+    assert float(attention.inherited or 0) > 0
+    assert report.row("(loss)").dtype == "float32"
+    # Nothing but the rounding of what its last child hands over.
+    assert float(diff("chain").row("Sequential").local or 0) < 0.6 * unit
+
+
+def test_dropout_is_equal_in_both_passes() -> None:
+    """A dropout that drops half of its input has no error but that of rounding."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
+    report = precision_diff(model, vectors(64), squared, torch.float16)
+    assert float(report.row("1").error) < 1e-3
+    assert float(report.row("1").local or 0) < 1e-3
+
+
+def test_checkpointing_changes_nothing() -> None:
+    """A model with activation checkpointing has the rows of the same model without."""
+    torch.manual_seed(3)
+    plain = diff("transformer")
+    torch.manual_seed(3)
+    assert repr(diff("checkpointed").rows) == repr(plain.rows)
+
+
+def test_calls_under_no_grad_have_forward_rows() -> None:
+    """A network that only evaluates has no gradients."""
+
+    def distilled(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            target = model[0](batch[0])
+        return (model[1](batch[0]) - target).square().mean()
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    report = precision_diff(model, vectors(), distilled, torch.bfloat16)
+    assert float(report.row("0").local or 0) > 0
+    assert {row.name for row in report.rows if row.direction == "parameter"} == {
+        "1.weight",
+        "1.bias",
+    }
+
+
+def test_side_channel_is_unknown_not_wrong() -> None:
+    """A gradient that enters a module beside its results leaves its local error unknown."""
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inside = x * 3
+            return self.linear(x)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        y = model(batch[0])
+        return y.square().mean() + 10 * model[1].inside.square().mean()
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Remembering())
+    report = precision_diff(model, vectors(), loss, torch.bfloat16)
+    row = report.row("1", "backward")
+    assert row.local is None
+    assert "more than its results were used" in str(row.unknown)
+    assert not report.suggest()
+
+
+def test_gradient_penalty_is_not_blamed_on_a_module() -> None:
+    """A gradient of a gradient is not that of one call: local errors are unknown."""
+
+    def penalty(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        y = model(x).float().sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        return y.square() * 1e-3 + (gradient.float().norm(dim=1) - 1).square().mean()
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    report = precision_diff(model, vectors(), penalty, torch.bfloat16)
+    assert report.error < 0.05
+    assert not report.suggest()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_model_in_half_precision_is_compared_with_fp32_copies(dtype: torch.dtype) -> None:
+    """Weights in half precision stay; the reference has copies of them, and no autocast runs."""
+    model = Transformer().to(dtype)
+    parameters = list(model.parameters())
+    batch = tokens()
+    report = precision_diff(model, batch, next_token, dtype)
+    assert report.row("norm").dtype == str(dtype).removeprefix("torch.")
+    assert 0 < report.error < 0.05
+    assert all(p is q for p, q in zip(model.parameters(), parameters, strict=True))
+    assert all(p.dtype == dtype and p.grad is None for p in parameters)
+
+
+def test_default_scale_is_one_that_does_not_overflow() -> None:
+    """Where 65,536 overflows, the scale is lowered as a scaler would."""
+    model, batch = chain(2), vectors()
+    report = precision_diff(model, batch, lambda m, b: 1e3 * squared(m, b).sum() * WIDTH)
+    assert report.event.scale < 65536
+    assert report.error < 1e-2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_model_is_measured_uncompiled() -> None:
+    """A compiled model has the rows of the same model without, and a note."""
+    model, batch = chain(2), vectors()
+    plain = precision_diff(model, batch, squared, torch.bfloat16)
+    compiled = precision_diff(torch.compile(model), batch, squared, torch.bfloat16)
+    assert repr(compiled.rows) == repr(plain.rows)
+    assert any("torch.compile" in note for note in compiled.event.notes)
+
+
+def test_many_calls_are_bounded() -> None:
+    """Calls beyond the first 64 of a module belong to its container."""
+
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(70):
+                x = torch.tanh(self.cell(x))
+            return x
+
+    report = precision_diff(Long(), vectors(4), squared, torch.bfloat16)
+    assert max(row.call for row in report.rows) == 64
+    assert "6 calls of modules beyond the first 64 of each are left out." in report.event.notes
+    assert report.row("Long").unknown is None
+
+
+def test_report_is_an_event_that_can_be_recorded() -> None:
+    """The event passes the spool's checks, also with errors that are not finite."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    report = precision_diff(model, vectors(), lambda m, b: squared(m, b) * 1e9, scale=65536.0)
+    assert report.error == float("inf")
+    decoded = event_codec.decode(event_codec.encode(report.event))
+    assert isinstance(decoded, PrecisionDiff)
+    assert len(decoded.rows) == len(report.rows)
+    assert decoded.error == "Infinity"
+
+
+def test_report_in_a_notebook() -> None:
+    """The HTML has a row per call, escapes names, and shows the suggestions."""
+    html = diff("chain")._repr_html_()
+    assert html.count("<tr>") == len(diff("chain").rows) + 1
+    assert "No module needs fp32" in html
+
+
+def test_frame_needs_pandas() -> None:
+    """Without pandas only the frame is missing."""
+    with pytest.raises(ImportError, match="pandas"):
+        diff("chain").frame()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": torch.float32}, "dtype = torch.float32: must be torch.float16 or torch.bfloat1"),
+        ({"scale": 0.0}, "scale = 0.0: must be a finite number greater than 0"),
+        ({"scale": float("nan")}, "scale = nan: must be"),
+        ({"reference": torch.float16}, "reference = torch.float16: must be torch.float32 or"),
+        ({"loss_fn": lambda _m, _b: 1.0}, "loss_fn returned float: return the loss as a tensor"),
+        ({"loss_fn": lambda m, b: m(b[0])}, r"shape \(16, 32\): return its mean or sum"),
+        ({"loss_fn": lambda m, b: m(b[0]).sum().detach()}, "no parameter that requires a gradient"),
+        ({"model": nn.ReLU()}, "the model has no parameter that requires a gradient"),
+        ({"model": nn.DataParallel(chain(1))}, "DataParallel copies its module: pass model.module"),
+        ({"model": chain(1).half(), "dtype": torch.bfloat16}, "weights of type torch.float16; pa"),
+    ],
+)
+def test_wrong_argument_is_named(options: dict[str, Any], message: str) -> None:
+    """An argument that is not allowed is rejected with what is allowed."""
+    given = {"model": chain(1), "batch": vectors(), "loss_fn": squared} | options
+    with pytest.raises((ValueError, TypeError), match=message):
+        precision_diff(**given)
+
+
+def test_reentrant_checkpointing_is_rejected() -> None:
+    """Reentrant checkpointing computes gradients only into .grad."""
+
+    class Reentrant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.linear, x, use_reentrant=True)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Reentrant())
+    with pytest.raises(ValueError, match="set use_reentrant=False"):
+        precision_diff(model, vectors(), squared, scale=1.0)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_import_of_halfstep_loads_no_torch() -> None:
+    """The function is loaded on first use."""
+    code = "import halfstep, sys; assert 'torch' not in sys.modules; halfstep.precision_diff"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+RANK = """
+import sys
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import halfstep
+from halfstep.precision_lab.diff import UnsupportedModel
+from tests.halfstep.precision_lab.models_made import Convolutions, classes, images
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+
+
+def train(diffs):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Convolutions())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(2):
+        batch = images()
+        if diffs and rank == step:  # on one rank only: no collective operation is waited for
+            report = halfstep.precision_diff(model, batch, classes, torch.bfloat16)
+            assert report.row("first").local and not report.suggest(), report
+        optimizer.zero_grad()
+        classes(model, batch).backward()
+        if diffs and rank == 0:
+            halfstep.precision_diff(model, batch, classes, torch.bfloat16)
+        optimizer.step()
+    return [*model.state_dict().values()]
+
+
+without, with_diffs = train(False), train(True)
+assert all(map(torch.equal, without, with_diffs))
+
+from torch.distributed.fsdp import fully_shard
+model = fully_shard(Convolutions())
+try:
+    halfstep.precision_diff(model, images(), classes)
+except UnsupportedModel as error:
+    assert "sharded parameters (FSDP2" in str(error)
+else:
+    raise AssertionError("a sharded model was accepted")
+dist.destroy_process_group()
+"""
+
+
+def test_ddp_is_unchanged_and_fsdp_is_rejected(tmp_path: Path) -> None:
+    """A diff on one rank of DDP waits for no other, and changes no step; FSDP2 is rejected."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    root = Path(__file__).parents[3]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), tmp_path / "store"],
+            cwd=root,
+            env={"PYTHONPATH": str(root), "PATH": "", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate()[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors

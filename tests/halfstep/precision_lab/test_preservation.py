@@ -1,0 +1,111 @@
+"""A precision diff leaves the training as it was, to the bit."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from halfstep import precision_diff
+from tests.halfstep.precision_lab.models_made import MODELS, Loss
+
+STEPS = 3
+
+
+def train(
+    make: Callable[[], nn.Module],
+    make_batch: Callable[[], Any],
+    loss_fn: Loss,
+    dtype: torch.dtype,
+    diff: Callable[[nn.Module, Any], object],
+) -> list[Any]:
+    """Train some steps with autocast; return every number that a later step depends on."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = make()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    seen: list[Any] = []
+    for _ in range(STEPS):
+        batch = make_batch()
+        diff(model, batch)  # between steps, with gradients of the last one
+        with torch.autocast("cpu", dtype):
+            diff(model, batch)  # within autocast
+            loss = loss_fn(model, tree_map(lambda t: t.clone(), batch))
+        diff(model, batch)  # while a graph waits for its backward pass
+        optimizer.zero_grad()
+        loss.backward()
+        diff(model, batch)  # before the update
+        optimizer.step()
+        seen += [loss, *(p.grad for p in model.parameters()), batch]
+        seen += [torch.get_rng_state(), random.random(), np.random.random()]
+        for module in model.modules():
+            seen += [v for v in vars(module).values() if isinstance(v, Tensor | int)]
+            seen.append(list(getattr(module, "history", ())))
+            hooks = [v for k, v in vars(module).items() if k.endswith("_hooks")]
+            seen += [len(hook) for hook in hooks]
+        seen += [p.requires_grad for p in model.parameters()]
+    seen += [torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()]
+    return [*seen, *model.state_dict().values(), optimizer.state_dict()]
+
+
+def flat(values: list[Any]) -> list[Any]:
+    """Return numbers as bytes, which are equal for equal NaN too."""
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return [v.detach().numpy().tobytes() if isinstance(v, Tensor) else v for v in leaves]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
+    """Steps around diffs, at every place of the loop, have the same bits as without them."""
+    make, make_batch, loss_fn = MODELS[name]
+    without = train(make, make_batch, loss_fn, dtype, lambda _m, _b: None)
+    reports = []
+    with_diffs = train(
+        make,
+        make_batch,
+        loss_fn,
+        dtype,
+        lambda model, batch: reports.append(precision_diff(model, batch, loss_fn, dtype)),
+    )
+    assert flat(with_diffs) == flat(without)
+    assert len(reports) == 4 * STEPS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_diff_repeats_itself(name: str) -> None:
+    """Two diffs of the same state are equal, and know the local error of every call."""
+    make, make_batch, loss_fn = MODELS[name]
+    model, batch = make(), make_batch()
+    first, second = (precision_diff(model, batch, loss_fn, torch.bfloat16) for _ in range(2))
+    assert repr(first.rows) == repr(second.rows)
+    assert [row.unknown for row in first.rows if row.unknown] == []
+
+
+def test_state_is_restored_after_an_error() -> None:
+    """A model that raises in the second pass is left as it was."""
+    model, batch = MODELS["counting"][0](), MODELS["counting"][1]()
+    before = flat([model.state_dict(), vars(model)["plain"], batch])
+    calls = 0
+
+    def failing(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        loss = model(batch[0]).sum()
+        if calls == 2:
+            raise RuntimeError("the second pass")
+        return loss
+
+    state = torch.get_rng_state()
+    original = nn.Module.__call__
+    with pytest.raises(RuntimeError, match="the second pass"):
+        precision_diff(model, batch, failing, scale=1.0)
+    assert flat([model.state_dict(), vars(model)["plain"], batch]) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert nn.Module.__call__ is original
+    assert model.calls == 0
