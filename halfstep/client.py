@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         ListedRun,
         LogLine,
         Parity,
+        PrecisionDiff,
         ProjectRow,
         RunComparison,
         RunDetail,
@@ -440,6 +441,15 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         return cast(
             "list[AdvisedFinding]", list(self._pages(f"/api/v1/runs/{run_id}/findings", "findings"))
         )
+
+    def precision_diff(self, run_id: int, step: int | None = None) -> "PrecisionDiff | None":
+        """Return a batch in two precisions, compared module by module: by default the last one.
+
+        None if the run has no diff of the step.
+        """
+        query = {} if step is None else {"step": step}
+        diffs = self._get(f"/api/v1/runs/{run_id}/precision-diffs", query)
+        return cast("PrecisionDiff | None", diffs["diff"])
 
     def artifacts(self, run_id: int) -> "list[ArtifactFile]":
         """Return a run's artifacts: images, texts and tables, newest step first."""

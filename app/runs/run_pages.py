@@ -21,7 +21,7 @@ from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.static_charts import has_only_metrics, static_charts
 from app.runs.summary import RunSummary, summarise
-from app.telemetry import config_values
+from app.telemetry import config_values, precision_diffs
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
@@ -108,6 +108,7 @@ def show_run(
         headroom=histograms.headroom(session, run_id),
         fp8=histograms.newest(session, run_id, "fp8"),
         updates=histograms.updates(session, run_id),
+        precision_diff=precision_diffs.table(session, run),
         weights=histograms.newest(session, run_id, "weights"),
         artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
         artifacts_shown=ARTIFACTS_SHOWN,

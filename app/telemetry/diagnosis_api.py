@@ -11,6 +11,8 @@ from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
 from app.runs.summary import Number
+from app.telemetry import precision_diffs
+from app.telemetry.precision_diffs import PrecisionDiffs
 from app.telemetry.suggested_actions import AdvisedFinding, advised
 from db.access.permissions import Permission
 from db.files import artifacts
@@ -143,6 +145,19 @@ def get_headroom(
     """Return the headroom of each module over time, evenly thinned to at most `most`."""
     runs.get(session, run_id)
     return HeadroomSeries(**histograms.headroom_by_step(session, run_id, most=most))
+
+
+@router.get("/precision-diffs")
+@requires(Permission.VIEW_RUN)
+def get_precision_diffs(
+    run_id: RunId,
+    session: Db,
+    _principal: SignedIn,
+    step: Annotated[int | None, Query(ge=0, description="Default: the last diff's")] = None,
+) -> PrecisionDiffs:
+    """Return one batch in two precisions, module by module, and the steps that have such a diff."""
+    runs.get(session, run_id)
+    return precision_diffs.of_run(session, run_id, step)
 
 
 @router.get("/replays")

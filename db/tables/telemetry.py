@@ -145,9 +145,9 @@ class MetricBucket(OfRun, Table):
 class Diagnosis(OfRun, Table):
     """A diagnosis of a step, or of the whole run at step 0.
 
-    Kinds of a step: histogram, headroom, updates, replay, retry, poison, and checkpoint, with the
-    duration of the save. Kinds at step 0: shapes and weights. content is the spool's event of that
-    kind.
+    Kinds of a step: histogram, headroom, updates, replay, retry, poison, precision_diff, and
+    checkpoint, with the duration of the save. Kinds at step 0: shapes and weights. content is the
+    spool's event of that kind.
     """
 
     __tablename__ = "diagnoses"

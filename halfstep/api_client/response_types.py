@@ -664,6 +664,62 @@ class Findings(TypedDict):
     findings: list[AdvisedFinding]
 
 
+class PrecisionDiffRow(TypedDict):
+    """Errors of one module call or parameter against the reference."""
+
+    name: str
+    type: str  # The module's class; empty for the loss function
+    call: int  # From 1; of a parameter 0
+    direction: str  # forward, backward or parameter
+    dtype: str  # Of the first result in low precision
+    elements: int
+    error: float | str | None  # L2 norm of the difference over the reference's
+    largest: float | str | None  # Largest difference over the reference's RMS
+    cosine: float | str | None
+    flushed: float | str | None  # Share of the elements that became 0
+    saturated: float | str | None  # Share at the format's largest or beyond
+    bits: float | str | None  # Effective bits of the mantissa
+    local: float | str | None  # Error of the module's own operations; or null
+    inherited: float | str | None  # The rest of the error; or null
+    local_flushed: float | str | None
+    local_saturated: float | str | None
+    local_fp32: float | str | None  # Local error in fp32; null: not measured
+    used_by: list[str]  # Of a parameter: modules that use it
+    unknown: str | None  # Why the local error is unknown
+
+
+class PrecisionSuggestion(TypedDict):
+    """A module that should stay in fp32."""
+
+    name: str
+    error: float | str | None  # The largest of its local errors
+    evidence: list[str]
+
+
+class PrecisionDiff(TypedDict):
+    """One batch in two precisions, compared module by module."""
+
+    step: int
+    dtype: str  # float16 or bfloat16
+    reference: str  # float32 or float64
+    scale: float | str | None
+    loss: float | str | None
+    reference_loss: float | str | None
+    error: float | str | None  # Of the gradient of all parameters together
+    cosine: float | str | None
+    suggested_error: float | str | None  # The same with the suggested modules in fp32, if any
+    suggestions: list[PrecisionSuggestion]
+    notes: list[str]
+    rows: list[PrecisionDiffRow]  # In order of the calls
+
+
+class PrecisionDiffs(TypedDict):
+    """The steps that have a diff, and one of the diffs."""
+
+    steps: list[int]
+    diff: PrecisionDiff | None
+
+
 class ArtifactFile(TypedDict):
     """A file to download from /runs/{run_id}/artifacts/{id}/download."""
 

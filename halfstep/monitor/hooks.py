@@ -12,7 +12,8 @@ This module imports torch.
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -159,6 +160,15 @@ class Hooks:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Call nothing meanwhile: passes of a diagnosis are no steps."""
+        is_armed, self._is_armed = self._is_armed, False
+        try:
+            yield
+        finally:
+            self._is_armed = is_armed
 
     def wrap_schedulers(self) -> None:
         """Wrap `step` of each scheduler class that defines it and is not wrapped yet."""

@@ -111,6 +111,16 @@ class Loop:
     def step(self, step: int) -> None:
         self.closed_steps = step
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that name the parameters."""
+        return self._modules
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The scaler that was called last, or the only one to observe."""
+        return self._current.scaler or self._scaler
+
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Name parameters as these modules do."""
         self._end_usual()

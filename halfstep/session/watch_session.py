@@ -75,12 +75,14 @@ from halfstep.telemetry.spool import Steps
 from halfstep.telemetry.writer_lock import WriterLock
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
 
     from halfstep.monitor.hooks import Hooks
     from halfstep.monitor.loop import Loop
+    from halfstep.precision_lab.report import PrecisionReport
     from halfstep.session.artifacts import SavedVersion
     from halfstep.telemetry.events import UsedArtifact
 
@@ -440,6 +442,30 @@ class Watch:
         """
         self._asked("checkpoint", lambda: self._checkpoint(Path(path), kind, upload))
 
+    def precision_diff(
+        self,
+        closure: "Callable[[], Tensor]",
+        *,
+        dtype: "torch.dtype | None" = None,
+        scale: float | None = None,
+        reference: "torch.dtype | None" = None,
+    ) -> "PrecisionReport | None":
+        """Compare a batch in low precision with fp32, module by module, on the run's page.
+
+        closure: returns the loss of the watched modules; called several times, so it must not draw
+        a new batch.  dtype: of autocast, by default float16 with a GradScaler, else bfloat16.
+        scale: the loss scale, by default the scaler's.  reference: torch.float32, or torch.float64.
+
+        Takes several times as long as a step, and changes nothing in the training. Returns None,
+        after a line on stderr, if no diff can be made.
+        """
+        reports: list[PrecisionReport] = []
+        self._asked(
+            "precision_diff",
+            lambda: reports.append(self._precision_diff(closure, dtype, scale, reference)),
+        )
+        return reports[0] if reports else None
+
     def save_artifact(
         self,
         path: "str | Path | Mapping[str, str | Path]",
@@ -696,6 +722,36 @@ class Watch:
         if not self._queued:
             artifacts.remember_saved(folder, event, self._project, self._server)
         return artifacts.version_of(event)
+
+    def _precision_diff(
+        self,
+        closure: "Callable[[], Tensor]",
+        dtype: "torch.dtype | None",
+        scale: float | None,
+        reference: "torch.dtype | None",
+    ) -> "PrecisionReport":
+        if isinstance(self._loop, NoopWatch) or not self._loop.modules:
+            raise arguments.BadArgument("no module is watched; name the model: watch(model)")
+        import torch
+
+        from halfstep.precision_lab.diff import diff_of
+        from halfstep.precision_lab.report import PrecisionReport
+
+        scaler = self._loop.scaler
+        dtype = dtype or (torch.float16 if scaler else torch.bfloat16)
+        if scale is None and scaler is not None and dtype == torch.float16:
+            scale = scaler.get_scale()
+        with self._taps.suspended():
+            event = diff_of(
+                self._loop.modules,
+                closure,
+                dtype,
+                scale,
+                reference or torch.float32,
+                step=self.step,
+            )
+        self._spool.event(event)
+        return PrecisionReport(event)
 
     def _record_use(self, event: "UsedArtifact") -> None:
         self._spool.event(event)

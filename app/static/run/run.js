@@ -20,6 +20,7 @@ import { still } from 'dom_updates'
 import { createSystem } from 'system'
 import { createTabs } from 'tabs'
 import { readView, writeView } from 'url_state'
+import { createPrecisionDiff } from 'precision_diff'
 
 const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
@@ -43,6 +44,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   writeView(view, further)
 })
 const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
+createPrecisionDiff(article.querySelector('#precision-diff'))
 const system = createSystem(article.querySelector('[data-system]'), api)
 /** Figures of the diagnosis, by what the updates call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
 const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]

@@ -15,6 +15,8 @@ from tests.db.telemetry.telemetry_made import (
     make_headroom,
     make_histogram,
     make_module,
+    make_precision_diff,
+    make_precision_row,
     make_replay,
     make_skip,
     make_steps,
@@ -238,3 +240,58 @@ def test_an_ended_run_is_not_calibrating(
         page = browser.get(address).text
         assert "Calibrating" not in page
         assert "Too few steps" in page
+
+
+def section_of(page: str) -> str:
+    """Return the section of the precision diff, without line breaks."""
+    section = page.partition('<section id="precision-diff"')[2].partition("</section>")[0]
+    return " ".join(section.split())
+
+
+def test_page_has_the_last_precision_diff(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Modules in order, with both parts of their errors, the suggestion and a fork with it."""
+    healthy = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
+    record(database, running, events=[healthy, make_precision_diff(100)])
+    section = section_of(browser.get("/runs/1").text)
+    assert "In step 100" in section
+    assert section.index("<code>(loss)</code>") < section.index("<code>body</code>")
+    assert "Local 0.0003, inherited 0.0004; cosine 1, 11.0 bits" in section
+    assert "Local error unknown: a number that arrives at it" in section
+    assert "which would leave an error of 0.0005" in section
+    assert "<code>head</code> <span" in section
+    assert "set=modules.fp32%3D%5B%22head%22%5D" in section
+    fork = browser.get("/runs/new?from=1&set=modules.fp32%3D%5B%22head%22%5D").text
+    assert "head" in fork
+
+
+def test_page_without_suggestion_says_so(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A diff of healthy modules suggests nothing; a run without a diff has no section."""
+    assert section_of(browser.get("/runs/1").text) == ""
+    rows = [make_precision_row("a<b>"), make_precision_row("a<b>", call=2, error=float("nan"))]
+    record(database, running, events=[make_precision_diff(50, rows=rows, suggested=[])])
+    section = section_of(browser.get("/runs/1").text)
+    assert "No module needs fp32" in section
+    assert "a&lt;b&gt;" in section
+    assert "call 2" in section
+    assert "Fork with" not in section
+
+
+def test_precision_diffs_of_the_api(database: Database, running: Run, browser: TestClient) -> None:
+    """By step, the last by default; numbers that JSON lacks are texts."""
+    url = "/api/v1/runs/1/precision-diffs"
+    assert browser.get(url).json() == {"steps": [], "diff": None}
+    earlier = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
+    record(database, running, events=[earlier, make_precision_diff(100)])
+    last = browser.get(url).json()
+    assert last["steps"] == [50, 100]
+    assert (last["diff"]["step"], last["diff"]["error"]) == (100, "Infinity")
+    assert [each["name"] for each in last["diff"]["suggestions"]] == ["head"]
+    assert [row["name"] for row in last["diff"]["rows"]][:3] == ["(loss)", "body", "body"]
+    first = browser.get(url, params={"step": 50}).json()["diff"]
+    assert (first["step"], first["suggestions"]) == (50, [])
+    assert browser.get(url, params={"step": 51}).json()["diff"] is None
+    assert browser.get("/api/v1/runs/99/precision-diffs").status_code == 404

@@ -170,6 +170,7 @@ def test_default_scale_is_one_that_does_not_overflow() -> None:
     assert report.error < 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_model_is_measured_uncompiled() -> None:
     """A compiled model has the rows of the same model without, and a note."""
@@ -315,6 +316,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ddp_is_unchanged_and_fsdp_is_rejected(tmp_path: Path) -> None:
     """A diff on one rank of DDP waits for no other, and changes no step; FSDP2 is rejected."""
     script = tmp_path / "rank.py"

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from halfstep import precision_diff
 from tests.halfstep.precision_lab.models_made import MODELS, Loss
 
-STEPS = 3
+STEPS = 2
 
 
 def train(
@@ -59,7 +59,10 @@ def flat(values: list[Any]) -> list[Any]:
     return [v.detach().numpy().tobytes() if isinstance(v, Tensor) else v for v in leaves]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.extended)]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
     """Steps around diffs, at every place of the loop, have the same bits as without them."""

@@ -16,7 +16,7 @@ from tests.halfstep.precision_lab.models_made import (
     vectors,
 )
 
-DTYPES = [torch.float16, torch.bfloat16]
+DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.extended)]
 
 
 @pytest.mark.parametrize("name", PLANTED)

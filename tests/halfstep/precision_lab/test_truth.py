@@ -54,7 +54,13 @@ def run_plainly(
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1024.0), (torch.bfloat16, 1.0)])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        (torch.float16, 1024.0),
+        pytest.param(torch.bfloat16, 1.0, marks=pytest.mark.extended),
+    ],
+)
 def test_errors_agree_with_a_plain_double_run(name: str, dtype: torch.dtype, scale: float) -> None:
     """Every error is that of a script which runs the batch in both precisions, to 1e-6."""
     make, make_batch, loss_fn = MODELS[name]
