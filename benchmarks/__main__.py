@@ -17,6 +17,7 @@ CLAIMS = (
     "watch_cost",
     "checkpoint_stall",
     "accumulation_memory",
+    "precision_diff",
     "cut_download",
     "data_loading",
     "syncs",

@@ -461,6 +461,10 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         """Request another loss scale for a running fp16 run, from its next step on."""
         return cast("AcceptedRequest", self._post(f"/api/v1/runs/{run_id}/scale", {"scale": scale}))
 
+    def request_precision_diff(self, run_id: int) -> "AcceptedRequest":
+        """Request a precision diff of a running fp16 or bf16 run; precision_diff returns it."""
+        return cast("AcceptedRequest", self._post(f"/api/v1/runs/{run_id}/precision-diffs", {}))
+
     def fork(
         self,
         run_id: int,

@@ -226,6 +226,10 @@ def _boundary(
         observers.drain()  # so that the scale of a past skip is known
         with best_effort("replay", step, on_event):
             run.step_observers.replay.request(int(request.value), request.id)
+    if request and request.kind == "precision_diff":
+        observers.drain()
+        with best_effort("precision diff", step, on_event):
+            run.step_observers.precision_diffs.request(step, request.id)
     return stop
 
 

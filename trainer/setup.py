@@ -36,6 +36,7 @@ from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.lost_updates import Updates
 from trainer.diagnosis.missing_gradients import MissingGradients
 from trainer.diagnosis.nonfinite_buffers import NonfiniteBuffers
+from trainer.diagnosis.precision_diff import PrecisionDiffs
 from trainer.diagnosis.replay import Replay
 from trainer.diagnosis.spikes import Spikes
 from trainer.diagnosis.unused_modules import UnusedModules
@@ -75,6 +76,7 @@ class StepObservers:
     uncalled: UnusedModules
     poison: NonfiniteBuffers  # after telemetry, whose drained rows it needs
     missing_gradients: MissingGradients
+    precision_diffs: PrecisionDiffs
 
 
 @dataclass
@@ -273,6 +275,7 @@ def make_context(
         UnusedModules(modules, config, on_event),
         NonfiniteBuffers(modules, on_event),
         MissingGradients(on_event),
+        PrecisionDiffs(context, modules, config, device, on_event, suspended),
     )
     if training.static_graph and ranks.world_size > 1:
         observers.join(averaging=AveragingCheck(ranks))

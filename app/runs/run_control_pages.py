@@ -108,6 +108,14 @@ def replay(
     return _back(run_id)
 
 
+@router.post("/runs/{run_id}/precision-diffs")
+@requires(Permission.CONTROL_RUN)
+def precision_diff(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
+    """Request a precision diff of the next step."""
+    run_control.request_precision_diff(session, run_id, principal.user)
+    return _back(run_id)
+
+
 def _back_to_list(posted: FormData, *, ended: int = 0) -> RedirectResponse:
     """Redirect to the list with its filter.
 

@@ -357,6 +357,14 @@ def replay_step(
     )
 
 
+@router.post("/{run_id}/precision-diffs", status_code=202)
+@requires(Permission.CONTROL_RUN)
+def request_precision_diff(run_id: RunId, session: Db, principal: SignedIn) -> AcceptedRequest:
+    """Request a comparison of the next step's batch with fp32, module by module."""
+    request = run_control.request_precision_diff(session, run_id, principal.user)
+    return AcceptedRequest(id=request.id)
+
+
 @router.put("/{run_id}/priority")
 @requires(Permission.PRIORITIZE_RUN)
 @audited("priority")

@@ -196,6 +196,16 @@ def request_replay(session: Session, run_id: int, user: User, step: int) -> Cont
     return _request(session, run_id, user, "replay", step)
 
 
+def request_precision_diff(session: Session, run_id: int, user: User) -> ControlRequest:
+    """Request a precision diff of the next step. Raises Conflict if it cannot be made."""
+    run = _controllable(session, run_id, "compare precisions")
+    if run.precision not in ("fp16", "bf16"):
+        raise Conflict(
+            f"Run {run_id} trains in {run.precision}: a precision diff compares fp16 or bf16."
+        )
+    return _request(session, run_id, user, "precision_diff")
+
+
 def _controllable(session: Session, run_id: int, what: str) -> Run:
     run = runs.get(session, run_id, lock=True)
     runs.check_has_recipe(run, what)

@@ -260,7 +260,7 @@ class ControlRequest(OfRun, Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    kind: Mapped[str]  # checkpoint, scale or replay
+    kind: Mapped[str]  # checkpoint, scale, replay or precision_diff
     value: Mapped[float | None]  # of scale the new scale, of replay the step
     created_at: Mapped[float] = mapped_column(default=now())
     acknowledged_at: Mapped[float | None]

@@ -27,7 +27,6 @@ from halfstep.precision_lab.passes import (
     LowPass,
     ReferencePass,
     Setting,
-    check_loss,
     gradients_of,
 )
 from halfstep.precision_lab.preservation import (
@@ -77,8 +76,8 @@ def precision_diff(
     loss_fn: called with the model and the batch, several times; returns the loss.
     dtype: of autocast, float16 or bfloat16. A model whose weights all have this type is run
     without autocast, and its reference has fp32 copies of them.
-    scale: the loss scale; by default 1 for bfloat16, and for float16 65,536, or less if the
-    gradients overflow.
+    scale: the loss scale; by default 1 for bfloat16, and 65,536 for float16. It is lowered, as by
+    a scaler, if the gradients of float16 overflow.
     reference: float32, computed without TF32, or float64.
     Raises ValueError for a model or an argument of which no diff can be made.
     """
@@ -96,15 +95,16 @@ def diff_of(
     *,
     step: int = 0,
     given: Any = None,
+    names: Mapping[nn.Module, str] | None = None,
 ) -> PrecisionDiff:
     """Return the event of a precision diff.
 
     closure: returns the loss; called several times.  given: what it reads, which is restored if
-    the model overwrites it.
+    the model overwrites it.  names: of the modules; by default the paths within their model.
     """
     check_arguments(dtype, scale, reference)
     check_models(models)
-    diff = _Diff(models, closure, dtype, reference, given)
+    diff = _Diff(models, closure, dtype, reference, given, names)
     with diff.preserved():
         return diff.event(step, scale)
 
@@ -150,15 +150,22 @@ class _Diff:
         dtype: torch.dtype,
         reference: torch.dtype,
         given: Any,
+        own_names: Mapping[nn.Module, str] | None,
     ) -> None:
         self._dtype, self._reference, self._closure = dtype, reference, closure
         self._models = models
         self._all = list(dict.fromkeys(m for model in models for m in model.modules()))
-        names = module_names(models)
+        names = dict(own_names or module_names(models))
         self._wrappers = {m for m in self._all if is_wrapper(m)}
         recorded = {m: name for m, name in names.items() if m not in self._wrappers}
         parameters = [p for model in models for p in model.parameters()]
         self._parameter_names = {id(p): name for p, name in parameter_names(models).items()}
+        if own_names:
+            self._parameter_names = {
+                id(p): f"{name}.{own}"
+                for module, name in reversed(list(own_names.items()))
+                for own, p in module.named_parameters(recurse=False)
+            }
         device = parameters[0].device
         devices = sorted({p.device for p in parameters}, key=str)
         floats = {p.dtype for p in parameters if p.is_floating_point()}
@@ -174,6 +181,7 @@ class _Diff:
         self._originals = [*parameters, *given]
         self._gradients = [(p, p.requires_grad, p.grad) for p in parameters]
         self.notes: list[str] = []
+        self._own_notes: list[str] = []  # those before any pass
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -188,6 +196,7 @@ class _Diff:
                 self.notes.append(
                     "Measured without torch.compile, whose fused kernels may round less often."
                 )
+            self._own_notes = list(self.notes)
             yield
 
     @contextmanager
@@ -215,9 +224,26 @@ class _Diff:
                 parameter.grad = gradient
 
     def event(self, step: int, scale: float | None) -> PrecisionDiff:
-        """Run all passes."""
+        """Run all passes; again at a lower scale if the gradients overflow."""
+        default = INITIAL_SCALE if self._dtype == torch.float16 else 1.0
+        self._setting.scale = default if scale is None else float(scale)
+        event = self._event(step)
+        if self._dtype == torch.float16 and math.isfinite(float(event.loss)):
+            fitting = None if math.isfinite(float(event.error)) else self._fitting_scale()
+            if fitting is not None:
+                text = f"At the loss scale {self._setting.scale:g} the gradients overflow, as a "
+                self.notes = [
+                    *self._own_notes,
+                    f"{text}scaler would find: measured at {fitting:g}.",
+                ]
+                self._setting.scale = fitting
+                return self._event(step)
+        if self._setting.scale < INITIAL_SCALE and any(map(_underflows, event.rows)):
+            event.notes.append(UNDERFLOW.format(scale=self._setting.scale))
+        return event
+
+    def _event(self, step: int) -> PrecisionDiff:
         setting = self._setting
-        setting.scale = self._fitting_scale() if scale is None else scale
         reference = ReferencePass(setting)
         with self._pass(is_reference=True):
             reference_loss, references = reference.run(self._closure)
@@ -232,8 +258,6 @@ class _Diff:
         self._note(reference, low, len(rows), whole)
         if fixed is not None and not fixed < whole.error / 2:
             self.notes.append(UNREPAIRED)
-        if setting.scale < INITIAL_SCALE and any(map(_underflows, rows)):
-            self.notes.append(UNDERFLOW.format(scale=setting.scale))
         return PrecisionDiff(
             step=step,
             dtype=LOW[self._dtype],  # type: ignore[arg-type]
@@ -249,22 +273,16 @@ class _Diff:
             rows=rows[:PRECISION_ROWS],
         )
 
-    def _fitting_scale(self) -> float:
-        """Return the scale that a scaler would come to, from 65,536 down."""
-        if self._dtype != torch.float16:
-            return 1.0
-        scale = INITIAL_SCALE
+    def _fitting_scale(self) -> float | None:
+        """Return the scale that a scaler would come to; None if the gradients overflow at 1 too."""
+        scale = self._setting.scale / 16
         while scale >= 1:
             with self._pass(), intercepted(self._plain):
-                loss = self._closure()
-                check_loss(loss)
-                if not bool(loss.isfinite().all()):
-                    break
-                gradients = self._scaled_gradients(loss, scale)
+                gradients = self._scaled_gradients(self._closure(), scale)
             if all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
                 return scale
             scale /= 16
-        return INITIAL_SCALE
+        return None
 
     def _scaled_gradients(self, loss: Tensor, scale: float) -> dict[int, Tensor]:
         factor = torch.full_like(loss, scale, dtype=torch.float32)

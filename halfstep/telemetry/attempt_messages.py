@@ -20,7 +20,7 @@ Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 Status: TypeAlias = Literal["finished", "failed", "cancelled", "paused", "preempted"]
 #: How a watched script ended.
 WatchedStatus: TypeAlias = Literal["finished", "failed", "terminated", "interrupted", "vanished"]
-RequestKind: TypeAlias = Literal["checkpoint", "scale", "replay"]
+RequestKind: TypeAlias = Literal["checkpoint", "scale", "replay", "precision_diff"]
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class ControlRequest(Message, frozen=True, kw_only=True):
 
     checkpoint: acknowledged by the event of that name. scale: the value from the next step on.
     replay: of the step `value`: a past one with the current weights, a later one as soon as it has
-    been attempted.
+    been attempted. precision_diff: of the step just made.
     """
 
     id: int

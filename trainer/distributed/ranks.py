@@ -39,7 +39,7 @@ from trainer.distributed.shards import Calls, shard
 
 # The last ones take precedence.
 STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")
-KINDS: tuple[RequestKind, ...] = ("checkpoint", "scale", "replay")
+KINDS: tuple[RequestKind, ...] = ("checkpoint", "scale", "replay", "precision_diff")
 
 AGREE_SECONDS = 0.2  # between two polls of control requests
 MOST_STEPS_ALONE = 1000  # maximum number of steps between two polls

@@ -13,7 +13,8 @@ export const createPrecisionDiff = (section) => {
   section?.addEventListener('click', ({ target }) => {
     const cell = /** @type {Element} */ (target).closest('th:has(> button)')
     if (!(cell instanceof HTMLTableCellElement)) return
-    const table = /** @type {HTMLTableElement} */ (cell.closest('table'))
+    const table = cell.closest('table')
+    if (!(table instanceof HTMLTableElement)) return
     // Errors begin with the largest; modules are in order only.
     const isDown = cell.cellIndex > 0 && cell.ariaSort !== 'descending'
     for (const each of table.tHead?.rows[0].cells ?? []) each.ariaSort = null

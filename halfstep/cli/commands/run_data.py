@@ -1,4 +1,5 @@
 """`halfstep run series, events, findings, compare, parity`: numbers of runs."""
+"""`halfstep run series, events, findings, compare, precision-diff`: numbers of runs."""
 
 import csv
 import json
@@ -12,16 +13,18 @@ from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, RunId, RunIds
-from halfstep.cli.output import print_json, print_list, warn
+from halfstep.cli.output import print_json, print_list, print_result, warn
 
 if TYPE_CHECKING:
-    from halfstep.api_client.response_types import ComparedRun, Event
+    from halfstep.api_client.response_types import ComparedRun, Event, PrecisionDiffRow
 
 
 def add_to(app: App) -> None:
     """Add the commands to the group `run`."""
     for command in (series, events, findings, compare, parity):
         app.command(command.__name__)(command)
+    for command in (series, events, findings, compare, precision_diff):
+        app.command(command.__name__.replace("_", "-"))(command)
 
 
 def series(
@@ -81,6 +84,36 @@ def findings(run_id: RunId, as_json: AsJson = False) -> None:
         return
     for finding in rows:
         print(f"{finding['title']}\n  {finding['text']}")
+
+
+def precision_diff(
+    run_id: RunId,
+    request: Annotated[
+        bool, typer.Option("--request", help="Request one of the next step of a running run")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a run's last precision diff: errors by module against fp32, and what needs fp32."""
+    with connect() as client:
+        if request:
+            accepted = client.request_precision_diff(run_id)
+            text = f"run {run_id}: a precision diff of the next step is requested"
+            print_result(accepted, text, as_json=as_json)
+            return
+        diff = client.precision_diff(run_id)
+    if diff is None:
+        warn(f"run {run_id} has no precision diff; --request requests one of a running run")
+        raise typer.Exit(1)
+    columns = ("Module", "Call", "Direction", "Error", "Local", "Inherited")
+    print_list([diff] if as_json else diff["rows"], columns, _diff_row, as_json=as_json)
+    for each in () if as_json else diff["suggestions"]:
+        print(f"Should stay in fp32: {each['name']}: {each['evidence'][0]}")
+
+
+def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:
+    errors = (row["error"], row["local"], row["inherited"])
+    numbers = ("–" if error is None else f"{float(error):.2g}" for error in errors)
+    return row["name"], str(row["call"] or ""), row["direction"], *numbers
 
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:

@@ -167,6 +167,8 @@ def test_default_scale_is_one_that_does_not_overflow() -> None:
     model, batch = chain(2), vectors()
     report = precision_diff(model, batch, lambda m, b: 1e3 * squared(m, b).sum() * WIDTH)
     assert report.event.scale < 65536
+    assert any("the gradients overflow, as a scaler would find" in n for n in report.event.notes)
+    assert not report.suggest()
     assert report.error < 1e-2
 
 
