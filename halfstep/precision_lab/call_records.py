@@ -18,6 +18,7 @@ from halfstep.precision_lab.preservation import Kept
 #: Called with a module, its own call and the arguments; returns the call's result.
 Handler = Callable[[nn.Module, Callable[..., Any], Any, Any], Any]
 NO_PASS = -1  # torch's id of the running backward pass, outside any
+_handlers: list[Handler] = []
 
 
 class Leaves:
@@ -109,19 +110,24 @@ class Measured:
 
 @contextmanager
 def intercepted(handler: Handler) -> Iterator[None]:
-    """Hand every call of a module to a handler."""
+    """Hand every call of a module to a handler, the innermost one."""
     original = nn.Module.__call__
+    is_first = not _handlers
+    _handlers.append(handler)
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if isinstance(module, DistributedDataParallel):  # without its collective operations
             return module.module(*args, **kwargs)
-        return handler(module, partial(original, module), args, kwargs)
+        return _handlers[-1](module, partial(original, module), args, kwargs)
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
+        if is_first:  # takes a millisecond: every subclass is looked through
+            nn.Module.__call__ = call  # type: ignore[method-assign]
         yield
     finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+        _handlers.pop()
+        if is_first:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
 
 
 def is_float(value: Any) -> TypeGuard[Tensor]:

@@ -58,10 +58,19 @@ def _compare(values: Sequence[Tensor | None], references: Sequence[Tensor | None
     return Sums(total, elements)
 
 
-def relative(values: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> Tensor | None:
+def squared_difference(
+    values: Sequence[Tensor | None], others: Sequence[Tensor | None]
+) -> Tensor | None:
     """Return the squared L2 norm of the difference of tensors in pairs, on the device."""
-    sums = compare(values, others)
-    return None if sums is None else sums.numbers[2]
+    with _disable_current_modes():
+        squares = [
+            torch.linalg.vector_norm(_wide(v, o) - _wide(o, v), dtype=torch.float64).square()
+            for v, o in zip(values, others, strict=True)
+            if v is not None and o is not None and v.shape == o.shape
+        ]
+        return (
+            torch.stack([each.to(squares[0].device) for each in squares]).sum() if squares else None
+        )
 
 
 def errors_of(sums: Sums) -> Errors:
@@ -98,17 +107,22 @@ def _over(number: float, by: float) -> float:
     return number / by if by else (math.inf if number else 0.0)
 
 
+def _wide(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return a tensor in float64 if either is, else in float32."""
+    is_double = torch.float64 in (tensor.dtype, other.dtype)
+    return tensor.detach().to(torch.float64 if is_double else torch.float32)
+
+
 def _sums(value: Tensor, reference: Tensor) -> Tensor:
     limit = torch.finfo(value.dtype).max
-    wide = torch.float64 if reference.dtype == torch.float64 else torch.float32
-    own, right = value.to(wide), reference.to(wide)
+    own, right = _wide(value, reference), _wide(reference, value)
     difference = own - right
     norms = [
         torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
         for tensor in (right, own, difference)
     ]
-    largest = torch.linalg.vector_norm(difference, math.inf).double()
-    flushed = ((own == 0) & (right != 0)).sum().double()
+    largest = torch.linalg.vector_norm(difference, math.inf)
+    flushed = torch.count_nonzero((own == 0) & (right != 0))
     is_beyond = ~(own.abs() < limit)  # also NaN
-    saturated = (is_beyond & (right.abs() < limit)).sum().double()
-    return torch.stack([*norms, largest, flushed, saturated])
+    saturated = torch.count_nonzero(is_beyond & (right.abs() < limit))
+    return torch.stack([*norms, largest.double(), flushed.double(), saturated.double()])

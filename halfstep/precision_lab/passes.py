@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from halfstep.precision_lab.call_records import Call, Leaves, in_backward, intercepted, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
-from halfstep.precision_lab.error_statistics import Sums, compare, errors_of, relative
+from halfstep.precision_lab.error_statistics import Sums, compare, errors_of, squared_difference
 from halfstep.precision_lab.preservation import (
     Kept,
     KeptTensors,
@@ -268,7 +268,7 @@ class LowPass(Pass):
                         for v, r in zip(outputs, references, strict=True)
                         if is_float(v) and is_float(r)
                     ]
-                    measured.forward_inherited = relative([v for v, _ in pairs], local)
+                    measured.forward_inherited = squared_difference([v for v, _ in pairs], local)
         call.release()
         return result
 
@@ -331,7 +331,7 @@ class LowPass(Pass):
         if (sums := compare([unscaled], [reference])) is not None:
             call.measured.backward.append(sums)
         local = call.local_gradients.pop(index, None)
-        if local is not None and (squared := relative([unscaled], [local])) is not None:
+        if local is not None and (squared := squared_difference([unscaled], [local])) is not None:
             call.measured.backward_inherited.append(squared)
 
 
