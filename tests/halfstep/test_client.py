@@ -30,7 +30,12 @@ from halfstep.cli import main
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from tests.app.compare.seeds_made import two_precisions
 from tests.app.conftest import serving, start_run
-from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import (
+    make_metric,
+    make_precision_diff,
+    make_steps,
+    record,
+)
 from tests.site import free_port, halfstep
 from tests.spool_made import artifact_of, checkpoint_of
 
@@ -899,3 +904,27 @@ def test_a_log_of_100_mb_is_printed_whole_from_its_files(
     assert hashlib.sha256(printed).digest() == hashlib.sha256(whole).digest()
     with Client(address, token) as client:
         assert client.artifacts(running.id) == []
+
+
+def test_precision_diff_is_read_and_requested(
+    client: Client, address: str, token: str, database: Database, running: Run
+) -> None:
+    """As a table with what needs fp32, as JSON, or requested of a running run."""
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    command = ("run", "precision-diff", str(running.id))
+    assert client.precision_diff(running.id) is None
+    without = halfstep(*command, **known)
+    assert (without.returncode, without.stdout) == (1, "")
+    assert "has no precision diff" in without.stderr
+    record(database, running, events=[make_precision_diff(3)])
+    diff = client.precision_diff(running.id)
+    assert diff is not None
+    assert (diff["error"], diff["suggestions"][0]["name"]) == ("Infinity", "head")
+    table = halfstep(*command, **known).stdout
+    assert "Should stay in fp32: head: local error of its results not finite" in table
+    assert "inf" in table
+    assert json.loads(halfstep(*command, "--json", **known).stdout)["step"] == 3
+    assert halfstep(*command, "--request", **known).stdout == (
+        f"run {running.id}: a precision diff of the next step is requested\n"
+    )
+    assert client.request_precision_diff(running.id)["id"] == 2

@@ -146,6 +146,7 @@ def test_impossible_requests_are_rejected(
         ("checkpoints", None),
         ("scale", {"scale": 2.0}),
         ("replays", {"step": 2}),
+        ("precision-diffs", None),
         ("comparison", None),
         ("resumption", None),
     ):

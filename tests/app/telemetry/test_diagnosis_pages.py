@@ -295,3 +295,20 @@ def test_precision_diffs_of_the_api(database: Database, running: Run, browser: T
     assert (first["step"], first["suggestions"]) == (50, [])
     assert browser.get(url, params={"step": 51}).json()["diff"] is None
     assert browser.get("/api/v1/runs/99/precision-diffs").status_code == 404
+
+
+def test_diff_of_a_running_run_is_requested(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """By the page and the API, in fp16 or bf16 only."""
+    assert "Compare with fp32" in browser.get("/runs/1").text
+    answer = browser.post("/api/v1/runs/1/precision-diffs")
+    assert answer.status_code == 202
+    with database.writing() as session:
+        [request] = queue.renew(session, running.id, 1, 60.0).requests
+        session.get_one(Run, running.id).precision = "fp32"
+    assert (request.id, request.kind) == (answer.json()["id"], "precision_diff")
+    rejected = browser.post("/api/v1/runs/1/precision-diffs")
+    assert rejected.status_code == 409
+    assert "trains in fp32: a precision diff compares fp16 or bf16" in rejected.json()["detail"]
+    assert "Compare with fp32" not in browser.get("/runs/1").text
