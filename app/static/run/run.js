@@ -115,6 +115,7 @@ const replaceWords = () => {
 
 /** @param {string} kind of diagnosis */
 const diagnosed = (kind) => {
+  if (kind === 'precision_diff') article.querySelector('[data-new-diff]').hidden = false // rendered by the server
   if (article.querySelector('[data-panel=gradients]').dataset.shown === undefined) missed.add(kind)
   else figures.get(kind)?.refresh()
 }
