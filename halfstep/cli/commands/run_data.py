@@ -1,5 +1,4 @@
-"""`halfstep run series, events, findings, compare, parity`: numbers of runs."""
-"""`halfstep run series, events, findings, compare, precision-diff`: numbers of runs."""
+"""`halfstep run series, events, findings, compare, parity, precision-diff`: numbers of runs."""
 
 import csv
 import json
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
 def add_to(app: App) -> None:
     """Add the commands to the group `run`."""
-    for command in (series, events, findings, compare, parity):
-        app.command(command.__name__)(command)
-    for command in (series, events, findings, compare, precision_diff):
+    for command in (series, events, findings, compare, parity, precision_diff):
         app.command(command.__name__.replace("_", "-"))(command)
 
 
