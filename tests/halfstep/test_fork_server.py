@@ -112,6 +112,12 @@ def ended(forked: Forked) -> int:
     return code
 
 
+def set_signals() -> None:
+    """Ignore SIGUSR2 as a worker does, and not SIGINT as a shell's background job does."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_forked_process_is_set_up_like_a_program(server: Server) -> None:
     """Arguments, environment, folder, umask, signals, session, streams and exit code are equal."""
     forked = server.fork("a", "b")
@@ -126,7 +132,7 @@ def test_a_forked_process_is_set_up_like_a_program(server: Server) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+        preexec_fn=set_signals,
     )
     expected: dict[str, Any] = json.loads(program.stdout)
     for each in (said, expected):

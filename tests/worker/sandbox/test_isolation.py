@@ -8,9 +8,10 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import worker
@@ -200,15 +201,15 @@ def _wait(site: Site, line: str) -> int:
     return run_id
 
 
-def _processes_of(user: int) -> list[Path]:
-    return [each for each in Path("/proc").glob("[0-9]*") if _owner(each) == user]
+def _processes_of(user: int) -> list[psutil.Process]:
+    """Return the processes that live; a killed one waits for whoever has adopted it."""
+    return [each for each in psutil.process_iter() if _is_of(each, user)]
 
 
-def _owner(place: Path) -> int | None:
-    try:
-        return place.stat().st_uid
-    except FileNotFoundError:
-        return None
+def _is_of(process: psutil.Process, user: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return user in process.uids() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
