@@ -25,6 +25,10 @@ class Watch(Callback):  # type: ignore[misc]
         self.watched: Any = None  # the Watch, from the first fit on
         self._external: Any = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the run out of an exported learner."""
+        return vars(self) | {"watched": None, "_external": None}
+
     def before_fit(self) -> None:
         """Start watching at the first fit."""
         self.run = not hasattr(self.learn, "lr_finder") and not hasattr(self.learn, "gather_preds")

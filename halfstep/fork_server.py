@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,10 +36,12 @@ from halfstep.process import end_with_parent, started
 
 #: How long to wait for a fork, which takes 10 ms for 300 MiB on a quiet machine.
 REPLY_SECONDS = 10.0
-POLL_SECONDS = 0.1
+POLL_SECONDS, WAIT_SECONDS = 0.1, 0.01
 REQUEST_BYTES, MOST_FILES = 2**20, 8
 #: Messages: a socket follows; the server has loaded its modules; the process may begin.
 CONNECT, READY, BEGIN = b"c", b"r", b"b"
+#: Signals that a forked process handles, and its server ignores.
+HANDLED = (signal.SIGTERM, signal.SIGINT)
 F_SETSIG = 10  # asm-generic/fcntl.h
 
 
@@ -141,17 +144,24 @@ class Forked:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs."""
         if self._exit_code is None:
-            with suppress(BlockingIOError):
-                if code := self._client.recv(REQUEST_BYTES):
-                    self._exit_code = int(code)
-                elif self._started != started(self.pid):  # it was killed with its server
-                    self._exit_code = -signal.SIGKILL
+            try:
+                code = self._client.recv(REQUEST_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError:  # the server ended with something unread
+                code = b""
+            if code:
+                self._exit_code = int(code)
+            elif self._started != started(self.pid):  # it was killed with its server
+                self._exit_code = -signal.SIGKILL
         return self._exit_code
 
     def wait(self) -> int:
         """Wait for the exit code."""
         while (code := self.poll()) is None:
-            select.select([self._client], [], [], POLL_SECONDS)
+            is_readable = bool(select.select([self._client], [], [], POLL_SECONDS)[0])
+            if is_readable and self.poll() is None:  # the server is gone, the process not yet
+                time.sleep(WAIT_SECONDS)
         return code
 
     def terminate(self) -> None:
@@ -197,7 +207,7 @@ def serve(control: socket.socket, *, is_tied: bool) -> Begun:
     This process exits when the other end of `control` is closed; before, the processes end that it
     ties to their clients. It must have one thread only.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+    for number in (*HANDLED, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole group
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy all of it
@@ -243,6 +253,7 @@ def _set_up(request: Request, output: int, errors: int) -> None:
     os.close(null)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     os.umask(request.umask)
     os.chdir(request.folder)
     os.environ.clear()
@@ -312,13 +323,18 @@ class _Server:
         if events & select.EPOLLHUP:
             self._close(client)
             return False
+        # Until it is set up a forked process ignores them as its server does; blocked, they wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             pid = os.fork()
         except OSError:  # of memory or processes; the client has another way
+            pid = None
+        if pid == 0:
+            return True
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        if pid is None:
             self._close(client)
             return False
-        if not pid:
-            return True
         self._children += 1
         child = _Child(pid, client)
         # The forked process reads the request; here only a hang-up is reported.

@@ -107,8 +107,9 @@ class SubprocessEngine:
         try:
             return Forked(self._server.connect(), request, files)
         except ForkFailed as error:
-            logger.warning("supervisors are started as programs from now on: %s", error)
-            self._server = None
+            logger.warning("a supervisor is started as a program: %s", error)
+            if not self._server.is_ready:
+                self.close()
             return None
 
     def _write_handle(self, claim: Path, folder: Path, attempt: int, pid: int) -> Handle:
@@ -151,6 +152,7 @@ class SubprocessEngine:
         """End the fork server; supervisors are not affected."""
         if self._server is not None:
             self._server.close()
+            self._server = None
 
     def release(self, handle: Handle) -> None:
         """Forget a supervisor that has ended."""

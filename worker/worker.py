@@ -114,7 +114,7 @@ class Worker:
         self.listener.start()
         self.beat_due = tidy_due = 0.0
         self.may_have_work, self.is_notified = True, False
-        self.log_state = self.database.log_state()
+        self.log_state, self.fruitless_until = self.database.log_state(), 0.0
         self.wakeups.put(set())  # the first turn does not wait
         problem: str | None = None
         is_away = False
@@ -198,6 +198,8 @@ class Worker:
 
     def _has_database_changed(self) -> bool:
         """Return whether SQLite's file has changed, if there is a device for a run."""
+        if time.monotonic() < self.fruitless_until:
+            return False
         before, self.log_state = self.log_state, self.database.log_state()
         return self.log_state != before and bool(self._free_devices())
 
@@ -324,6 +326,8 @@ class Worker:
         while free := self._free_devices():
             node = self._next(free)
             if node is None:
+                # Each flush of a training changes the database: look at the next tick.
+                self.fruitless_until = time.monotonic() + TICK_SECONDS
                 return
             self._launch(node)
 

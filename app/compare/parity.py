@@ -1,7 +1,8 @@
 """Parity over seeds: whether groups of runs are as good as a reference, worse, better, or unknown.
 
 Groups differ in their precision or in another setting. A run is paired with the run of the
-reference that has the same seed, and so the same initial weights and order of examples.
+reference that has the same seed: a recipe's initial weights and order of examples are equal then,
+a script's if it seeds its generators by that setting.
 """
 
 import math
@@ -156,7 +157,7 @@ def _why_not(found: Parity, *, is_chosen: bool) -> str:
     if not found.settings:
         return "the runs differ in no setting but the seed"
     if len(found.settings) > 1 and not is_chosen and found.setting != PRECISION:
-        return f"the runs differ in {_few(found.settings)}: choose the one to compare"
+        return f"the runs differ in {few(found.settings)}: choose the one to compare"
     return ""
 
 
@@ -203,13 +204,13 @@ def _group(
     if not seeds:
         reason = f"no run of {name} has the seed of a run of {found.reference}"
     elif repeated:
-        reason = f"a group has several runs of seed {_few(repeated)}; remove all but one"
+        reason = f"a group has several runs of seed {few(repeated)}; remove all but one"
     elif unfinished:
         reason = f"not finished: {_named(unfinished)}"
     elif unmeasured:
         reason = f"no finite {found.metric}: {_named(unmeasured)}"
     elif also_differ and not is_chosen:
-        reason = f"runs of a pair also differ in {_few(also_differ)}"
+        reason = f"runs of a pair also differ in {few(also_differ)}"
     result = (
         PairedTest("unknown", len(pairs), reason)
         if reason
@@ -246,9 +247,10 @@ def _conclusion(result: PairedTest, is_low: bool | None) -> Conclusion:
 
 
 def _named(columns: Sequence[Column]) -> str:
-    return _few([f"run {column.run.id} ({column.run.status})" for column in columns])
+    return few([f"run {column.run.id} ({column.run.status})" for column in columns])
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(name[:100] for name in names[:MOST_NAMED]) + more

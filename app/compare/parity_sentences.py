@@ -1,7 +1,7 @@
 """Sentences that state the parity of a group of runs, with its numbers."""
 
 from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
-from app.compare.parity import GroupParity, Parity, direction
+from app.compare.parity import GroupParity, Parity, direction, few
 from app.html.formats import number
 
 
@@ -16,13 +16,14 @@ def sentence(parity: Parity, group: GroupParity) -> str:
     if group.conclusion == "equivalent":
         text = (
             f"{group.name} is equivalent to {parity.reference} in {metric} within {margin} "
-            f"{evidence}: the difference is {number(difference)}, its 90 % interval "
-            f"{_range(result.equivalence_interval)}."
+            f"({result.pairs} seeds, two one-sided tests at 5 %): the difference is "
+            f"{number(difference)}, its 90 % interval {_range(result.equivalence_interval)}."
         )
         if result.interval.low > 0 or result.interval.high < 0:
             way = direction(difference, parity.is_low)
             text += (
-                f" Within the margin it is {way} by {number(abs(difference))} ± {number(error)}."
+                f" Within the margin it is {way} by {number(abs(difference))} ± {number(error)} "
+                "(95 % confidence)."
             )
     elif group.conclusion == "undecided":
         text = (
@@ -42,7 +43,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
                 else f" Whether it is larger than the margin of {margin} is not decided."
             )
     if group.also_differ:
-        text += f" Runs of a pair also differ in {', '.join(group.also_differ[:3])}."
+        text += f" Runs of a pair also differ in {few(group.also_differ)}."
     return text
 
 
@@ -55,9 +56,11 @@ def _what_decides(further: FurtherPairs | None) -> str:
         return "A margin is needed to test whether they are equivalent."
     many = f"more than {MOST_PAIRS:,}"
     about = f"About {further.about:,}" if further.about else many.capitalize()
-    limits = f"{further.least or many} to {further.most or many}"
+    seeds = "further seed" if further.about == 1 else "further seeds"
+    least, most = (f"{limit:,}" if limit else many for limit in (further.least, further.most))
+    limits = f"{least} to {most}" if least != most else least
     return (
-        f"{about} further seeds would decide with a probability of {100 * POWER:.0f} %, if the "
+        f"{about} {seeds} would decide with a probability of {100 * POWER:.0f} %, if the "
         f"difference is as measured: an estimate, {limits} by the uncertainty of the standard "
-        "deviation."
+        "deviation. Testing again with more seeds raises the rate of wrong conclusions."
     )

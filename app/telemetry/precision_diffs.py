@@ -2,12 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
-from msgspec import convert
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.runs.summary import Number
 from app.submission import config_schema
 from db.tables import RECIPE, Diagnosis, Run
-from db.telemetry import histograms
+from db.telemetry.stored_events import StoredEvents
 from halfstep.precision_lab.suggestions import (
     LOSS,
     NOISE_UNITS,
@@ -23,10 +21,13 @@ from halfstep.precision_lab.suggestions import (
     Suggestions,
     suggest,
 )
+from halfstep.telemetry import events
+from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import PrecisionRow
 
 KIND = "precision_diff"
 FP32 = "modules.fp32"
+MOST_STEPS = 1000
 #: Bars are logarithmic: from an eighth of a rounding unit to the largest error, or this many units.
 LEAST_UNITS, MOST_UNITS = 1 / 8, 64.0
 
@@ -114,7 +115,7 @@ class ModuleErrors:
 class DiffTable:
     """A diff as the page shows it."""
 
-    diff: Mapping[str, Any]
+    diff: events.PrecisionDiff
     suggestions: Suggestions
     calls: list[ModuleErrors]
     parameters: list[ModuleErrors]
@@ -125,26 +126,21 @@ class DiffTable:
 
 def of_run(session: Session, run_id: int, step: int | None = None) -> PrecisionDiffs:
     """Return a run's diff of a step, by default the last one."""
-    steps = _steps(session, run_id)
-    content = _content(session, run_id, step)
-    if content is None:
+    steps, diff = _steps(session, run_id), _diff(session, run_id, step)
+    if diff is None:
         return PrecisionDiffs(steps=steps, diff=None)
-    suggestions = [
-        PrecisionSuggestion(name=each.name, error=each.error, evidence=list(each.evidence))
-        for each in suggest(_rows(content), content["dtype"])
-    ]
-    return PrecisionDiffs(
-        steps=steps, diff=PrecisionDiff.model_validate(content | {"suggestions": suggestions})
-    )
+    suggestions = [each._asdict() for each in suggest(diff.rows, diff.dtype)]
+    fields = fields_of(diff) | {"suggestions": suggestions}
+    return PrecisionDiffs(steps=steps, diff=PrecisionDiff.model_validate(fields))
 
 
 def table(session: Session, run: Run) -> DiffTable | None:
     """Return the last diff of a run for its page."""
-    content = _content(session, run.id, None)
-    if content is None:
+    diff = _diff(session, run.id, None)
+    if diff is None:
         return None
-    rows, unit = _rows(content), ROUNDING_UNIT[content["dtype"]]
-    suggestions = suggest(rows, content["dtype"])
+    rows, unit = diff.rows, ROUNDING_UNIT[diff.dtype]
+    suggestions = suggest(rows, diff.dtype)
     names = {each.name for each in suggestions}
     finite = [float(row.error) for row in rows if math.isfinite(float(row.error))]
     most = max(MOST_UNITS, *(error / unit for error in finite), 1)
@@ -153,6 +149,8 @@ def table(session: Session, run: Run) -> DiffTable | None:
         units = float(error or 0) / unit
         if units <= LEAST_UNITS:
             return 0.0
+        if not math.isfinite(units):
+            return 100.0
         share = math.log2(units / LEAST_UNITS) / math.log2(most / LEAST_UNITS)
         return round(100 * min(share, 1.0), 1)
 
@@ -164,7 +162,7 @@ def table(session: Session, run: Run) -> DiffTable | None:
         bars = Bars(row, width(row.local), width(row.inherited), width(row.error))
         calls[key].directions[row.direction] = bars
     return DiffTable(
-        diff=content,
+        diff=diff,
         suggestions=suggestions,
         calls=[call for (_, number), call in calls.items() if number],
         parameters=[call for (_, number), call in calls.items() if not number],
@@ -183,18 +181,14 @@ def _fork(run: Run, names: list[str]) -> str:
 
 
 def _steps(session: Session, run_id: int) -> list[int]:
+    """Return the steps of the latest diffs, in order."""
     query = select(Diagnosis.step).where(Diagnosis.run_id == run_id, Diagnosis.kind == KIND)
-    return list(session.scalars(query.order_by(Diagnosis.step)))
+    return list(session.scalars(query.order_by(Diagnosis.step.desc()).limit(MOST_STEPS)))[::-1]
 
 
-def _content(session: Session, run_id: int, step: int | None) -> dict[str, Any] | None:
+def _diff(session: Session, run_id: int, step: int | None) -> events.PrecisionDiff | None:
+    """Return the diff of a step, by default the last one; None if there is none."""
+    stored = StoredEvents(session, run_id)
     if step is None:
-        row = histograms.newest(session, run_id, KIND)
-    else:
-        query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == KIND)
-        row = session.scalar(query.where(Diagnosis.step == step))
-    return None if row is None else {"step": row.step} | row.content
-
-
-def _rows(content: Mapping[str, Any]) -> list[PrecisionRow]:
-    return convert(content["rows"], list[PrecisionRow])
+        return stored.newest(events.PrecisionDiff)
+    return stored.of_step(events.PrecisionDiff, step)

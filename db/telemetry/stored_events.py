@@ -37,6 +37,11 @@ class StoredEvents:
         query = select(Diagnosis.content).order_by(Diagnosis.step).limit(most)
         return self._read(query, kind)
 
+    def of_step(self, kind: type[E], step: int) -> E | None:
+        """Return the event of a kind that belongs to a step; None if there is none."""
+        query = select(Diagnosis.content).where(Diagnosis.step == step)
+        return next(iter(self._read(query, kind)), None)
+
     def _read(self, query: Select[JsonObject], kind: type[E]) -> list[E]:
         """Return the events, without those that this version cannot read, which are logged."""
         tag = str(kind.__struct_config__.tag)

@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections import OrderedDict
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,7 +21,9 @@ GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
-MUTABLE = (list, dict, set)  # including their subclasses
+MUTABLE = (list, dict, set, deque)  # including their subclasses
+#: Containers of a module that are restored, each with its values.
+MOST_CONTAINERS = 10_000
 
 
 class Kept:
@@ -87,23 +90,35 @@ def set_torch_state(devices: Sequence[torch.device], state: Sequence[Tensor]) ->
 
 @contextmanager
 def preserved_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Restore the attributes of modules, and what their lists, dictionaries and sets contain."""
-    before = []
-    for module in modules:
-        contents = [
-            (value, value.copy())
-            for value in vars(module).values()
-            if isinstance(value, MUTABLE) and hasattr(value, "copy")
-        ]
-        before.append((module, dict(vars(module)), contents))
+    """Restore the attributes of modules, and the contents of their containers, also nested ones."""
+    before = [(module, dict(vars(module))) for module in modules]
+    contents = {
+        id(container): (container, container.copy())
+        for module in modules
+        for container in containers_of(module)
+    }
     try:
         yield
     finally:
-        for module, attributes, contents in before:
+        for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
-            for value, content in contents:
-                _refill(value, content)
+        for container, content in contents.values():
+            _refill(container, content)
+
+
+def containers_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the containers among a module's attributes, and those in them."""
+    found: dict[int, Any] = {}
+    waiting = list(vars(module).values())
+    while waiting and len(found) < MOST_CONTAINERS:
+        value = waiting.pop()
+        if isinstance(value, tuple):
+            waiting += value
+        elif isinstance(value, MUTABLE) and hasattr(value, "copy") and id(value) not in found:
+            found[id(value)] = value
+            waiting += value.values() if isinstance(value, dict) else value
+    yield from found.values()
 
 
 @contextmanager
@@ -187,9 +202,11 @@ def no_global_hooks() -> Iterator[None]:
 @contextmanager
 def no_autocast(device_type: str) -> Iterator[None]:
     """Disable autocast, also where a module enables it."""
-    enter = torch.autocast.__enter__
+    enter, ours = torch.autocast.__enter__, threading.get_ident()
 
     def disabled(region: torch.autocast) -> Any:
+        if threading.get_ident() != ours:
+            return enter(region)  # type: ignore[no-untyped-call]
         enabled, region._enabled = region._enabled, False
         try:
             return enter(region)  # type: ignore[no-untyped-call]
@@ -232,6 +249,9 @@ def _storage(tensor: Tensor) -> int | None:
 def _refill(value: Any, content: Any) -> None:
     if isinstance(value, list):
         value[:] = content
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(content)
     else:
         value.clear()
         value.update(content)

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from halfstep.session.artifacts import SavedVersion
     from halfstep.telemetry.events import UsedArtifact
 
+MOST_DIFFS = 100  # precision diffs that a run records
 PATIENCE_SECONDS = 5.0  # timeout for the device at the end: a lost one never answers
 FLUSH_SECONDS = 0.2  # between flushes of logged values while no step ends
 PAGE_SECONDS = 1.0  # timeout for the server to return the URL of the run's page
@@ -264,6 +265,7 @@ class Watch:
         """
         self.files = files
         self._card: Card | None = None
+        self._diffs = 0  # precision diffs made
         self._meeting: Path | None = None  # by which further ranks find the run
         self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.page: str | None = None  # URL of the run's page, once the server has answered
@@ -456,8 +458,10 @@ class Watch:
         a new batch.  dtype: of autocast, by default float16 with a GradScaler, else bfloat16.
         scale: the loss scale, by default the scaler's.  reference: torch.float32, or torch.float64.
 
-        Takes several times as long as a step, and changes nothing in the training. Returns None,
-        after a line on stderr, if no diff can be made.
+        Takes several times as long as a step. Weights, buffers, gradients, random generators, and
+        the attributes of modules with lists and dictionaries in them, stay as they are; objects of
+        other classes that the loss or a module changes do not. Returns None, after a line on
+        stderr, if no diff can be made.
         """
         reports: list[PrecisionReport] = []
         self._asked(
@@ -750,7 +754,11 @@ class Watch:
                 reference or torch.float32,
                 step=self.step,
             )
-        self._spool.event(event)
+        if self._diffs < MOST_DIFFS:
+            self._spool.event(event)
+        elif self._diffs == MOST_DIFFS:
+            say(f"{MOST_DIFFS} precision diffs are recorded; further ones are only returned")
+        self._diffs += 1
         return PrecisionReport(event)
 
     def _record_use(self, event: "UsedArtifact") -> None:

@@ -479,6 +479,11 @@ class Updates(StepEvent, frozen=True, kw_only=True, tag="updates"):
     modules: list[UpdatedModule]
 
 
+_PrecisionTexts: TypeAlias = Annotated[
+    list[Text], Meta(max_length=PRECISION_ROWS, description=f"at most {PRECISION_ROWS} texts")
+]
+
+
 class PrecisionRow(Part, frozen=True, kw_only=True):
     """Errors of one module call or parameter; see halfstep/precision_lab/report.py."""
 
@@ -503,7 +508,7 @@ class PrecisionRow(Part, frozen=True, kw_only=True):
     local_saturated: Number | None
     # Local error that stays if the module computes in fp32; None: not measured, as below the noise.
     local_fp32: Number | None
-    used_by: list[Text] = []  # of a parameter: modules that use it
+    used_by: _PrecisionTexts = []  # of a parameter: modules that use it
     unknown: Text | None = None  # why the local error is unknown
 
 
@@ -518,9 +523,9 @@ class PrecisionDiff(StepEvent, frozen=True, kw_only=True, tag="precision_diff"):
     # Of the gradient of all parameters together.
     error: Number
     cosine: Number
-    suggested: list[Text]  # modules that should stay in fp32
+    suggested: _PrecisionTexts  # modules that should stay in fp32
     suggested_error: Number | None = None  # `error` with these in fp32, measured
-    notes: list[Text] = []
+    notes: _PrecisionTexts = []
     rows: Annotated[
         list[PrecisionRow],
         Meta(max_length=PRECISION_ROWS, description=f"at most {PRECISION_ROWS} rows"),

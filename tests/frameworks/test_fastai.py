@@ -23,6 +23,14 @@ import halfstep.fastai
 TORCHS = functools.partial(OptimWrapper, opt=torch.optim.AdamW)
 
 
+class Samples(TensorDataset):  # type: ignore[type-arg]
+    """A dataset that fastai can export."""
+
+    def new_empty(self) -> "Samples":
+        """Return the dataset of an exported learner."""
+        return self
+
+
 class Rates(halfstep.fastai.Callback):  # type: ignore[misc]
     """Writes down loss and learning rate of each training step."""
 
@@ -42,7 +50,7 @@ class Rates(halfstep.fastai.Callback):  # type: ignore[misc]
 
 def learner(optimizer: Any, *callbacks: Any) -> Any:
     torch.manual_seed(0)
-    data = TensorDataset(*samples())
+    data = Samples(*samples())
     loaders = DataLoaders(DataLoader(data, bs=8), DataLoader(data, bs=8), device="cpu")
     loss = torch.nn.functional.mse_loss
     return Learner(loaders, Net(), loss_func=loss, opt_func=optimizer, cbs=callbacks)
@@ -118,3 +126,14 @@ def test_the_search_for_a_rate_is_not_watched(tmp_path: Path) -> None:
     halfstep.watch().finish()
     steps, _ = written(tmp_path)
     assert len(steps) == 12
+
+
+@pytest.mark.parametrize("optimizer", [Adam, TORCHS])
+def test_a_watched_learner_can_be_exported(tmp_path: Path, optimizer: Any) -> None:
+    """Without the run; a learner that was loaded predicts, and is watched again by a fit."""
+    learn = fit(optimizer, halfstep.fastai.Watch(folder=tmp_path / "runs"))
+    halfstep.watch().finish()
+    learn.export(tmp_path / "learner.pkl")
+    loaded = torch.load(tmp_path / "learner.pkl", weights_only=False)
+    assert loaded.watch.watched is None
+    assert all(map(torch.equal, weights(loaded.model), weights(learn.model)))

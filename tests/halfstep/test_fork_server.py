@@ -219,3 +219,20 @@ def memory(pid: int) -> bytes:
                 file.seek(int(first, 16))
                 parts.append(file.read(int(last, 16) - int(first, 16)))
     return b"".join(parts)
+
+
+def test_a_signal_before_a_process_is_set_up_is_not_lost(server: Server) -> None:
+    """The server ignores SIGTERM, and so did the process until then."""
+    forked = server.fork("wait")
+    os.kill(forked.pid, signal.SIGTERM)
+    forked.begin()
+    assert ended(forked) == -signal.SIGTERM
+    forked.release()
+
+
+def test_a_request_that_is_too_long_costs_no_other(server: Server) -> None:
+    """Sockets have a limit of bytes a message; the next request is served."""
+    with pytest.raises(ForkFailed, match="Message too long"):
+        server.fork(LONG="x" * 2**22)
+    assert server.server.is_ready
+    server.waiting().release()

@@ -79,6 +79,8 @@ class PrecisionDiffs(Observer):
                     names=self._names,
                 )
         finally:
-            recipe.load_state_dict(state)
-            random.restore()
+            try:
+                recipe.load_state_dict(state)
+            finally:
+                random.restore()
         self._on_event(event)

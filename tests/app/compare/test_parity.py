@@ -78,9 +78,9 @@ def test_precisions_are_paired_by_seed(database: Database, ada: User, script: Te
         result["interval"] == only(narrow)["result"]["interval"] == only(none)["result"]["interval"]
     )
     assert only(wide)["sentence"] == (
-        "fp16 is equivalent to fp32 in val/accuracy within ±0.02 (5 seeds, 95 % confidence): "
-        "the difference is -0.0102, its 90 % interval -0.011 to -0.009402. "
-        "Within the margin it is worse by 0.0102 ± 0.001039."
+        "fp16 is equivalent to fp32 in val/accuracy within ±0.02 (5 seeds, two one-sided "
+        "tests at 5 %): the difference is -0.0102, its 90 % interval -0.011 to -0.009402. "
+        "Within the margin it is worse by 0.0102 ± 0.001039 (95 % confidence)."
     )
     assert only(narrow)["sentence"] == (
         "fp16 is worse than fp32 in val/accuracy by 0.0102 ± 0.001039 (5 seeds, 95 % confidence). "

@@ -9,7 +9,7 @@ from app.live import run_updates
 from db.database import Database
 from db.queue import queue
 from db.settings import Settings
-from db.tables import ControlRequest, Run, Status, User
+from db.tables import ControlRequest, Diagnosis, Run, Status, User
 from tests.app.conftest import CONFIG, submit
 from tests.db.telemetry.telemetry_made import (
     make_headroom,
@@ -274,10 +274,22 @@ def test_page_without_suggestion_says_so(
     rows = [make_precision_row("a<b>"), make_precision_row("a<b>", call=2, error=float("nan"))]
     record(database, running, events=[make_precision_diff(50, rows=rows, suggested=[])])
     section = section_of(browser.get("/runs/1").text)
-    assert "No module needs fp32" in section
+    assert "No module is suggested for fp32" in section
+    assert 'width="nan"' not in section
     assert "a&lt;b&gt;" in section
     assert "call 2" in section
     assert "Fork with" not in section
+
+
+def test_a_diff_that_cannot_be_read_costs_only_itself(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """As of another version: the page and the API have none."""
+    with database.writing() as session:
+        content = {"step": 50, "dtype": "float4", "rows": 7}
+        session.add(Diagnosis(run_id=running.id, kind="precision_diff", step=50, content=content))
+    assert section_of(browser.get("/runs/1").text) == ""
+    assert browser.get("/api/v1/runs/1/precision-diffs").json() == {"steps": [50], "diff": None}
 
 
 def test_precision_diffs_of_the_api(database: Database, running: Run, browser: TestClient) -> None:

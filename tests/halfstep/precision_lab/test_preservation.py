@@ -1,7 +1,10 @@
 """A precision diff leaves the training as it was, to the bit."""
 
 import random
+from collections import deque
 from collections.abc import Callable
+from copy import deepcopy
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -78,6 +81,56 @@ def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
     )
     assert flat(with_diffs) == flat(without)
     assert len(reports) == 4 * STEPS
+
+
+class Remembers(nn.Module):
+    """Keeps results in containers, also nested ones, and computes with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.recent: deque[Tensor] = deque(maxlen=3)
+        self.by_name: dict[str, Any] = {"all": [], "seen": {"inner": set()}, "pair": ([], {})}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, 4)."""
+        out: Tensor = self.layer(x) + sum(self.recent)
+        self.recent.append(out.detach())
+        self.by_name["all"].append(len(self.recent))
+        self.by_name["seen"]["inner"].add(len(self.by_name["all"]))
+        self.by_name["pair"][0].append(1)
+        self.by_name["pair"][1][len(self.by_name["all"])] = 1
+        return out
+
+
+def test_containers_of_a_module_stay_as_they_are() -> None:
+    """Whatever a forward pass puts into lists, dictionaries, sets and deques, at any depth."""
+    model, batch = Remembers(), torch.ones(2, 4)
+    model(batch)
+    state = deepcopy((list(model.recent), model.by_name))
+    precision_diff(model, batch, lambda model, batch: model(batch).square().mean(), torch.bfloat16)
+    assert repr((list(model.recent), model.by_name)) == repr(state)
+    assert model.recent.maxlen == 3
+
+
+def test_other_threads_keep_autocast() -> None:
+    """A thread that computes during a diff has the precision that it asks for."""
+    seen: list[torch.dtype] = []
+
+    def compute() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            seen.append((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        thread = Thread(target=compute)
+        thread.start()
+        thread.join()
+        loss: Tensor = model(batch).square().mean()
+        return loss
+
+    precision_diff(nn.Linear(4, 4), torch.ones(2, 4), loss_fn, torch.bfloat16)
+    assert len(seen) > 1
+    assert set(seen) == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", MODELS)
