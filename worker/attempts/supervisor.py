@@ -20,6 +20,7 @@ import time
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import setproctitle  # noqa: F401 - by which the fork server names processes
@@ -60,6 +61,8 @@ OUTAGE_SECONDS = 2.0  # longest wait before retrying the database
 #: Shares of the lease after which a training whose lease could not be renewed is asked to leave a
 #: checkpoint and end, and is killed: well before another worker may start it.
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
+#: Folder of the built-in recipes, which no run writes.
+BUILT_IN = Path(__file__).parents[2] / "trainer" / "recipes"
 
 
 class StopRequested(Exception):
@@ -233,12 +236,13 @@ class Supervisor:
     def _describe_environment(self, worker: Worker, devices: list[int]) -> None:
         """Describe the attempt's environment in a thread; `_follow` records it.
 
-        A command starts after that, since it may change the files described.
+        A command or a user's recipe starts after that, since it may change the files described.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
         started = self.work.started()
         self.describing = thread.submit(environment.described, started, worker, devices)
-        if isinstance(self.work, Command):
+        is_ours = started.file is not None and BUILT_IN in started.file.parents
+        if isinstance(self.work, Command) or not is_ours:
             wait_for(self.describing.result, self._renew_lease)
 
     def _record_environment(self, child: Child) -> None:
