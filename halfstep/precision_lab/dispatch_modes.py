@@ -66,7 +66,7 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a random operation with float32 in place of every other floating dtype."""
+    """Call a random operation with float32 instead of any other floating dtype."""
     dtype = kwargs.get("dtype")
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float32:
         return _cast(func(*args, **kwargs | {"dtype": torch.float32}), dtype)
