@@ -114,7 +114,8 @@ class Worker:
         self.listener.start()
         self.beat_due = tidy_due = 0.0
         self.may_have_work, self.is_notified = True, False
-        self.log_state, self.fruitless_until = self.database.log_state(), 0.0
+        self.log_state, self.ignored_until = self.database.log_state(), 0.0
+        self.has_changed = False  # SQLite's file; the turn is due to that
         self.wakeups.put(set())  # the first turn does not wait
         problem: str | None = None
         is_away = False
@@ -139,8 +140,12 @@ class Worker:
                 if self.capabilities.is_loading:
                     self._update_recipes()
                 if self.may_have_work or (self.is_tick and not self.listener.is_listening):
+                    before = set(self.running)
                     self._pick_up()
                     self._claim()
+                    if self.has_changed and self.may_have_work and before.issuperset(self.running):
+                        # A queued run cannot start here, and each flush of a training is a change.
+                        self.ignored_until = time.monotonic() + TICK_SECONDS
                     self.may_have_work = False
                 if self._is_done():
                     break
@@ -178,7 +183,7 @@ class Worker:
         """Wait up to one tick for a notification of work, or for a sign of it."""
         until = time.monotonic() + TICK_SECONDS
         has_signs = bool(self.running) or self.database.log_state() is not None
-        self.is_tick = False
+        self.is_tick = self.has_changed = False
         while True:
             try:
                 timeout = min(GLANCE_SECONDS, TICK_SECONDS) if has_signs else TICK_SECONDS
@@ -186,9 +191,9 @@ class Worker:
                 break
             except Empty:
                 self.is_tick = time.monotonic() >= until
-                has_changed = self._has_database_changed()
-                self.is_notified |= has_changed
-                if self.is_tick or has_changed or self._has_supervisor_ended():
+                self.has_changed = self._has_database_changed()
+                self.is_notified |= self.has_changed
+                if self.is_tick or self.has_changed or self._has_supervisor_ended():
                     return
         if SIGNED_IN in notified:  # the first worker claims it; later ones find none
             time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
@@ -198,7 +203,7 @@ class Worker:
 
     def _has_database_changed(self) -> bool:
         """Return whether SQLite's file has changed, if there is a device for a run."""
-        if time.monotonic() < self.fruitless_until:
+        if time.monotonic() < self.ignored_until:
             return False
         before, self.log_state = self.log_state, self.database.log_state()
         return self.log_state != before and bool(self._free_devices())
@@ -326,8 +331,6 @@ class Worker:
         while free := self._free_devices():
             node = self._next(free)
             if node is None:
-                # Each flush of a training changes the database: look at the next tick.
-                self.fruitless_until = time.monotonic() + TICK_SECONDS
                 return
             self._launch(node)
 

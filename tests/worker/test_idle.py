@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,6 +52,21 @@ def test_a_worker_notices_a_run_by_the_file_of_sqlite(
         until(lambda: not getattr(worker, "may_have_work", True))
         run_id = site.submit()
         until(lambda: worker.launched == [run_id])
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_run_that_cannot_start_is_looked_at_once_a_tick(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a training on the same database changes its file."""
+    monkeypatch.setattr("worker.worker.TICK_SECONDS", 1e6)
+    with waiting(site) as worker:
+        until(lambda: not getattr(worker, "may_have_work", True))
+        site.submit(recipe="another")
+        until(lambda: worker.ignored_until > time.monotonic())
+        site.submit(recipe="another")
+        assert not worker._has_database_changed()
+    assert worker.launched == []
 
 
 @pytest.mark.only_on("postgresql")
