@@ -48,7 +48,7 @@ class Isolation:
             return
         described = Sandbox.from_environment(os.environ)
         # Opened before switching: only root can open the paths.
-        rules = described.rules() if described else None
+        rules = described.rules(self.user) if described else None
         self._hide_temporary_files()
         if self.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))

@@ -4,7 +4,8 @@ The process applies it before it loads any code of a recipe or a script. No priv
 all child processes inherit it. Everything is denied except what a rule allows:
 
 - Writing: the run's own folders, folders that the operator has configured, and a few devices.
-  Nothing can be written that another process executes or reads as configuration.
+  Nothing can be written that another process executes or reads as configuration. On a machine with
+  NVIDIA's driver also the names of its threads, below /proc, without which CUDA does not start.
 - Reading: everything except private paths and devices. A rule covers everything below a folder, so
   folders above a private path get a rule for each entry that they have at the time.
 
@@ -46,6 +47,9 @@ DEVICES = (
     *("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"),
     *("nvidia*", "dri", "kfd", "infiniband", "dxg", "accel"),
 )
+PROC = Path("/proc")
+#: What root could change of the kernel below it.
+KERNEL = ("sys/kernel/core_pattern", "sysrq-trigger", "irq", "bus", "fs")
 SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
@@ -75,6 +79,7 @@ class Sandbox:
     free: list[str]  # folders in which links are allowed
     shared: list[str]  # folders that all runs write, without links
     read: list[str]  # private paths that it may read
+    names_threads: bool = False  # whether it may name its threads, as CUDA does
 
     def variable(self) -> dict[str, str]:
         """Return the environment variable that describes the sandbox."""
@@ -92,8 +97,11 @@ class Sandbox:
         give_up_privileges()
         enforce(rules)
 
-    def rules(self) -> int:
-        """Return the rules for `enforce`, as an open file descriptor. Raises OSError."""
+    def rules(self, user: int | None = None) -> int:
+        """Return the rules for `enforce`, as an open file descriptor. Raises OSError.
+
+        user: the id of the user that the process will have; None: its own.
+        """
         attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
         size = ctypes.sizeof(attributes)
         ruleset = _checked_syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0)
@@ -108,6 +116,8 @@ class Sandbox:
                 _allow(ruleset, Path(folder), WITHOUT_LINKS)
             for file in self.read:
                 _allow(ruleset, Path(file), READ)
+            if self.names_threads:
+                _allow(ruleset, _folder_of_threads(user), WRITE_FILE | TRUNCATE)
         except OSError:
             os.close(ruleset)
             raise
@@ -168,6 +178,19 @@ def _paths_except(private: Iterable[Path]) -> Iterable[Path]:
         if not any(each in closed for each in folder.parents):
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 yield from (each for each in folder.iterdir() if each not in closed | leading)
+
+
+def _folder_of_threads(user: int | None) -> Path:
+    """Return the folder below which threads can be named: /proc/PID/task/ID/comm.
+
+    Landlock knows no patterns. With /proc, the programs that a process starts can use a GPU as
+    well; what belongs to processes outside of the sandbox stays closed, but for some settings of
+    processes of the same user, such as oom_score_adj. Root could change the kernel there: it gets
+    the threads of the process alone, unless those files are read-only, as in a container.
+    """
+    is_root = (os.geteuid() if user is None else user) == 0
+    is_open = is_root and any(os.access(PROC / each, os.W_OK) for each in KERNEL)
+    return PROC / "self/task" if is_open else PROC
 
 
 def _allow(ruleset: int, place: Path, rights: int) -> None:

@@ -23,7 +23,8 @@ class HostCopy:
         """Start the copies. Host tensors are returned without a copy: they must not be modified."""
         if not any(tensor.is_cuda for tensor in tensors):
             return cls(list(tensors), None)
-        host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        # A script may have set another default device.
+        host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True, device="cpu") for t in tensors]
         for target, source in zip(host, tensors, strict=True):
             target.copy_(source, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

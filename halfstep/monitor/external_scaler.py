@@ -23,7 +23,7 @@ class ExternalScaler:
     def __init__(self, watch: Watch, name: str) -> None:
         """name: of the optimizer's class."""
         self._loop = watch._loop
-        self._scale: Tensor = torch.ones(())
+        self._scale: Tensor = torch.ones((), device="cpu")
         self._growth_tracker: Tensor | None = None
         kind = type(name, (_Parameters,), {})  # the loop names an optimizer by its class
         self._optimizer: Any = kind()
@@ -70,5 +70,5 @@ class _Parameters:
 
 
 def _tensor(value: Tensor | float) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+    tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), device="cpu")
     return tensor.reshape(()).to(torch.float32)

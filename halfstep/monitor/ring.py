@@ -74,7 +74,7 @@ class Ring:
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._pinned = torch.empty(RING_ROWS, columns, pin_memory=True)
+            self._pinned = torch.empty(RING_ROWS, columns, pin_memory=True, device="cpu")
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     @property

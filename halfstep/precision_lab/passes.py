@@ -190,8 +190,8 @@ class ReferencePass(Pass):
         call.result = leaves.without_values()
         return result
 
-    def _store(self, gradients: dict[int, Tensor], index: int, gradient: Tensor) -> None:
-        if self._has_begun:
+    def _store(self, gradients: dict[int, Tensor], index: int, gradient: Tensor | None) -> None:
+        if self._has_begun and gradient is not None:  # kernels may yield none, as cuDNN's GRU does
             gradients.setdefault(index, gradient.detach())
 
     def _random(self) -> int:
@@ -321,8 +321,8 @@ class LowPass(Pass):
                     return False
         return True
 
-    def _compare_gradient(self, call: Call, index: int, gradient: Tensor) -> None:
-        if not self._has_begun:  # a gradient of the loss function's own
+    def _compare_gradient(self, call: Call, index: int, gradient: Tensor | None) -> None:
+        if not self._has_begun or gradient is None:  # before: of the loss function's own
             return
         reference = call.input_gradients.pop(index, None)
         if reference is None:
@@ -341,7 +341,7 @@ class WatchedInputs:
     Each argument is replaced by a view of itself: the argument's own gradient contains other uses.
     """
 
-    def __init__(self, values: Sequence[Any], store: Callable[[int, Tensor], None]) -> None:
+    def __init__(self, values: Sequence[Any], store: Callable[[int, Tensor | None], None]) -> None:
         self.values: list[Any] = []
         seen: dict[int, Tensor] = {}
         self._originals: dict[int, Tensor] = {}  # by the id of the view
@@ -361,7 +361,7 @@ class WatchedInputs:
                     self.watch(view, partial(store, index))
             self.values.append(seen[id(value)])
 
-    def watch(self, tensor: Tensor, store: Callable[[Tensor], None]) -> None:
+    def watch(self, tensor: Tensor, store: Callable[[Tensor | None], None]) -> None:
         """Report the gradient of a tensor.
 
         An in-place operation cuts a view from the graph: then the gradient of the original before
@@ -370,10 +370,11 @@ class WatchedInputs:
         tensor.register_hook(store)  # type: ignore[no-untyped-call]
         original = self._originals.get(id(tensor))
         if original is not None and not original.is_leaf:
-            version = original._version
+            # An alias, with the same version: a hook that held its own tensor would never be freed.
+            alias, version = original.detach(), original._version
 
-            def store_if_written(gradient: Tensor) -> None:
-                if original._version != version:
+            def store_if_written(gradient: Tensor | None) -> None:
+                if alias._version != version:
                     store(gradient)
 
             original.register_hook(store_if_written)  # type: ignore[no-untyped-call]

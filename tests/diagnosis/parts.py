@@ -1,22 +1,30 @@
 """Networks and data that the corpus' loops share; everything is drawn from seeds of its own."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
+#: Where the loops train: `make gpu` has them train on a GPU.
+DEVICE = os.environ.get("HALFSTEP_DIAGNOSIS_DEVICE", "cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def autocast(precision: str) -> AbstractContextManager[object]:
     """Return the autocast context of a loop in this precision."""
-    return torch.autocast("cpu", DTYPES[precision]) if precision in DTYPES else nullcontext()
+    return torch.autocast(DEVICE, DTYPES[precision]) if precision in DTYPES else nullcontext()
 
 
 def grad_scaler(scale: float = 2.0**12, growth_interval: int = 2000) -> torch.amp.GradScaler:
     """Return a scaler at a scale that small networks can bear."""
-    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=growth_interval)
+    return torch.amp.GradScaler(DEVICE, init_scale=scale, growth_interval=growth_interval)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Return a generator of random numbers of the loops' device."""
+    return torch.Generator(DEVICE).manual_seed(seed)
 
 
 def mlp(inputs: int = 8, width: int = 32, outputs: int = 4) -> nn.Sequential:
@@ -93,7 +101,7 @@ def labelled(
     steps: int, shape: tuple[int, ...] = (8,), *, batch: int = 32, classes: int = 4, seed: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches that can be learned: the label is where the first numbers are largest."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for _ in range(steps):
         x = torch.randn(batch, *shape, generator=generator)
         yield x, x.flatten(1)[:, :classes].argmax(1)
@@ -101,7 +109,7 @@ def labelled(
 
 def tokens(steps: int, *, batch: int = 8, length: int = 12, seed: int = 1) -> Iterator[Tensor]:
     """Yield sequences that count up by a step of their own, modulo 17: (B, T + 1)."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for _ in range(steps):
         first = torch.randint(0, 17, (batch, 1), generator=generator)
         stride = torch.randint(1, 4, (batch, 1), generator=generator)

@@ -39,6 +39,7 @@ from halfstep.telemetry.plain_json import json_safe
 from halfstep.telemetry.run_folder import read_outcome, read_run
 from halfstep.telemetry.spool import SpoolReader, Unrecordable
 from tests import warm
+from tests.diagnosis.parts import DEVICE
 from tests.diagnosis.recipes.cases import trained
 from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
 from tests.diagnosis.truth import Truth, observe
@@ -304,7 +305,7 @@ def _record_recipe(session: Any, loop: Loop, items: list[Any]) -> int:
     recipe = loop.recipe
     assert recipe is not None
     config = parse_config(recipe, {"precision": loop.precision}).model_dump(mode="json")
-    device = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": True}
+    device = {"kind": DEVICE, "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": True}
     offer = {"name": recipe.name, "title": recipe.title, "description": "", "schema": {}}
     ada = accounts.user_named(session, "ada")
     worker = workers.register(

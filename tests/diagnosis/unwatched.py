@@ -3,7 +3,7 @@
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests.diagnosis.parts import DEVICE
 from tests.diagnosis.registry import Loop, WatchCall
 
 
@@ -107,7 +108,8 @@ def run(loop: Loop, watch: WatchCall) -> Ended:
 
     _seed(loop.seed)
     torch._dynamo.reset() if "torch._dynamo" in _loaded() else None
-    with _optimizers() as optimizers, warnings.catch_warnings(record=True) as caught:
+    place = nullcontext() if DEVICE == "cpu" else torch.device(DEVICE)
+    with place, _optimizers() as optimizers, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             loop.train(called)

@@ -1,9 +1,14 @@
 """Tests that need a CUDA device: `make gpu`. Without one each test is skipped with a reason."""
 
+import os
+
 import pytest
 import torch
 
 from tests.trainer.conftest import run_loop  # noqa: F401 - a fixture
+
+# Deterministic matrix products need it, and read it as CUDA starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -94,7 +94,7 @@ class _Flags:
         flags = torch.stack([result.updates[name].found_inf for name in result.stepped])
         if not flags.is_cuda:
             return cls(step, flags, None)
-        host = torch.empty(flags.shape, pin_memory=True)
+        host = torch.empty(flags.shape, pin_memory=True, device="cpu")
         host.copy_(flags, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
@@ -199,7 +199,7 @@ class Replay(Observer):
         self._watched_until = state.get("watched_until", 0)
         self._looks_at_batch &= state.get("looks_at_batch", True)
         self._flags = deque(
-            _Flags(step, torch.tensor([float(skipped)]), None)
+            _Flags(step, torch.tensor([float(skipped)], device="cpu"), None)
             for step, skipped in state.get("flags", ())
         )
 

@@ -87,7 +87,13 @@ def sandbox_of_run(
         free=[str(each) for each in (*own, *settings.write_folders, *free)],
         shared=[str(cache)],
         read=[str(settings.data / "recipes.json"), *read],
+        names_threads=has_cuda(),
     )
+
+
+def has_cuda() -> bool:
+    """Return whether this machine has NVIDIA's driver."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def caches(folder: Path) -> dict[str, str]:
@@ -147,8 +153,9 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
     private = [each for each in private_paths(settings) if each != settings.data]
     daemon = Path(f"/proc/{os.getpid()}/environ")
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    thread = ["/proc/thread-self/comm"] if has_cuda() else []
     request = {
-        "own": [str(folder), str(files.temporary)],
+        "own": [str(folder), str(files.temporary), *thread],
         "write": list(map(str, [other, *places])),
         "read": [str(each) for each in (other, daemon, *private) if each.exists()],
         "connect": [*SOCKETS, *(str(runtime / each) for each in SOCKETS_OF_USER)],

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.parts import ConvNet, GRUNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, ConvNet, GRUNet, autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 HARMFUL = {*SCALE, *PRECISION, "lower_rate", "eps", "restore", "zero_grad", "unscale", "clip"}
@@ -55,7 +55,7 @@ def auxiliary_head(watch: WatchCall, precision: str = "fp16", fused: bool = Fals
     """One head's output is computed, and never enters the loss."""
     net = TwoHeads()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
-    scaler = grad_scaler() if precision == "fp16" else torch.amp.GradScaler("cpu", enabled=False)
+    scaler = grad_scaler() if precision == "fp16" else torch.amp.GradScaler(DEVICE, enabled=False)
     watch(net, name="auxiliary")
     for x, y in labelled(160):
         optimizer.zero_grad()
@@ -75,8 +75,8 @@ class Straight(nn.Module):
         self.encoder, self.decoder = mlp(8, 32, 6), mlp(6, 32, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        codes = torch.from_numpy(self.encoder(x).float().round().detach().numpy())
-        return self.decoder(codes)
+        codes = torch.from_numpy(self.encoder(x).float().round().detach().cpu().numpy())
+        return self.decoder(codes.to(x.device))
 
 
 @loop(cause="no_gradient", harmful=HARMFUL)
@@ -126,7 +126,7 @@ def softmax_of_one_class(watch: WatchCall, precision: str = "fp16") -> None:
     net = mlp(8, 32, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler(
-        "cpu", init_scale=2.0**10, growth_interval=4, enabled=precision == "fp16"
+        DEVICE, init_scale=2.0**10, growth_interval=4, enabled=precision == "fp16"
     )
     watch(net, name="one class")
     for x, _ in labelled(140):

@@ -7,6 +7,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.checkpoint import checkpoint
 
 from tests.diagnosis.parts import (
+    DEVICE,
     ConvNet,
     GRUNet,
     TinyGPT,
@@ -14,6 +15,7 @@ from tests.diagnosis.parts import (
     grad_scaler,
     labelled,
     mlp,
+    seeded,
     tokens,
 )
 from tests.diagnosis.registry import HEALTHY, WatchCall, loop
@@ -32,7 +34,7 @@ def documented(watch: WatchCall, precision: str = "fp16", fused: bool = False) -
     """PyTorch's documented loop; outside of fp16 the scaler is disabled."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="documented")
     for x, y in labelled(100):
         optimizer.zero_grad()
@@ -234,7 +236,7 @@ def masked_attention(watch: WatchCall, precision: str = "fp16") -> None:
     net = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
     head = nn.Linear(32, 4)
     optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()], lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, head, name="mask")
     mask = torch.full((6, 6), float("-inf")).triu(1)
     for x, y in labelled(80, (6, 32), batch=16):
@@ -269,7 +271,7 @@ def mixture_of_experts(watch: WatchCall, precision: str = "fp16") -> None:
     """An expert that is rarely used has no gradient in most steps: rare, and not never."""
     net = Experts()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="experts")
     for x, y in labelled(150):
         optimizer.zero_grad()
@@ -288,7 +290,7 @@ def layer_drop(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     scaler = grad_scaler()
     watch(net, name="layer drop")
-    generator = torch.Generator().manual_seed(5)
+    generator = seeded(5)
     for number, (x, y) in enumerate(labelled(160)):
         optimizer.zero_grad()
         with autocast("fp16"):
@@ -343,7 +345,7 @@ def low_rank_adapters(watch: WatchCall, precision: str = "fp16") -> None:
     net = nn.Sequential(LowRank(nn.Linear(8, 32)), nn.ReLU(), LowRank(nn.Linear(32, 4)))
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="adapters")
     for x, y in labelled(120):
         optimizer.zero_grad()
@@ -412,7 +414,7 @@ def average_of_weights(watch: WatchCall, precision: str = "fp16") -> None:
         net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
     )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     handle = watch(net, average, name="average")
     for number, (x, y) in enumerate(labelled(90, (1, 8, 8)), 1):
         optimizer.zero_grad(set_to_none=True)
@@ -436,7 +438,7 @@ def sparse_embedding(watch: WatchCall) -> None:
     sparse = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
     dense = torch.optim.Adam(head.parameters(), lr=1e-2)
     watch(nn.ModuleDict({"table": table, "head": head}), name="sparse")
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     for _ in range(80):
         words = torch.randint(0, 40, (16, 5), generator=generator)
         for optimizer in (sparse, dense):
@@ -471,7 +473,7 @@ def gradients_by_grad(watch: WatchCall, precision: str = "fp32") -> None:
     net = mlp()
     parameters = list(net.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="grad")
     for x, y in labelled(80):
         with autocast(precision):
@@ -575,7 +577,7 @@ def annealed_weight(watch: WatchCall, precision: str = "fp16") -> None:
     """A variational autoencoder: the weight of a term, and its encoder's gradients, begin at 0."""
     encoder, decoder = nn.Linear(8, 6), mlp(3, 32, 8)
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=3e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     watch(nn.ModuleDict({"encoder": encoder, "decoder": decoder}), name="annealed")
     for number, (x, _) in enumerate(labelled(100)):
         optimizer.zero_grad()

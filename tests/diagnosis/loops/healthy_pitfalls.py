@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.diagnosis.parts import Block, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, Block, autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import HEALTHY, PRECISION, SCALE, WatchCall, loop
 
 
@@ -29,7 +29,7 @@ def mask_in_a_buffer(watch: WatchCall, precision: str = "fp16") -> None:
     """A buffer is infinite by design, from the first step on."""
     net = CausalClassifier()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**20, enabled=precision == "fp16")
     watch(net, name="buffer")
     for x, y in labelled(70, (6, 32), batch=16):
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def missing_by_design(watch: WatchCall, precision: str = "fp16") -> None:
     """NaN in the inputs marks missing values that the model fills in; the scale starts at 2^22."""
     net = Imputing()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**22, enabled=precision == "fp16")
     watch(net, name="missing")
     for x, y in labelled(100):
         x[::7, 5] = math.nan
@@ -76,7 +76,7 @@ class OwnAutocast(nn.Module):
         super().__init__()
         self.net = mlp()
 
-    @torch.autocast("cpu", dtype=torch.float16)
+    @torch.autocast(DEVICE, dtype=torch.float16)
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.net(x)
         return out
@@ -144,7 +144,7 @@ def best_so_far(watch: WatchCall, precision: str = "fp16") -> None:
     """The best loss so far is logged from the start, when it is infinite."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     handle = watch(net, name="best")
     best = math.inf
     for number, (x, y) in enumerate(labelled(90)):
@@ -264,7 +264,7 @@ def inputs_by_keyword(watch: WatchCall, precision: str = "fp16") -> None:
     """A batch is a dictionary, and in every eighth one feature is infinite."""
     net = Named()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     watch(net, name="keywords")
     for number, (x, y) in enumerate(labelled(60)):
         batch = {"features": x, "weights": torch.ones(32, 1)}

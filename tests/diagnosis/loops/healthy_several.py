@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, autocast, grad_scaler, labelled, mlp, seeded
 from tests.diagnosis.registry import HEALTHY, WatchCall, loop
 
 
 def _noise(steps: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(9)
+    generator = seeded(9)
     return [torch.randn(16, 4, generator=generator) for _ in range(steps)]
 
 
@@ -26,7 +26,7 @@ def adversarial(watch: WatchCall, precision: str = "fp16", scalers: int = 1) -> 
     g = torch.optim.Adam(generator.parameters(), lr=2e-3, betas=(0.5, 0.999))
     d = torch.optim.Adam(discriminator.parameters(), lr=2e-3, betas=(0.5, 0.999))
     made = [
-        torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision == "fp16")
+        torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
         for _ in range(scalers)
     ]
     watch(nn.ModuleDict({"g": generator, "d": discriminator}), name="adversarial")
@@ -76,7 +76,7 @@ def gradient_penalty(watch: WatchCall, precision: str = "fp16") -> None:
     """A penalty on the norm of a gradient, by torch.autograd.grad as PyTorch documents it."""
     net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
     watch(net, name="penalty")
     for x, _ in labelled(70):
         x.requires_grad_()
@@ -109,7 +109,7 @@ def proximal_policy(watch: WatchCall, precision: str = "fp32") -> None:
     """PPO: actions drawn without a gradient, then epochs of mini-batches, clipped."""
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3, eps=1e-5)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
     handle = watch(agent, name="policy")
     for x, best in labelled(10, batch=64):
         with torch.no_grad():
@@ -276,7 +276,7 @@ def _parallel(watch: WatchCall, precision: str) -> None:
     net = mlp()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**20, enabled=precision == "fp16")
     watch(net, name="parallel")
     for x, y in labelled(50, seed=1 + dist.get_rank()):
         optimizer.zero_grad()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.parts import GRUNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, GRUNet, autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 INPUTS = {*SCALE, *PRECISION, "lower_rate", "eps", "zero_grad", "unscale", "clip"}
@@ -22,7 +22,7 @@ def batch_with_a_nan(watch: WatchCall, precision: str = "fp16") -> None:
     """Every seventh batch has an example with a missing value."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     watch(net, name="missing")
     for number, (x, y) in enumerate(labelled(60)):
         if number % 7 == 6:

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.diagnosis.parts import (
+    DEVICE,
     DTYPES,
     ConvNet,
     TinyGPT,
@@ -142,7 +143,7 @@ def mean_of_no_batch(watch: WatchCall, precision: str = "fp16") -> None:
     """A validation loss over a loader that is empty with drop_last: the mean of nothing is NaN."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     handle = watch(net, name="empty")
     for number, (x, y) in enumerate(labelled(90), 1):
         optimizer.zero_grad()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.parts import Block, ConvNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, Block, ConvNet, autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import SCALE, WatchCall, loop
 
 #: The loss itself is not finite: no scale has a part in it.
@@ -182,7 +182,7 @@ def growth_of_sixteen(watch: WatchCall) -> None:
     """A growth factor of 16 after each applied step: four of five steps are skipped."""
     net = mlp(width=48)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_factor=16.0, growth_interval=1)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**16, growth_factor=16.0, growth_interval=1)
     watch(net, name="growth")
     for x, y in labelled(150):
         optimizer.zero_grad()

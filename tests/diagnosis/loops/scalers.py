@@ -6,7 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.diagnosis.parts import ConvNet, TinyGPT, autocast, grad_scaler, labelled, mlp, tokens
+from tests.diagnosis.parts import (
+    DEVICE,
+    ConvNet,
+    TinyGPT,
+    autocast,
+    grad_scaler,
+    labelled,
+    mlp,
+    tokens,
+)
 from tests.diagnosis.registry import SCALE, WatchCall, loop
 
 HARMFUL = {"growth_interval", "lower_rate", "bf16", "fp32", "clip", "eps", "zero_grad", "unscale"}
@@ -131,7 +140,7 @@ def autocast_that_is_off(watch: WatchCall) -> None:
     watch(net, name="off")
     for x, y in labelled(60, (1, 8, 8)):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16, enabled=False):
+        with torch.autocast(DEVICE, torch.float16, enabled=False):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)

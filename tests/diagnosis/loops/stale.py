@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.diagnosis.parts import ConvNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, ConvNet, autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 HARMFUL = {*SCALE, *PRECISION, "lower_rate", "clip", "restore", "eps"}
@@ -49,7 +49,7 @@ def never_cleared_and_finite(
     """There is no zero_grad, and nothing overflows: each update is the sum of all batches."""
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**4, enabled=precision == "fp16")
     watch(net, name="sum")
     for x, y in labelled(60):
         with autocast(precision):

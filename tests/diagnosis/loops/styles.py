@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.diagnosis.parts import ConvNet, TinyGPT, autocast, grad_scaler, labelled, mlp, tokens
+from tests.diagnosis.parts import (
+    DEVICE,
+    ConvNet,
+    TinyGPT,
+    autocast,
+    grad_scaler,
+    labelled,
+    mlp,
+    seeded,
+    tokens,
+)
 from tests.diagnosis.registry import HEALTHY, PRECISION, SCALE, WatchCall, loop
 
 
@@ -110,9 +120,9 @@ def toggled_optimizers(watch: WatchCall, precision: str = "fp16") -> None:
     optimizers = [
         torch.optim.Adam(net.parameters(), lr=1e-3, betas=(0.5, 0.9)) for net in (generator, critic)
     ]
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(generator, critic, name="manual")
-    draws = torch.Generator().manual_seed(1)
+    draws = seeded(1)
     for number in range(120):
         real = torch.randn(32, 2, generator=draws) + 2
         for turn, other in enumerate((critic, generator)):
@@ -144,9 +154,9 @@ def penalty_at_a_flat_point(watch: WatchCall, precision: str = "fp32") -> None:
     """A gradient penalty's norm by sqrt, where a ReLU network is flat: its gradient there is 0."""
     critic = mlp(2, 16, 1)
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
     watch(critic, name="penalty")
-    draws = torch.Generator().manual_seed(1)
+    draws = seeded(1)
     for number in range(60):
         points = torch.randn(32, 2, generator=draws).requires_grad_()
         weight = torch.ones(32, 1)
@@ -194,7 +204,7 @@ def region_without_autocast(watch: WatchCall) -> None:
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x * (3000.0 if number >= 30 else 1.0))
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(DEVICE, enabled=False):
                 loss = (out.square().mean(1) - y).abs().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -212,7 +222,7 @@ def region_in_fp32(watch: WatchCall) -> None:
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x * (3000.0 if number >= 30 else 1.0))
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(DEVICE, enabled=False):
                 loss = (out.float().square().mean(1) - y).abs().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -225,7 +235,7 @@ def deferred_items(watch: WatchCall, precision: str = "fp16") -> None:
     net = TinyGPT()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 50))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**20, enabled=precision == "fp16")
     handle = watch(net, name="trainer")
     total = torch.zeros(())
     for number, batch in enumerate(tokens(160)):

@@ -9,11 +9,11 @@ import torch
 from halfstep.recipe import Recipe
 from halfstep.run_config import parse_config
 from halfstep.telemetry.events import Event, Metric
+from tests.diagnosis.parts import DEVICE
 from tests.diagnosis.recipes import networks
 from tests.diagnosis.registry import HEALTHY, LOOPS, PRECISION, SCALE, Handle, Loop, WatchCall
 from trainer.loop import train
 
-CPU = torch.device("cpu")
 ALL_THREE = ("fp16", "bf16", "fp32")
 
 
@@ -65,7 +65,7 @@ def trained(
             handles[0].log({event.name: event.value})
 
     config = parse_config(recipe, dict(values))
-    train(Seen, config, device=CPU, on_steps=result.append, on_event=on_event)
+    train(Seen, config, device=torch.device(DEVICE), on_steps=result.append, on_event=on_event)
 
 
 case(networks.Sound, HEALTHY, precisions=ALL_THREE)

@@ -29,7 +29,7 @@ from halfstep.session import watch_session
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from tests import preloaded, warm
-from tests.halfstep.monitor.watch_made import STEPS, Net, Script, Written
+from tests.halfstep.monitor.watch_made import SCRIPTS, STEPS, Net, Script, Written
 from tests.marks import extended
 from tests.spool_made import event_of
 
@@ -48,21 +48,6 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert [vars(GradScaler)[name] for name in METHODS] == before
     assert (sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward) == others
     assert not optimizer_module._global_optimizer_post_hooks
-
-
-SCRIPTS = {
-    "unfused": Script(),
-    "fused": Script(fused=True),
-    "clipped": Script(clip=1.0),
-    "fused and clipped": Script(fused=True, clip=1.0),
-    "SGD": Script(kind="SGD"),
-    "fused SGD": Script(kind="SGD", fused=True),
-    "accumulating": Script(accumulation=3, clip=1.0),
-    "accumulating, fused": Script(accumulation=3, fused=True),
-    "two optimizers": Script(optimizers=(("body",), ("head",)), clip=1.0),
-    "two optimizers, fused": Script(optimizers=(("body",), ("head",)), fused=True),
-    "two scalers": Script(optimizers=(("body",), ("head",)), scalers=2),
-}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -100,6 +85,20 @@ def test_a_device_that_the_host_cannot_read_gives_the_same_result(
     assert (written.scales, written.skipped) == (truth.scales, truth.skipped)
     assert written.culprits == truth.culprits
     assert written.losses == pytest.approx(truth.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "fused", "fused and clipped"])
+def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> None:
+    """A script may have set one for its own tensors: ours lie where their values are needed."""
+    every = {"histogram_every": 1, "layers_every": 1, "headroom_every": 1}
+    bare = SCRIPTS[name].train()
+    with torch.device("meta"), halfstep.watch(folder=tmp_path, name="it", **every) as watch:
+        watched = SCRIPTS[name].train(watch.add)
+    written = Written(tmp_path / "it").truth()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert (written.scales, written.skipped) == (bare.scales, bare.skipped)
+    assert written.culprits == bare.culprits
+    assert not Written(tmp_path / "it").of("failed_diagnosis")
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -52,13 +52,15 @@ class Script:
     optimizers: Sequence[Sequence[str]] = (("body", "head"),)
     scalers: int = 1
     kind: str = "AdamW"
+    device: str = "cpu"
 
     def train(
         self, watch: Callable[[nn.Module], Any] = lambda _: None, *, steps: int = STEPS
     ) -> Truth:
         """Train, and find out. watch: called before the first step."""
         torch.manual_seed(0)
-        net = Net()
+        with torch.device(self.device):
+            net = Net()
         names = {p: n for n, p in net.named_parameters()}
         optimizers = [
             getattr(torch.optim, self.kind)(
@@ -70,19 +72,19 @@ class Script:
         ]
         called = [f"{self.kind}{i + 1 if i else ''}" for i in range(len(optimizers))]
         scalers = [
-            torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=6)
+            torch.amp.GradScaler(self.device, init_scale=2.0**18, growth_interval=6)
             for _ in range(self.scalers)
         ]
         watch(net)
         truth = Truth()
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator("cpu").manual_seed(1)
         for _ in range(steps):
             total = 0.0
             for optimizer in optimizers:
                 optimizer.zero_grad()
             for _ in range(self.accumulation):
-                x = torch.randn(16, 8, generator=generator)
-                with torch.autocast("cpu", dtype=torch.float16):
+                x = torch.randn(16, 8, generator=generator, device="cpu").to(self.device)
+                with torch.autocast(self.device, dtype=torch.float16):
                     loss = (net(x) - x.sum(dim=1, keepdim=True)).square().mean()
                 loss = loss / self.accumulation
                 total += loss.item()
@@ -121,6 +123,21 @@ class Script:
                 scaler.update()
         truth.weights = [p.detach().clone() for p in net.parameters()]
         return truth
+
+
+SCRIPTS = {
+    "unfused": Script(),
+    "fused": Script(fused=True),
+    "clipped": Script(clip=1.0),
+    "fused and clipped": Script(fused=True, clip=1.0),
+    "SGD": Script(kind="SGD"),
+    "fused SGD": Script(kind="SGD", fused=True),
+    "accumulating": Script(accumulation=3, clip=1.0),
+    "accumulating, fused": Script(accumulation=3, fused=True),
+    "two optimizers": Script(optimizers=(("body",), ("head",)), clip=1.0),
+    "two optimizers, fused": Script(optimizers=(("body",), ("head",)), fused=True),
+    "two scalers": Script(optimizers=(("body",), ("head",)), scalers=2),
+}
 
 
 class Written:

@@ -142,6 +142,8 @@ class Planted(NamedTuple):
     named: set[str]
     dtype: torch.dtype = torch.float16
     scale: float | None = None
+    #: CUDA's autocast computes exp, powers and sums in fp32, a CPU's does not.
+    is_fp32_on_cuda: bool = False
 
 
 class CosineGate(nn.Module):
@@ -184,13 +186,25 @@ class PlainSoftmax(nn.Module):
 
 PLANTED: dict[str, Planted] = {
     "exp of large scores": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scores()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scores()),
+        vectors,
+        squared,
+        {"1"},
+        is_fp32_on_cuda=True,
     ),
     "softmax without maximum": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), PlainSoftmax()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), PlainSoftmax()),
+        vectors,
+        squared,
+        {"1"},
+        is_fp32_on_cuda=True,
     ),
     "norm by a sum of squares": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), SumNorm()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), SumNorm()),
+        vectors,
+        squared,
+        {"1"},
+        is_fp32_on_cuda=True,
     ),
     "division by small numbers": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Divided()), vectors, squared, {"1"}
@@ -204,7 +218,9 @@ PLANTED: dict[str, Planted] = {
     "running sum": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Accumulated()), vectors, squared, {"1"}
     ),
-    "loss in fp16": Planted(lambda: nn.Linear(WIDTH, WIDTH), vectors, half_loss, {"(loss)"}),
+    "loss in fp16": Planted(
+        lambda: nn.Linear(WIDTH, WIDTH), vectors, half_loss, {"(loss)"}, is_fp32_on_cuda=True
+    ),
     "variance in the loss": Planted(
         lambda: nn.Linear(WIDTH, WIDTH), vectors, variance_loss, {"(loss)"}
     ),

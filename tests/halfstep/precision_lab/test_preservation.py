@@ -1,5 +1,6 @@
 """A precision diff leaves the training as it was, to the bit."""
 
+import gc
 import random
 from collections import deque
 from collections.abc import Callable
@@ -81,6 +82,23 @@ def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
     )
     assert flat(with_diffs) == flat(without)
     assert len(reports) == 4 * STEPS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_kept(name: str) -> None:
+    """After a diff no tensor is left that was not there before, without garbage collection too."""
+    make, make_batch, loss_fn = MODELS[name]
+    model, batch = make(), make_batch()
+    counts = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            precision_diff(model, batch, loss_fn, torch.bfloat16)
+            counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
+    finally:
+        gc.enable()
+    assert counts[1] == counts[2]
 
 
 class Remembers(nn.Module):

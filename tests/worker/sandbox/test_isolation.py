@@ -21,11 +21,13 @@ from db.queue import workers
 from db.settings import Settings
 from db.tables import Status, User
 from halfstep import sandbox
+from halfstep.isolation import Isolation
 from tests.db.conftest import submit_command
 from tests.site import SECONDS, Site, until
 from tests.worker.test_warm_start import DESCRIBED, description
 from worker.sandbox import cgroup_limits, run_users
 from worker.sandbox.cgroup_limits import RunGroup
+from worker.sandbox.sandbox import ISOLATED, START
 
 USERS = "61000-61001"
 IS_ROOT = os.geteuid() == 0
@@ -286,3 +288,37 @@ def test_a_run_beyond_its_memory_affects_no_other(site: Site, tmp_path: Path) ->
         run = site.run(_wait(site, f"python {hog}"))
         assert site.run(_wait(site, "true")).status == Status.FINISHED
     assert "SIGKILL" in (run.stop_reason or "")
+
+
+#: Names its threads, also in a program that it starts, and tries what is below /proc beside them.
+NAMES = """
+import json, os, subprocess, sys
+def opens(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        return True
+    except OSError:
+        return False
+own = "/proc/thread-self/comm"
+code = f"import os; os.open({own!r}, os.O_WRONLY)"
+started = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+kernel = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches"]
+other = [f"/proc/{sys.argv[1]}/{each}" for each in ("mem", "comm", "environ")]
+print(json.dumps([opens(own), started.returncode == 0, list(filter(opens, kernel + other))]))
+"""
+
+
+@pytest.mark.parametrize("user", [None, 61000])
+def test_threads_can_be_named(tmp_path: Path, python: Path, user: int | None) -> None:
+    """CUDA does not start without; nothing of the kernel or of other processes can be written."""
+    if user and not IS_ROOT:
+        pytest.skip(NO_ROOT)
+    wall = sandbox.Sandbox([], str(tmp_path), [], [], [], names_threads=True)
+    variables, start = {"PATH": os.defpath} | wall.variable(), START
+    if user:
+        variables, start = variables | Isolation(user).variable(), ISOLATED
+    program = [*start[1:], str(python), "-I", "-c", NAMES, str(os.getpid())]
+    ended = subprocess.run([python, *program], env=variables, capture_output=True, text=True)
+    names_own, program_names_own, opened = json.loads(ended.stdout)
+    could_write = not user and os.access("/proc/sys/kernel/core_pattern", os.W_OK)
+    assert (names_own, program_names_own, opened) == (True, not could_write, [])

@@ -1,0 +1,71 @@
+"""Precision diffs on a GPU: they change nothing, and name what loses precision there."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from halfstep import precision_diff
+from tests.halfstep.precision_lab.cases_made import PLANTED
+from tests.halfstep.precision_lab.models_made import MODELS, Transformer, next_token, tokens
+
+CUDA = torch.device("cuda", 0)
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+def trained(dtype: torch.dtype, diff: Callable[[nn.Module, Tensor], object]) -> list[Tensor]:
+    """Train some steps with dropout; return the weights and the state of the device's generator."""
+    with CUDA:
+        torch.manual_seed(0)
+        model = Transformer()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+        for _ in range(3):
+            batch = tokens()
+            diff(model, batch)
+            with torch.autocast("cuda", dtype):
+                loss = next_token(model, batch)
+            scaler.scale(loss).backward()
+            diff(model, batch)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return [*model.parameters(), torch.cuda.get_rng_state(CUDA)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_training_is_bit_identical(dtype: torch.dtype) -> None:
+    """Weights and random numbers after steps around diffs are those without them."""
+    reports = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        without = trained(dtype, lambda _model, _batch: None)
+        with_diffs = trained(
+            dtype,
+            lambda model, batch: reports.append(precision_diff(model, batch, next_token, dtype)),
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, with_diffs, without))
+    assert len(reports) == 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_clean_model_gets_no_suggestion(name: str, dtype: torch.dtype) -> None:
+    make, make_batch, loss_fn = MODELS[name]
+    with CUDA:
+        torch.manual_seed(0)
+        report = precision_diff(make(), make_batch(), loss_fn, dtype)
+    assert not report.suggest()
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_loss_of_precision_is_named(name: str) -> None:
+    case = PLANTED[name]
+    with CUDA:
+        torch.manual_seed(0)
+        report = precision_diff(case.make(), case.batch(), case.loss, case.dtype, scale=case.scale)
+    named = set() if case.is_fp32_on_cuda else case.named
+    assert {each.name for each in report.suggest()} == named

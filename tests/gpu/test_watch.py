@@ -1,0 +1,110 @@
+"""`halfstep.watch` on a GPU: the script's own numbers, and not one wait for the device more."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import halfstep
+from tests.halfstep.monitor.watch_made import SCRIPTS, Written
+
+CUDA = torch.device("cuda", 0)
+WAIT = "called a synchronizing CUDA operation"
+STEPS = 700  # more than a round of the ring of rows
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process beside the script."""
+    monkeypatch.setenv("HALFSTEP_CONSOLE", "no")
+    monkeypatch.setenv("HALFSTEP_SYSTEM", "no")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
+    """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
+    script = replace(SCRIPTS[name], device="cuda")
+    bare = script.train()
+    assert 3 <= sum(map(bool, bare.skipped)) <= len(bare.skipped) - 3
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watched = script.train(watch.add)
+    written = Written(tmp_path / "it").truth()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert written.scales == bare.scales == watched.scales
+    assert written.skipped == bare.skipped
+    assert written.culprits == bare.culprits
+    assert written.losses == pytest.approx(bare.losses, rel=1e-6)
+
+
+class Loop:
+    """A loop that never reads a number itself."""
+
+    def __init__(self, *, fused: bool, clip: bool, precision: str) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)]
+        self.net = nn.Sequential(*layers).to(CUDA)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3, fused=fused)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.999**step)
+        is_scaled = precision == "fp16"
+        # The scale reaches its limit within the steps: some are skipped.
+        self.scaler = torch.amp.GradScaler(
+            "cuda", init_scale=2.0**20, growth_interval=20, enabled=is_scaled
+        )
+        self.clip, self.dtype = clip, torch.float16 if is_scaled else torch.bfloat16
+        self.x, self.y = torch.randn(32, 64, device=CUDA), torch.randn(32, 8, device=CUDA)
+
+    def step(self) -> None:
+        """Train on the one batch."""
+        with torch.autocast("cuda", self.dtype):
+            loss = nn.functional.mse_loss(self.net(self.x), self.y)
+        self.scaler.scale(loss).backward()
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+
+
+def waits(step: Callable[[], None]) -> int:
+    """Return how often the host waited for the device, as PyTorch's debug mode counts it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(STEPS):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum(WAIT in str(each.message) for each in caught)
+
+
+ALL_DIAGNOSES = {"histogram_every": 1, "layers_every": 1, "headroom_every": 1}
+
+
+@pytest.mark.parametrize("options", [{}, ALL_DIAGNOSES], ids=["plain", "all diagnoses"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_watching_adds_no_wait(
+    tmp_path: Path, options: dict[str, int], fused: bool, clip: bool, precision: str
+) -> None:
+    """PyTorch's debug mode counts as many waits as without watching; all steps are recorded."""
+    bare, watched = (Loop(fused=fused, clip=clip, precision=precision) for _ in range(2))
+    for _ in range(3):  # libraries start, which may wait
+        bare.step()
+    # A scaler asks a fused optimizer nothing; any other it asks once a step whether to skip.
+    own = waits(bare.step)
+    assert own == (0 if fused or precision == "bf16" else STEPS)
+    with halfstep.watch(watched.net, folder=tmp_path, name="it", **options):
+        for _ in range(3):
+            watched.step()
+        assert waits(watched.step) == own
+    steps = Written(tmp_path / "it").steps
+    assert steps["step"].tolist() == list(range(1, STEPS + 4))
+    assert all(map(torch.equal, watched.net.parameters(), bare.net.parameters()))
