@@ -77,9 +77,11 @@ test-clusters: $(VENV)/.installed-test
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'
 	$(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
-	$(GPU_PYTHON) -m benchmarks.gpu_amp > benchmarks/results/gpu.md
-	$(GPU_PYTHON) -m benchmarks.gpu_loop >> benchmarks/results/gpu.md
-	@cat benchmarks/results/gpu.md
+	HALFSTEP_DIAGNOSIS=full HALFSTEP_DIAGNOSIS_DEVICE=cuda $(GPU_PYTHON) -m pytest tests/diagnosis/test_corpus.py tests/diagnosis/test_findings.py -W default
+	$(GPU_PYTHON) -m pytest tests/worker/test_warm_start.py tests/worker/sandbox --database sqlite -W default
+	$(GPU_PYTHON) -m benchmarks.gpu_amp
+	$(GPU_PYTHON) -m benchmarks.gpu_loop
+	$(GPU_PYTHON) -m benchmarks.gpu_precision_diff
 
 # Watch seventeen frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
 test-frameworks:

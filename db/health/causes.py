@@ -377,10 +377,12 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield _adam_eps(adam)
     elif first_step := signs.one(events.FirstNonfinite):
         yield _first_nonfinite(signs, first_step)
-    elif "unobserved" in kinds and len(set(kinds)) == 1:
+    elif set(kinds) == {"unobserved"} and (
+        backward := [origin for origin in origins if origin.direction == "backward"]
+    ):
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
-            f"At step {origins[0].step:,} the loss was finite and gradients were not. The graph "
+            f"At step {backward[0].step:,} the loss was finite and gradients were not. The graph "
             "has more than 200,000 nodes, too many to observe each: the operation may be one of "
             "the others, on another rank, or a gradient hook.",
             is_certain=False,
@@ -528,6 +530,17 @@ def _forward(
     remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
     inside = [origin for origin in origins if origin.kind == "inside"]
+    kinds = {origin.kind for origin in origins}
+    if kinds == {"unobserved"}:
+        return Finding(
+            "The loss of a skipped step was not finite",
+            f"{text}Whether the batch held a NaN or an inf, or the forward pass overflowed, is "
+            "unknown: on a GPU neither is examined before a skip was seen. Check the batch of "
+            "that step.",
+            before=before,
+            part="skipped",
+            is_certain=False,
+        )
     if inside:
         event = inside[0]
         module, before = event.module, min(before, *(origin.step for origin in inside))

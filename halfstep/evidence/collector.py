@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
-from msgspec import UNSET
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
-from halfstep.evidence.loop_inputs import nonfinite_inputs
+from halfstep.evidence.loop_inputs import counts_of, device_inputs, nonfinite_inputs
 from halfstep.evidence.nonfinite_tensors import search
-from halfstep.evidence.origin import Origin
+from halfstep.evidence.origin import Origin, unobserved_origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
 from halfstep.evidence.tally import Tally
@@ -43,11 +44,14 @@ from halfstep.telemetry.events import (
     Scaler,
     Uncleared,
 )
+from halfstep.telemetry.events import Origin as OriginEvent
 from halfstep.telemetry.flags import SKIPPED, optimizer_skipped
 from halfstep.telemetry.spool import Steps
 
 NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20
+CLIPS_ON_DEVICE = 100  # whose norms are handed over, of a loop without a scaler
+MOST_EXAMINED = 1000  # steps whose inputs are counted on a device
 MAX_INPUT_SEARCHES = 3  # searches of the loop's variables, each a pass over its batch
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
@@ -73,12 +77,15 @@ class Collector:
         self._reported: set[str] = set()
         self._input_searches = 0
         self.inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
+        self._examined_inputs: set[int] = set()  # steps, on a device
+        self._inputs_by_design: set[str] = set()
         self._has_read_buffers = False
         self._by_design: set[str] = set()
         self._poisoned: set[str] = set()
         self._has_skipped_loss = False
         self._bad_clip_at: int | None = None  # number of steps before a nonfinite clip
         self._is_lost = False  # a step was applied after it
+        self._device_clips = 0  # handed over
         self.in_a_row = 0  # consecutive skips known to the host
 
     def add(self, modules: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> None:
@@ -91,6 +98,8 @@ class Collector:
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
         """Return whether to examine a backward pass. count: passes so far."""
         if count <= PRECISION_PASSES[-1] or self.inputs is not None:
+            return True
+        if self.in_a_row or self.origin.is_armed:
             return True
         for loss in losses or ():  # noqa: SIM110, a generator costs calls in each step
             if isinstance(loss, float) and not math.isfinite(loss):
@@ -113,7 +122,9 @@ class Collector:
             )
         if losses is None:
             return
-        if not all(map(_is_finite, losses)):
+        if any(isinstance(loss, Tensor) for loss in losses):
+            self._examine_inputs(step, losses)
+        elif not all(map(_is_finite, losses)):
             self._record_inputs(step)
         elif self.inputs is not None and any(isinstance(loss, float) for loss in losses):
             self._recheck_inputs()
@@ -137,19 +148,35 @@ class Collector:
         steps: made so far. If the loop skips the step of a nonfinite norm, its weights are
         unchanged, and the next steps are armed as after a skip.
         """
-        if not isinstance(norm, float) or not isinstance(loss, float) or self._is_lost:
+        if self._is_lost:
             return
-        is_finite = math.isfinite(norm)
+        if isinstance(norm, float) and isinstance(loss, float):
+            self._judge_clip(steps, norm, loss)
+            if self._is_lost:
+                return
+            self.origin.end(steps + 1, 1.0, float(not math.isfinite(norm)), loss)
+        elif isinstance(norm, Tensor) and (
+            self._device_clips < CLIPS_ON_DEVICE or self.origin.left or self.origin.is_armed
+        ):
+            self._device_clips += 1
+            self.origin.end(steps + 1, 1.0, (~norm.isfinite()).float(), loss)
+            both = torch.stack([norm.detach().float(), _on_device(loss, norm.device)])
+            self._host_copies.send(
+                lambda arrived: self._judge_clip(steps, *arrived[0].tolist()), both
+            )
+        else:
+            return
+        self.origin.begin()
+        self._host_copies.report()
+
+    def _judge_clip(self, steps: int, norm: float, loss: float) -> None:
         if self._bad_clip_at not in (None, steps):  # that step was applied: the weights are lost
             self._is_lost, self._bad_clip_at = True, None
             self.origin.disarm()
             return
-        self.origin.end(steps + 1, 1.0, float(not is_finite), loss)
-        self._bad_clip_at = None if is_finite else steps
-        if not is_finite:
+        self._bad_clip_at = None if math.isfinite(norm) else steps
+        if not math.isfinite(norm):
             self.origin.skipped(0, 1, 1, loss_is_finite=math.isfinite(loss))
-        self.origin.begin()
-        self._host_copies.report()
 
     def uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
         """A pass added to gradients that nothing cleared since the last step.
@@ -288,13 +315,17 @@ class Collector:
         rows: Sequence[tuple[int, int, Mapping[str, bool]]],
         records: Steps,
         events: Sequence[Event],
+        norms: NDArray[np.float32] | None,
         *,
-        is_on_host: bool,
         is_scaled: bool,
         may_see_rates: bool,
         is_last: bool,
     ) -> None:
-        """Process rows on the host, with the scaler's events."""
+        """Process rows on the host, with the scaler's events.
+
+        norms: of each parameter's gradient by row, (N, P), of a device, whose skips are known only
+        now.
+        """
         self._bounded.read(records)
         if not is_scaled:
             self._first.read(records, _culprits(events))
@@ -302,19 +333,24 @@ class Collector:
             rows, records, may_see_rates=may_see_rates, is_last=is_last
         ):
             self._on_event(event)
-        if not is_on_host:
-            self._arrived_skips(records, events)
+        if norms is not None:
+            self._arrived_skips(records, events, norms)
         self._host_copies.report()
 
-    def _arrived_skips(self, records: Steps, events: Sequence[Event]) -> None:
-        """Process skips in rows of a device, which are known only now."""
+    def _arrived_skips(
+        self, records: Steps, events: Sequence[Event], norms: NDArray[np.float32]
+    ) -> None:
+        """Process skips in rows of a device."""
         skips = [each for each in events if isinstance(each, Scaler) and each.kind == "skip"]
+        of_step = dict(zip(records["step"].tolist(), norms, strict=True))
         for event in skips:
-            nan = sum(each.nan not in (UNSET, 0) for each in event.culprits)
+            nan = int(np.isnan(of_step[event.step]).sum())
+            infinite = int(np.isinf(of_step[event.step]).sum())
             loss_is_finite = not event.loss_nonfinite
             self.in_a_row += 1
-            infinite = len(event.culprits) - nan
-            self.origin.skipped(infinite, nan, 2 * infinite, loss_is_finite=loss_is_finite)
+            self.origin.skipped(infinite, nan, norms.shape[1], loss_is_finite=loss_is_finite)
+            if not loss_is_finite and event.step not in self._examined_inputs:
+                self._once(unobserved_origin(event.step, float(event.scale_before)))
             self._has_skipped_loss |= not loss_is_finite
         if len(records) and not records["flags"][-1] & SKIPPED:
             self.in_a_row = 0
@@ -358,6 +394,46 @@ class Collector:
             return
         if self.inputs is None and (inputs := nonfinite_inputs()):
             self.inputs = step, inputs
+
+    def _examine_inputs(self, step: int, losses: list[Value]) -> None:
+        """Count the nonfinite elements of the loop's inputs on their device, without waiting.
+
+        The loss, which arrives with them, tells whether they are nonfinite by design.
+        """
+        if len(self._examined_inputs) == MOST_EXAMINED:
+            return
+        self._examined_inputs.add(step)
+        device = next(loss.device for loss in losses if isinstance(loss, Tensor))
+        if not (inputs := device_inputs(device)):
+            return
+        names = [name for name, _ in inputs]
+        total = torch.stack([_on_device(loss, device) for loss in losses]).sum()
+
+        def report(arrived: list[Tensor]) -> None:
+            counted = zip(names, arrived[0].tolist(), strict=True)
+            found = [(name, inf, nan) for name, (inf, nan) in counted if inf or nan]
+            self._judge_inputs(step, found, loss_is_finite=math.isfinite(arrived[1]))
+
+        counts = torch.stack([counts_of(tensor) for _, tensor in inputs])
+        self._host_copies.send(report, counts, total)
+
+    def _judge_inputs(
+        self, step: int, found: list[tuple[str, int, int]], *, loss_is_finite: bool
+    ) -> None:
+        if loss_is_finite:
+            self._inputs_by_design |= {name for name, _inf, _nan in found}
+            if self.inputs is not None:
+                first, inputs = self.inputs
+                left = [each for each in inputs if each[0] not in self._inputs_by_design]
+                self.inputs = (first, left) if left else None
+                self._report_inputs()
+        elif self._input_searches < MAX_INPUT_SEARCHES:
+            self._input_searches += 1
+            new = [each for each in found if each[0] not in self._inputs_by_design]
+            if new and self.inputs is None:
+                self.inputs = step, new
+        else:
+            self._report_inputs()
 
     def _has_nonfinite_weights(self) -> bool:
         """Return whether a weight on the host that is trained is not finite."""
@@ -421,7 +497,9 @@ class Collector:
         buffers = (each for module in self._modules for each in module.named_buffers())
         search(chain(buffers, averaged), self._host_copies, report)
 
-    def _once(self, event: NoInfChecks | Fp16Gradients | AdamEps | NoGradient) -> None:
+    def _once(
+        self, event: NoInfChecks | Fp16Gradients | AdamEps | NoGradient | OriginEvent
+    ) -> None:
         """Emit the first event of a kind, for each optimizer if it names one."""
         key = f"{event.tag} {getattr(event, 'optimizer', None)}"
         if key not in self._reported:
@@ -432,6 +510,13 @@ class Collector:
 def _is_finite(loss: Value) -> bool:
     """Return whether a loss is not known to be inf or NaN; True for a device's loss."""
     return not isinstance(loss, float) or math.isfinite(loss)
+
+
+def _on_device(loss: Value, device: torch.device) -> Tensor:
+    """Return a loss as an fp32 tensor without dimensions, without waiting for the device."""
+    if isinstance(loss, float):
+        return torch.full((), loss, device=device)
+    return loss.detach().to(device, torch.float32, non_blocking=True).reshape(())
 
 
 def skips_of(

@@ -1,13 +1,15 @@
 """Nonfinite tensors in the training loop at a nonfinite loss.
 
-Searched once, at the backward pass of the first nonfinite losses, if these are on the host: among
-the local variables of the loop's own functions and their contents. Results with a graph, parameters
-and scalars do not count as inputs; a mask of -inf does, and is valid.
+Searched at the backward pass of the first nonfinite losses, among the local variables of the loop's
+own functions and their contents. Of a loss on a device the host does not know whether it is finite:
+there the inputs of the first passes are counted, and of passes after a skip. Results with a graph,
+parameters and scalars do not count as inputs; a mask of -inf does, and is valid.
 """
 
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from halfstep.evidence.source_files import is_of_script
 
 DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 40, 3, 1000, 2**26
+MOST_ON_DEVICE = 16  # tensors
 
 
 def nonfinite_inputs() -> list[tuple[str, int, int]]:
@@ -24,18 +27,36 @@ def nonfinite_inputs() -> list[tuple[str, int, int]]:
     Tensors on a device are left out: to read them would wait for the device.
     """
     results: dict[str, tuple[str, int, int]] = {}
-    frame = sys._getframe(1)
+    for name, tensor in _of_callers():
+        if name not in results and (counts := _counts(tensor)):
+            results[name] = (name, *counts)
+    return list(results.values())
+
+
+def device_inputs(device: torch.device) -> list[tuple[str, Tensor]]:
+    """Return the calling loop's inputs on a device by name, at most MOST_ON_DEVICE."""
+    inputs = (
+        (name, tensor)
+        for name, tensor in _of_callers()
+        if tensor.device == device and _is_input(tensor)
+    )
+    return list(dict(islice(inputs, MOST_ON_DEVICE)).items())
+
+
+def counts_of(tensor: Tensor) -> Tensor:
+    """Return the numbers of +inf and NaN elements, (2,), on the tensor's device."""
+    return torch.stack([tensor.isposinf().sum(), tensor.isnan().sum()])
+
+
+def _of_callers() -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of the frames of the script that are under way, innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
     for _ in range(DEEPEST_FRAME):
         if frame is None:
-            break
+            return
         if is_of_script(frame.f_code.co_filename):
-            for name, tensor in _tensors(frame):
-                if name not in results and (counts := _counts(tensor)):
-                    results[name] = (name, *counts)
-        if frame.f_back is None:
-            break
+            yield from _tensors(frame)
         frame = frame.f_back
-    return list(results.values())
 
 
 def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
@@ -77,11 +98,13 @@ def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
 
 def _counts(tensor: Tensor) -> tuple[int, int] | None:
     """Return the numbers of +inf and NaN elements; None if there are none or it is no input."""
-    is_input = tensor.grad_fn is None and tensor.ndim > 0 and tensor.is_floating_point()
-    if not is_input or not tensor.is_cpu or tensor.is_sparse:
-        return None
-    if not 0 < tensor.numel() <= MOST_ELEMENTS:
+    if not tensor.is_cpu or not _is_input(tensor):
         return None
     with torch.no_grad():
-        infinite, nan = int(tensor.isposinf().sum()), int(tensor.isnan().sum())
+        infinite, nan = counts_of(tensor).tolist()
     return (infinite, nan) if infinite or nan else None
+
+
+def _is_input(tensor: Tensor) -> bool:
+    is_input = tensor.grad_fn is None and tensor.ndim > 0 and tensor.is_floating_point()
+    return is_input and not tensor.is_sparse and 0 < tensor.numel() <= MOST_ELEMENTS

@@ -324,6 +324,11 @@ def _backward_origin(step: int, scale: float, first: Suspect) -> events.Origin:
     )
 
 
+def unobserved_origin(step: int, scale: float) -> events.Origin:
+    """Return the event of a nonfinite loss for which neither modules nor inputs were examined."""
+    return _unknown_origin(step, scale, "forward", "unobserved")
+
+
 def _unknown_origin(
     step: int,
     scale: float,

@@ -70,5 +70,7 @@ class _Parameters:
 
 
 def _tensor(value: Tensor | float) -> Tensor:
-    tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), device="cpu")
+    tensor = (
+        value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), device="cpu")
+    )
     return tensor.reshape(()).to(torch.float32)

@@ -33,11 +33,12 @@ from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
 from halfstep.monitor.usual_steps import CLOSED, MEASURED, OFF, PASSED, UPDATING, UsualSteps
 from halfstep.telemetry.events import Event, NonfiniteGradients
-from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 from halfstep.telemetry.spool import Steps
 
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
+MOST_CONSTANTS = 8  # numbers kept on a device
 SETTLED_AFTER = 8  # iterations after which no further optimizer is expected
 NEVER = Intervals()
 
@@ -84,6 +85,7 @@ class Loop:
         self._unscaled = CurrentStep()  # the row of steps without a scaler
         self._current = self._unscaled  # the row of the scaler that was called last
         self._scalers = 0  # number of scalers that have updated
+        self._constants: dict[tuple[float, torch.device], Tensor] = {}
         self._loaded: WeakSet[Any] = WeakSet()  # scalers whose state was restored
         self._explicit: list[Value] = []  # losses of the open row that override the observed ones
         self._passes = BackwardPasses(lambda: self._names)
@@ -304,7 +306,8 @@ class Loop:
                 row.scale = scale.item()
             else:
                 row.scale = scale
-                self._write(row, scale)
+                if row.stepped or row.direct or not self._is_ascent(row):
+                    self._write(row, scale)
 
     def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
         """Close the row; a scale set by hand shows in the next row, as "set"."""
@@ -738,8 +741,25 @@ class Loop:
             row.measured[identity][1] if identity in row.measured else gradients.no_norms
             for identity, gradients in self._known.items()
         ]
-        scalars = torch.stack([_tensor(value, target.device) for value in values])
-        torch.cat([scalars, *(_tensor(norm, target.device) for norm in norms)], out=target)
+        device = target.device
+        scalars = torch.stack(
+            [
+                self._constant(value, device)
+                if isinstance(value, float)
+                else _tensor(value, device)
+                for value in values
+            ]
+        )
+        torch.cat([scalars, *(_tensor(norm, device) for norm in norms)], out=target)
+
+    def _constant(self, value: float, device: torch.device) -> Tensor:
+        """Return a number on a device; those that most rows hold are made once."""
+        key = (value, device)
+        if key not in self._constants:
+            if len(self._constants) == MOST_CONSTANTS:
+                self._constants.clear()
+            self._constants[key] = torch.full((), value, device=device)
+        return self._constants[key]
 
     def _close_unscaled(self) -> None:
         self._write(self._unscaled, 1.0)
@@ -777,14 +797,18 @@ class Loop:
     def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
+        if self._ring is not None and (records["flags"] & (SKIPPED | NONFINITE_LOSS)).any():
+            self._ring.hurry()
         for event in events:
             if not isinstance(event, NonfiniteGradients):
                 self._on_event(event)
-        self._best_effort("evidence", self._read_evidence, first, records, events)
+        self._best_effort("evidence", self._read_evidence, first, rows, records, events)
         if self._diagnoses:
             self._diagnoses.report()
 
-    def _read_evidence(self, first: int, records: Steps, events: list[Event]) -> None:
+    def _read_evidence(
+        self, first: int, rows: NDArray[np.float32], records: Steps, events: list[Event]
+    ) -> None:
         ring, names = self._ring, [gradients.name for gradients in self._known.values()]
         examined = range(first, first + len(records))
         if not self._taking_part and not (records["flags"] & SKIPPED).any():
@@ -798,7 +822,7 @@ class Loop:
             list(zip(examined, latest["step"].tolist(), skips, strict=True)),
             records,
             events,
-            is_on_host=ring is None or ring.is_on_host,
+            None if ring is None or ring.is_on_host else rows[:, self._rows.scalars :],
             is_scaled=bool(self._row_of),
             may_see_rates=len(names) == 1 and self._scalers == 1,
             is_last=self._is_last,
@@ -842,8 +866,6 @@ def _joint(flags: Mapping[torch.device, Tensor], is_read: bool) -> Value:
 
 def _tensor(value: Value | list[float], device: torch.device) -> Tensor:
     """Return a value as an fp32 tensor on this device, without waiting."""
-    if isinstance(value, float):
-        return torch.full((), value, device=device)
     return torch.as_tensor(value).to(device, torch.float32, non_blocking=True)
 
 

@@ -27,6 +27,8 @@ from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, Steps
 RING_ROWS = 1024  # must exceed the rows of a drain plus those that may be in flight
 DRAIN_ROWS = 512
 DRAIN_SECONDS = 0.3
+EAGER_ROWS = 100  # of a device, handed over as soon as the copy before has arrived
+MOST_EAGER = 2000  # such rows, the first ones aside
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
 KNOWN = 5  # host values of a step: step, clock, seconds, learning rate, µs waiting for data
@@ -70,6 +72,8 @@ class Ring:
         self._memory = bytearray(RING_ROWS * self._layout.size)
         self._host_rows = np.frombuffer(self._memory, dtype)  # a view of it for reading
         self.is_on_host = device.type == "cpu"
+        self._eager_until = EAGER_ROWS  # number of a row
+        self._eager_left = MOST_EAGER
         self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # values of the open row
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
@@ -108,9 +112,22 @@ class Ring:
         self.number += 1
         if self._sent != self._read:
             self._receive(wait=self.number - self._read == RING_ROWS)
-        if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
+        is_eager = self.number < self._eager_until and not self.is_on_host
+        if (
+            is_eager
+            or self.number - self._sent >= DRAIN_ROWS
+            or now - self._drained_at >= DRAIN_SECONDS
+        ):
             self._send(now, keep=int(self.holds_last))
         return ended
+
+    def hurry(self) -> None:
+        """Hand the next rows over soon, for what is to be examined after a skip."""
+        until = self.number + EAGER_ROWS
+        added = until - max(self._eager_until, self.number)
+        if 0 < added <= self._eager_left:
+            self._eager_left -= added
+            self._eager_until = until
 
     def append(self, known: tuple[float, ...], values: tuple[float, ...]) -> bool:
         """Write the open row on a CPU and close it; return False if a hand-over is due.

@@ -5,8 +5,8 @@ import inspect
 import pytest
 
 from tests.diagnosis import remedies, trial
-from tests.diagnosis.corpus import chosen, each_loop
-from tests.diagnosis.registry import Loop
+from tests.diagnosis.corpus import LOOPS, chosen, each_loop
+from tests.diagnosis.registry import HEALTHY, Loop
 from trainer.diagnosis import check
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -23,6 +23,42 @@ def test_the_true_cause_is_named_first(loop: Loop) -> None:
         assert ended.causes == [], titles
     else:
         assert {loop.cause, *loop.accepts} & {*ended.causes[:1]}, titles
+
+
+#: Causes whose evidence depends on values that only the device has.
+OF_VALUES = ("nonfinite_inputs", "singular_gradient", "forward_overflow", "backward_overflow")
+
+
+@each_loop(
+    [
+        each
+        for each in chosen()
+        if each.processes == 1 and not each.recipe and each.cause in (*OF_VALUES, HEALTHY)
+    ]
+)
+def test_a_loop_on_a_gpu_is_diagnosed_alike(loop: Loop) -> None:
+    """Where the host learns of values only later, the cause is named too, and no other."""
+    ended = trial.attempt(loop, is_unreadable=True)
+    titles = [each.title for each in ended.findings]
+    assert ended.is_same
+    if loop.is_healthy:
+        assert ended.causes == [], titles
+    else:
+        assert {loop.cause, *loop.accepts} & {*ended.causes[:1]}, titles
+    harm = {each.title: remedies.offered(each) & loop.harmful for each in ended.findings}
+    assert {title: sorted(words) for title, words in harm.items() if words} == {}
+
+
+def test_a_gpus_loss_that_nobody_examined_has_an_unknown_cause() -> None:
+    """Inputs are not counted in each step on a GPU: the batch may have been bad, or the forward
+    pass have overflowed.
+    """
+    ended = trial.attempt(LOOPS["one_batch_with_a_nan"], is_unreadable=True)
+    assert ended.causes == []
+    [finding] = ended.findings
+    assert finding.title == "The loss of a skipped step was not finite"
+    assert "is unknown" in finding.text
+    assert not finding.is_certain
 
 
 @each_loop(chosen())

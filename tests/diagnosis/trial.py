@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -31,6 +32,7 @@ from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
 from db.telemetry import ingest
 from db.telemetry.recording import Recording
+from halfstep.monitor import ring
 from halfstep.run_config import parse_config
 from halfstep.session import watch_session
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -47,6 +49,8 @@ from tests.diagnosis.unwatched import Ended, Unwatched, run
 from tests.spool_made import events_of
 
 ROOT = Path(__file__).parents[2]
+#: Whether watched loops are to be diagnosed as those on a GPU are.
+IS_UNREADABLE = os.environ.get("HALFSTEP_DIAGNOSIS_DEVICE") == "unreadable"
 RANK_SECONDS = 120  # a busy machine is no fault
 
 
@@ -88,8 +92,11 @@ def cause_of(finding: Finding) -> str:
     return str(getattr(finding, "cause", ""))
 
 
-def attempt(loop: Loop) -> Trial:
-    """Try a loop."""
+def attempt(loop: Loop, *, is_unreadable: bool = IS_UNREADABLE) -> Trial:
+    """Try a loop.
+
+    is_unreadable: watch it like one on a GPU, whose tensors the host cannot read at once.
+    """
     if loop.recipe is not None:
         return _of_recipe(loop)
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as folder:
@@ -101,7 +108,8 @@ def attempt(loop: Loop) -> Trial:
             unwatched = run(loop, Unwatched())
             unwatched.exception = None
             printed = io.StringIO()
-            with contextlib.redirect_stderr(printed):
+            place = unreadable() if is_unreadable else contextlib.nullcontext()
+            with contextlib.redirect_stderr(printed), place:
                 watched = watched_run(loop, runs)
             result = printed.getvalue()
         trial = Trial(loop, unwatched, watched, reported=result)
@@ -135,6 +143,22 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
     ended.exception = None  # with all that its frames hold
     assert watch_session._active is None
     return ended
+
+
+@contextlib.contextmanager
+def unreadable() -> Iterator[None]:
+    """Have `watch` treat tensors in host memory as if to read them were to wait for a device."""
+    init = ring.Ring.__init__
+
+    def of_a_device(self: ring.Ring, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.is_on_host = False
+
+    with (
+        patch.object(torch.Tensor, "is_cpu", False),
+        patch.object(ring.Ring, "__init__", of_a_device),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -108,7 +108,9 @@ def run(loop: Loop, watch: WatchCall) -> Ended:
 
     _seed(loop.seed)
     torch._dynamo.reset() if "torch._dynamo" in _loaded() else None
-    place = nullcontext() if DEVICE == "cpu" else torch.device(DEVICE)
+    # A recipe is given its device.
+    has_default = DEVICE == "cpu" or loop.recipe is not None
+    place = nullcontext() if has_default else torch.device(DEVICE)
     with place, _optimizers() as optimizers, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -36,6 +36,24 @@ def batch_with_a_nan(watch: WatchCall, precision: str = "fp16") -> None:
 
 
 @loop(cause="nonfinite_inputs", harmful=INPUTS)
+def one_batch_with_a_nan(watch: WatchCall) -> None:
+    """A missing value in a single batch, long after the start."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler(2.0**10)
+    watch(net, name="once")
+    for number, (x, y) in enumerate(labelled(180)):
+        if number == 150:
+            x[5, 2] = math.nan
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@loop(cause="nonfinite_inputs", harmful=INPUTS)
 def constant_pictures(watch: WatchCall) -> None:
     """Each picture is divided by its own deviation, and the third one of each batch is blank."""
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))

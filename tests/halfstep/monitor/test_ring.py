@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halfstep.clock import clock
-from halfstep.monitor.ring import Ring
+from halfstep.monitor.ring import EAGER_ROWS, MOST_EAGER, Ring
 
 
 def test_a_number_beyond_fp32_becomes_infinite() -> None:
@@ -23,6 +23,33 @@ def test_a_number_beyond_fp32_becomes_infinite() -> None:
     assert found[0] == [0.5, math.inf, -math.inf]
     assert found[1][:2] == [0.25, 2.0]
     assert math.isnan(found[1][2])
+
+
+def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever is to be examined in the next steps is known in time; later rows wait."""
+    monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", math.inf)
+    handed: list[int] = []
+    ring = Ring(
+        1, 1, torch.device("cpu"), clock(), lambda _first, rows, _: handed.append(len(rows))
+    )
+    ring.is_on_host = False
+    for step in range(EAGER_ROWS):
+        ring.row.fill_(step)
+        ring.close(step, 0.0, 0.1)
+    soon = len(handed)
+    assert sum(handed) == EAGER_ROWS - 1 == soon
+    for step in range(10):
+        ring.close(step, 0.0, 0.1)
+    assert len(handed) == soon
+    ring.hurry()
+    ring.close(0, 0.0, 0.1)
+    assert sum(handed) == ring.number
+    for _ in range(MOST_EAGER):
+        ring.hurry()
+        ring.close(0, 0.0, 0.1)
+    assert ring.number - sum(handed) > 0  # a loop that skips for ever is not held up for ever
 
 
 def test_rows_interrupted_by_ctrl_c_are_flushed_later(

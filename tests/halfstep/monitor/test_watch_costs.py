@@ -40,6 +40,7 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lambda: [*supported, "meta"],
     )
     monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e9)  # what comes then needs CUDA
+    monkeypatch.setattr("halfstep.monitor.ring.EAGER_ROWS", 0)
     yield
     if halfstep.session.watch_session._active is not None:
         # Rows of the meta device have nothing to hand over.
