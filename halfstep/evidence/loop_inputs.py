@@ -107,4 +107,5 @@ def _counts(tensor: Tensor) -> tuple[int, int] | None:
 
 def _is_input(tensor: Tensor) -> bool:
     is_input = tensor.grad_fn is None and tensor.ndim > 0 and tensor.is_floating_point()
-    return is_input and not tensor.is_sparse and 0 < tensor.numel() <= MOST_ELEMENTS
+    is_whole = not tensor.is_sparse and not hasattr(tensor, "to_local")
+    return is_input and is_whole and 0 < tensor.numel() <= MOST_ELEMENTS

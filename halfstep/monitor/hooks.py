@@ -122,10 +122,22 @@ class Hooks:
 
         guard: calls the listener, and keeps its errors out of the training loop.
         """
+
+        def guarded(call: Callable[..., None], *given: Any, **named: Any) -> None:
+            # While a CUDA graph is captured, a copy or a question about one would end the capture.
+            has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            if not (has_cuda and torch.cuda.is_current_stream_capturing()):
+                guard(call, *given, **named)
+
         unguarded = [getattr(listener, name) for name in UNGUARDED]
-        for function in (guard, *unguarded, *(getattr(listener.usual, name) for name in USUAL)):
+        for function in (
+            guard,
+            guarded,
+            *unguarded,
+            *(getattr(listener.usual, name) for name in USUAL),
+        ):
             _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
-        self._guard, self._listener = guard, listener
+        self._guard, self._listener = guarded, listener
         self._is_armed = False
         self._schedule_depth = 0
         self._wraps: list[tuple[Any, str, Any, Any]] = []

@@ -101,6 +101,28 @@ def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> No
     assert not Written(tmp_path / "it").of("failed_diagnosis")
 
 
+def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a CUDA graph is captured, nothing of ours runs; the steps around it are recorded."""
+    is_capturing = False
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for number in range(5):
+            is_capturing = number == 2
+            optimizer.zero_grad()
+            loss = net(torch.ones(2, 8)).square().mean()
+            scaler.scale(loss * (number + 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        is_capturing = False
+    steps = Written(tmp_path / "it").steps
+    assert steps["step"].tolist() == [1, 2, 3, 4]
+    assert (np.diff(steps["loss"]) > 0).all()
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_norms_are_unscaled_and_before_the_clip(tmp_path: Path, fused: bool) -> None:
     """They are clip_grad_norm_'s own, whether the loop unscales or a fused optimizer does."""
