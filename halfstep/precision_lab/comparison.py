@@ -3,8 +3,9 @@
 This module imports torch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from halfstep.monitor.gradients import module_names, parameter_names
-from halfstep.precision_lab.call_records import Leaves, intercepted, is_float
+from halfstep.precision_lab.call_records import Leaves, in_backward, intercepted, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
 from halfstep.precision_lab.error_statistics import Errors, Sums, compare, errors_of
 from halfstep.precision_lab.passes import Setting, check_loss, gradients_of
@@ -57,7 +58,8 @@ class Comparison:
 
         own_names: of the modules; by default the paths within their model.
         """
-        self._reference, self._closure = reference, closure
+        self._reference, self.closure = reference, closure
+        self.models, self.given = models, given
         self._all = list(dict.fromkeys(m for model in models for m in model.modules()))
         names = dict(own_names or module_names(models))
         recorded = {m: name for m, name in names.items() if not is_wrapper(m)}
@@ -74,8 +76,8 @@ class Comparison:
             recorded, parameters[0].device.type, self.devices, reference, unit, 1.0
         )
         self._start = RandomState(self.devices)
-        given = [value for value in Leaves(given).flat if isinstance(value, Tensor)]
-        self._originals = [*parameters, *given]
+        read = [value for value in Leaves(given).flat if isinstance(value, Tensor)]
+        self._originals = [*parameters, *read]
         self._gradients = [(p, p.requires_grad, p.grad) for p in parameters]
         self.is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in self._all)
 
@@ -92,8 +94,12 @@ class Comparison:
             yield
 
     @contextmanager
-    def one_pass(self, *, is_reference: bool = False) -> Iterator[None]:
-        """Start a pass from the same state, and restore it; inside of `preserved`."""
+    def one_pass(self, *, is_reference: bool = False, is_plain: bool = False) -> Iterator[None]:
+        """Start a pass from the same state, and restore it; inside of `preserved`.
+
+        is_plain: without the intercepted operations, which take time on the host; only if passes
+        so far have overwritten neither parameters nor the batch.
+        """
         self._start.restore()
         dtype = self._reference if is_reference else None
         with ExitStack() as stack:
@@ -102,7 +108,7 @@ class Comparison:
             stack.enter_context(copied_state(self._all, dtype))
             stack.enter_context(preserved_tensors(self._originals, self.setting.kept))
             stack.callback(torch.clear_autocast_cache)
-            if not is_reference:
+            if not is_reference and (not is_plain or self.setting.kept.has_copied):
                 stack.enter_context(EqualOperations(self.setting.kept.before_write))
             yield
 
@@ -114,36 +120,53 @@ class Comparison:
 
     def reference_gradients(self) -> dict[int, Tensor]:
         """Return the reference's gradients by the id of the parameter."""
-        setting = self.setting
+        with self.one_pass(is_reference=True), self.in_reference() as casts:
+            loss = self.closure()
+            check_loss(loss)
+            parameters = {key: casts.get(key, p) for key, p in self.setting.parameters.items()}
+            return gradients_of(loss, parameters)
+
+    @contextmanager
+    def in_reference(self) -> Iterator[dict[int, Any]]:
+        """Compute in the reference's precision; yield the cast parameters by the original's id."""
 
         def called(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             args, kwargs = cast_floats((args, kwargs), self._reference)
             return run(*args, **kwargs)
 
-        with (
-            self.one_pass(is_reference=True),
-            setting.in_reference(setting.modules) as casts,
-            intercepted(called),
-        ):
-            loss = self._closure()
-            check_loss(loss)
-            parameters = {key: casts.get(key, p) for key, p in setting.parameters.items()}
-            return gradients_of(loss, parameters)
-
-    def gradients(self, mix: Mix, scale: float) -> dict[int, Tensor]:
-        """Return the scaled gradients of a pass by the id of the parameter."""
-        with self.one_pass(), self.mixed(mix):
-            return self.scaled_gradients(self._closure(), scale)
+        setting = self.setting
+        with setting.in_reference(setting.modules) as casts, intercepted(called):
+            yield casts
 
     def errors(self, mix: Mix, scale: float, references: Mapping[int, Tensor]) -> Errors:
         """Return the errors of the whole gradient in a mix of precisions."""
-        return whole_errors(self.gradients(mix, scale), references, scale)
+        with self.one_pass():
+            return self.errors_in(self.mixed(mix), scale, references)
+
+    def errors_in(
+        self,
+        region: AbstractContextManager[None],
+        scale: float,
+        references: Mapping[int, Tensor],
+    ) -> Errors:
+        """Return the errors of the whole gradient of a pass; inside of `one_pass`.
+
+        Without a finite loss they are infinite: gradients may be finite all the same.
+        """
+        with region:
+            loss = self.closure()
+            gradients = self.scaled_gradients(loss, scale)
+        if bool(loss.isfinite()):
+            return whole_errors(gradients, references, scale)
+        return Errors(math.inf, math.inf, math.nan, 0.0, 0.0)
 
     def fitting_scale(self, mix: Mix, below: float) -> float | None:
         """Return the scale that a scaler would come to; None if the gradients overflow at 1 too."""
         scale = below / SCALE_STEP
         while scale >= 1:
-            if all(bool(g.isfinite().all()) for g in self.gradients(mix, scale).values()):
+            with self.one_pass(), self.mixed(mix):
+                gradients = self.scaled_gradients(self.closure(), scale)
+            if all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
                 return scale
             scale /= SCALE_STEP
         return None
@@ -157,10 +180,15 @@ class Comparison:
     def mixed(self, mix: Mix) -> Iterator[None]:
         """Compute in a mix of precisions, as modules.fp32 and modules.bf16 of a run do."""
         device_type, names, depth = self.setting.device_type, self.setting.names, 0
+        outermost: set[nn.Module] = set()  # modules that the loss function calls
 
         def called(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             nonlocal depth
             is_outermost = depth == 0 and mix.is_loss_in_fp32 and module in names
+            if is_outermost and in_backward():  # activation checkpointing repeats a forward
+                is_outermost = module in outermost
+            elif is_outermost:
+                outermost.add(module)
             depth += 1
             try:
                 with ExitStack() as stack:

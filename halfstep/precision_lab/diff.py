@@ -155,10 +155,10 @@ class _Diff(Comparison):
         setting = self.setting
         reference = ReferencePass(setting)
         with self.one_pass(is_reference=True):
-            reference_loss, references = reference.run(self._closure)
+            reference_loss, references = reference.run(self.closure)
         low = LowPass(setting, reference)
         with self.one_pass(), self._autocast():
-            loss, gradients = low.run(self._closure, references)
+            loss, gradients = low.run(self.closure, references)
         rows = self._rows(reference, low, references, gradients)
         whole = whole_errors(gradients, references, setting.scale)
         suggestions = suggest(rows, LOW[self._dtype])
