@@ -56,10 +56,9 @@ class ModuleTree:
         covered, patterns = self.covered(names), list[str]()
         for group in self.groups(self.outermost(names)):
             pattern = wildcard(group[0])
-            matches = [name for name in self.types if fnmatchcase(name, pattern)]
-            is_exact = set(group) <= set(matches) and covered.issuperset(matches)
+            is_exact = covered.issuperset(n for n in self.types if fnmatchcase(n, pattern))
             patterns += [pattern] if len(group) > 1 and is_exact else list(group)
-        return patterns
+        return list(dict.fromkeys(patterns))
 
 
 def wildcard(name: str) -> str:

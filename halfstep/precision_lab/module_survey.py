@@ -31,7 +31,7 @@ class Work(NamedTuple):
     """A module's own share of a forward pass."""
 
     operations: int  # of matrix products, convolutions and attention
-    bytes: int  # of the results
+    bytes: int  # of the results, without autocast's copies of the weights
 
 
 class Survey:
@@ -139,7 +139,9 @@ class OwnWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = self._stack[-1]
-        if not any(returned.alias_info for returned in func._schema.returns):
+        is_cast = func.overloadpacket is torch.ops.aten._to_copy  # of a weight by autocast
+        is_view = any(returned.alias_info for returned in func._schema.returns)
+        if not is_view and not (is_cast and isinstance(args[0], nn.Parameter)):
             floats = [v for v in tree_leaves(result) if is_float(v)]
             if floats:
                 self._bytes[name] += sum(v.numel() * v.element_size() for v in floats)

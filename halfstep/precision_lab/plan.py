@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from halfstep.precision_lab.comparison import INITIAL_SCALE, LOW, Comparison, check_models
 from halfstep.precision_lab.diff import COMPILED, diff_of
+from halfstep.precision_lab.module_patterns import wildcard
 from halfstep.precision_lab.module_survey import Work
 from halfstep.precision_lab.plan_measurement import (
     PRECISIONS,
@@ -24,10 +25,10 @@ from halfstep.precision_lab.plan_measurement import (
 from halfstep.precision_lab.plan_result import PlanModule, PlanPoint, PrecisionPlan
 from halfstep.precision_lab.plan_search import PrecisionSearch
 from halfstep.precision_lab.preservation import RandomState
-from halfstep.precision_lab.suggestions import LOSS, suggest
+from halfstep.precision_lab.suggestions import suggest
 
-MAX_ERROR = 0.02
-MIN_COSINE = 0.999
+MAX_ERROR = 0.1
+MIN_COSINE = 0.99
 FP32_COST = 8.0
 MOST_BATCHES = 16
 MODULES_SHOWN = 1000
@@ -192,7 +193,7 @@ def _modules(
     for group in measurement.groups():
         own = [work.get(name, Work(0, 0)) for name in group]
         row = PlanModule(
-            pattern=LOSS if LOSS in group else ", ".join(measurement.tree.patterns(group)),
+            role=group[0] if len(group) == 1 else wildcard(group[0]),
             names=list(group),
             type=measurement.tree.types.get(group[0], ""),
             errors={

@@ -131,6 +131,10 @@ class Measurement:
             scale /= SCALE_STEP
         worst, errors = max(results, key=lambda result: result[1].error)
         cosine = min(each.cosine for _, each in results)
+        by_weights: dict[str, float] = {}
+        for situation, each in results:
+            label = situation.weights
+            by_weights[label] = max(each.error, by_weights.get(label, 0.0))
         whole = Errors(errors.error, errors.largest, cosine, errors.flushed, errors.saturated)
         time, memory = self.costs(dtype, state)
         ms = None
@@ -149,6 +153,7 @@ class Measurement:
             is_loss_in_fp32=LOSS in state,
             init_scale=scale if dtype == torch.float16 else None,
             error=errors.error,
+            by_weights=by_weights,
             cosine=cosine,
             is_within=self.bounds.admit(whole),
             time=round(time, 4),

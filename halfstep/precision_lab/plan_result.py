@@ -8,8 +8,9 @@ from typing import Any, Literal
 from halfstep.precision_lab.suggestions import LOSS
 
 HTML_ROWS = 10
+NAMES_SHOWN = 6
 POINT_COLUMNS = ("Precision", "Modules", "Error", "Cosine", "Time", "Memory", "Loss scale")
-MODULE_COLUMNS = ("Module", "Type", "Calls for", "Error", "Operations", "Memory")
+MODULE_COLUMNS = ("Module", "Type", "Error", "Operations", "Memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,8 @@ class PlanPoint:
     is_loss_in_fp32: bool  # which needs a change of the loss function
     init_scale: float | None  # with fp16: the largest that was tried without an overflow
     error: float  # relative L2 error of the whole gradient, the worst of all batches
-    cosine: float  # likewise, the smallest
+    by_weights: dict[str, float]  # the same error by the weights that it was measured with
+    cosine: float  # the smallest of all batches
     is_within: bool  # the bounds
     time: float  # of a forward and a backward pass, relative to fp32
     memory: float  # of the results of a forward pass, relative to fp32
@@ -55,7 +57,7 @@ class PlanPoint:
     def modules(self) -> str:
         """The modules and their precisions, for a sentence: "a.norm in fp32"."""
         parts = [
-            f"{', '.join(names)} in {precision}"
+            f"{shortened(names)} in {precision}"
             for names, precision in (
                 ([*self.fp32, *([LOSS] if self.is_loss_in_fp32 else [])], "fp32"),
                 (self.bf16, "bf16"),
@@ -76,7 +78,9 @@ class PlanPoint:
 class PlanModule:
     """A module, or several of one type and role: what they cost, and the error that they cause."""
 
-    pattern: str  # (loss): the loss function's own operations
+    role: (
+        str  # blocks.*.norm: a name with * for numbers. (loss): the loss function's own operations
+    )
     names: list[str]
     type: str
     #: Relative error of the whole gradient if only their own operations are in low precision, by
@@ -152,7 +156,7 @@ class PrecisionPlan:
         text = "".join(f"<p>{escape(line)}</p>" for line in self.sentences())
         points = _table(POINT_COLUMNS, [point_cells(point) for point in self.points])
         modules = _table(
-            ("Module", "Type", "Error", "Operations", "Memory"),
+            MODULE_COLUMNS,
             [module_cells(module) for module in self.modules[:HTML_ROWS]],
         )
         return text + points + modules
@@ -175,11 +179,21 @@ def module_cells(module: PlanModule) -> tuple[str, ...]:
     """Return the cells of a module's row."""
     errors = ", ".join(f"{error:.2g} {name}" for name, error in module.errors.items())
     shares = (f"{100 * share:.0f} %" for share in (module.operations, module.memory))
-    return module.pattern, module.type, errors, *shares
+    count = f" × {len(module.names)}" if len(module.names) > 1 else ""
+    return module.role, f"{module.type}{count}", errors, *shares
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _of_precision(point: PlanPoint) -> str:
     numbers = f"gradient error {point.error:.2g}, cosine {point.cosine:.6f}"
+    if len(point.by_weights) > 1:
+        of = (f"{error:.2g} with {weights}" for weights, error in point.by_weights.items())
+        numbers += f"; {', '.join(of)}"
     if not point.is_within:
         what = f"with {point.modules}" if point.named else "everywhere"
         return f"no mix is within the bounds; the best is {what}: {numbers}."

@@ -23,6 +23,8 @@ from halfstep.precision_lab.suggestions import LOSS, NOISE_UNITS, ROUNDING_UNIT
 #: Modules whose own error is measured one by one, after groups of modules.
 MOST_SINGLE = 64
 MOST_MOVES = 64
+#: Changes of a mix that are undone one by one.
+MOST_PRUNED = 16
 #: As many patterns as modules.fp32 of a configuration takes.
 MOST_PATTERNS = 32
 #: Mixes with less error than the bounds require: each with about half of the error before.
@@ -85,11 +87,10 @@ class PrecisionSearch:
         return candidate
 
     def _with_larger_scale(self, everywhere: Candidate) -> Candidate:
-        """Return the mix at a larger loss scale, if gradients that underflow are the reason."""
+        """Return the mix at a larger loss scale, where gradients underflow at the given one."""
         best = everywhere
         while (
-            not best.is_within
-            and best.point.init_scale is not None
+            best.point.init_scale is not None
             and math.isfinite(best.point.error)
             and best.point.init_scale < LARGEST_SCALE
         ):
@@ -195,20 +196,32 @@ class PrecisionSearch:
     def _first_within(
         self, states: Sequence[dict[str, torch.dtype]]
     ) -> list[dict[str, torch.dtype]]:
-        """Measure mixes until one is within the bounds; return those after it."""
+        """Measure mixes until one is within the bounds; return those after it.
+
+        Of many only some: as if errors fell from each to the next.
+        """
         most = DOUBT * self._measurement.bounds.max_error
-        for number, state in enumerate(states):
-            is_last = number == len(states) - 1
-            if not (is_last or self._predicted(state) <= most) or not self._is_expressible(state):
-                continue
-            if self._measure(state).is_within:
-                self._prune(state)
-                return list(states[number + 1 :])
-        return []
+        usable = [state for state in states if self._is_expressible(state)]
+        near = [state for state in usable if self._predicted(state) <= most] or usable[-1:]
+        last_outside, number = -1, 0
+        while number < len(near) and not self._measure(near[number]).is_within:
+            last_outside, number = number, 2 * number + 1
+        if number >= len(near):
+            number = len(near) - 1
+            if number < 0 or number == last_outside or not self._measure(near[number]).is_within:
+                return []
+        while number - last_outside > 1:
+            middle = (number + last_outside) // 2
+            if self._measure(near[middle]).is_within:
+                number = middle
+            else:
+                last_outside = middle
+        self._prune(near[number])
+        return near[number + 1 :]
 
     def _prune(self, state: dict[str, torch.dtype]) -> None:
-        """Undo each change that the mix does not need, the last first."""
-        for group in reversed(self._changes(state)):
+        """Undo changes that the mix does not need, the last first."""
+        for group in self._changes(state)[: -MOST_PRUNED - 1 : -1]:
             without = {name: dtype for name, dtype in state.items() if name not in group}
             if len(without) < len(state) and without and self._measure(without).is_within:
                 state = without

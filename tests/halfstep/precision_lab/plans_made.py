@@ -72,6 +72,10 @@ def transformer(offsets: list[float]) -> nn.Module:
     return model
 
 
+#: Bounds that these models exceed: five rounding units of bf16.
+STRICT = {"max_error": 0.02, "min_cosine": 0.999}
+
+
 class Needed(NamedTuple):
     """A model, and the modules that a plan must name in fp16 and in bf16; None: any."""
 

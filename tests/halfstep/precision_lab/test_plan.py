@@ -14,7 +14,7 @@ from halfstep import precision_diff, precision_plan
 from halfstep.precision_lab.comparison import UnsupportedModel
 from tests.halfstep.precision_lab.cases_made import PLANTED, between
 from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squared, vectors
-from tests.halfstep.precision_lab.plans_made import PLANS, cancelled
+from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancelled
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
 
 
@@ -33,7 +33,7 @@ def is_dominated(plan: Any, point: Any) -> bool:
 def test_planted_need_is_named(name: str) -> None:
     """The plan names exactly the module that needs more precision, and with it the bound holds."""
     case = PLANS[name]
-    plan = precision_plan(case.make(), [case.batch(), case.batch()], case.loss)
+    plan = precision_plan(case.make(), [case.batch(), case.batch()], case.loss, **STRICT)
     fp16, bf16 = plan.of_precision["fp16"], plan.of_precision["bf16"]
     assert set(fp16.named) == case.fp16
     assert fp16.error <= plan.max_error
@@ -62,7 +62,7 @@ def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
 
 def test_short_mantissa_is_named() -> None:
     """Where only bf16's mantissa is too short, the plan says so."""
-    plan = precision_plan(between(cancelled(12)), [vectors()], squared)
+    plan = precision_plan(between(cancelled(12)), [vectors()], squared, **STRICT)
     assert str(plan.best) == "fp16 everywhere"
     assert plan.of_precision["bf16"].fp32 == ["1"]
     assert "Only bf16's mantissa of 8 bits is too short" in str(plan)
@@ -79,7 +79,7 @@ def test_small_range_is_named() -> None:
 def test_two_needs_are_both_named() -> None:
     """Two modules that each exceed the bound are both moved, by one entry each."""
     model = nn.Sequential(
-        *between(cancelled(300)), *between(cancelled(300)), nn.Linear(WIDTH, WIDTH)
+        *between(cancelled(1500)), *between(cancelled(1500)), nn.Linear(WIDTH, WIDTH)
     )
     plan = precision_plan(model, [vectors()], squared)
     assert plan.of_precision["fp16"].fp32 == ["1", "4"]
@@ -99,7 +99,7 @@ def test_bound_decides() -> None:
 def test_own_cast_is_attributed(name: str) -> None:
     """Where the code casts to half precision itself, no mix helps, and the diff's name is given."""
     case = PLANTED[name]
-    plan = precision_plan(case.make(), [case.batch()], case.loss)
+    plan = precision_plan(case.make(), [case.batch()], case.loss, **STRICT)
     [named] = case.named
     assert not plan.best.is_within
     assert str(plan).startswith("No mix is within the bounds")
@@ -121,9 +121,9 @@ def test_underflow_is_repaired_by_a_larger_scale() -> None:
 def test_costs_follow_from_operations() -> None:
     """Without a GPU, times are those of the counted operations."""
     case = PLANS["exp of large scores"]
-    plan = precision_plan(case.make(), [case.batch()], case.loss, fp32_cost=10)
+    plan = precision_plan(case.make(), [case.batch()], case.loss, fp32_cost=10, **STRICT)
     assert (plan.cost, plan.device, plan.fp32_cost) == ("operations", "cpu", 10)
-    shares = {row.pattern: row.operations for row in plan.modules}
+    shares = {row.role: row.operations for row in plan.modules}
     assert shares == pytest.approx({"0": 0.5, "1": 0, "1.score": 0.5, "(loss)": 0})
     assert sum(row.memory for row in plan.modules) == pytest.approx(1)
     assert plan.best.fp32 == ["1"]  # with the projection in it
@@ -134,7 +134,7 @@ def test_costs_follow_from_operations() -> None:
 def test_plan_is_plain_values() -> None:
     """A plan as JSON has each point's configuration; a notebook shows it as tables."""
     case = PLANS["cancellation"]
-    plan = precision_plan(case.make(), [case.batch(), case.batch()], case.loss)
+    plan = precision_plan(case.make(), [case.batch(), case.batch()], case.loss, **STRICT)
     values = json.loads(json.dumps(plan.as_dict()))
     best = values["points"][values["best"]]
     assert best["config"] == {
