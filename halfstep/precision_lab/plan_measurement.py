@@ -208,7 +208,7 @@ class Measurement:
         return time + max(0.0, after.memory - before.memory) / (before.memory or 1.0)
 
     def batch_deviation(self) -> float | None:
-        """Return how far gradients of batches are from their mean, relative to its length.
+        """Return the standard deviation of batches' gradients, relative to their mean's length.
 
         None with a single batch of each weights.
         """
@@ -221,7 +221,8 @@ class Measurement:
             for key in of_batches[0]:
                 stacked = torch.stack([_of(each, key, of_batches[0]) for each in of_batches])
                 mean = stacked.mean(0)
-                squares.append(float((stacked - mean).double().square().sum()) / len(of_batches))
+                square = float((stacked - mean).double().square().sum())
+                squares.append(square / (len(of_batches) - 1))
                 means.append(float(mean.double().square().sum()))
         return math.sqrt(sum(squares) / sum(means)) if sum(means) else None
 

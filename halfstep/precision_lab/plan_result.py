@@ -103,7 +103,7 @@ class PrecisionPlan:
     device: str
     #: How much longer an operation takes in fp32; None: times are measured.
     fp32_cost: float | None
-    #: Root mean square distance of the batches' gradients from their mean, relative to the mean.
+    #: Standard deviation of the batches' gradients, relative to the length of their mean.
     batch_deviation: float | None
     points: list[PlanPoint]  # the Pareto front, the fastest first
     of_precision: dict[str, PlanPoint]  # the best of fp16 and of bf16
@@ -134,6 +134,11 @@ class PrecisionPlan:
             f"Times are {unit} ({self.device}), relative to fp32; errors are those of the whole "
             f"gradient, the worst of {self.batches} batches."
         )
+        if self.batch_deviation is not None:
+            lines.append(
+                "For comparison, the gradients of different batches have a standard deviation of "
+                f"{self.batch_deviation:.2g} of their mean's length."
+            )
         return lines
 
     def as_dict(self) -> dict[str, Any]:

@@ -115,6 +115,10 @@ def plan_recipe(
     Raises ConfigError, CheckpointError, and ValueError for a model of which no plan can be made.
     """
     states = {path: checkpoint.load(path) for path in checkpoints}
+    for path, state in states.items():
+        if state["recipe"] != recipe_class.name:
+            text = f"{path.name} is of the recipe {state['recipe']}, not {recipe_class.name}"
+            raise CheckpointError(f"{text}; allowed: checkpoints of that one")
     config = _config(recipe_class, values, list(states.values()))
     count = with_fresh + len(states)
     if not 1 <= count <= MOST_WEIGHTS:
@@ -132,8 +136,8 @@ def plan_recipe(
     recipe.scaler = make_scaler(config, device)
     modules = dict(recipe.modules)
     names: dict[nn.Module, str] = {}
-    for path, module in named(modules):
-        names.setdefault(module, path)
+    for name, module in named(modules):
+        names.setdefault(module, name)
     given = _batches(recipe, config, batches, device)
     weights = _Weights(recipe, modules, states)
 

@@ -1,9 +1,11 @@
 """Precision plans: planted needs for precision are found, and clean models need nothing."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,3 +233,17 @@ def test_import_is_lazy() -> None:
     """`import halfstep` loads no torch for it."""
     code = "import halfstep, sys; assert 'torch' not in sys.modules; halfstep.precision_plan"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_example_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example in the documentation prints what the documentation shows, but for digits."""
+    guide = Path("docs/how-to/precision-lab.md").read_text().partition("## Precision plan")[2]
+    code, shown = re.findall(r"```(?:python)?\n(.*?)```", guide, re.DOTALL)[:2]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    digits = re.compile(r"[\d.]*\d")
+    assert digits.sub("#", capsys.readouterr().out) == digits.sub("#", shown)
+    assert names["plan"].best.config == {"precision": "bf16"}
+    assert names["plan"].of_precision["fp16"].bf16 == ["5"]
+    first, second, *_ = [row.errors["fp16"] for row in names["plan"].modules]
+    assert (first, second) == pytest.approx((1.0, 0.007), rel=0.2)

@@ -132,7 +132,9 @@ def test_wrong_sizes_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
         plan_recipe(Regression, {}, device=CPU, with_fresh=False, bounds=BOUNDS)
     [file, *_] = saved(tmp_path, Cancelling)
-    with pytest.raises(CheckpointError, match=r"step-00000003\.pt does not fit recipe regression"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000003\.pt is of the recipe cancelling, not"
+    ):
         plan_recipe(Regression, {}, device=CPU, checkpoints=[file], bounds=BOUNDS)
 
 
