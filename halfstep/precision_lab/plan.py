@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halfstep.precision_lab.comparison import INITIAL_SCALE, LOW, Comparison, check_models
+from halfstep.precision_lab.comparison import (
+    INITIAL_SCALE,
+    LOW,
+    Comparison,
+    UnsupportedModel,
+    check_models,
+)
 from halfstep.precision_lab.diff import COMPILED, diff_of
 from halfstep.precision_lab.module_patterns import wildcard
 from halfstep.precision_lab.module_survey import Work
@@ -115,6 +121,8 @@ def plan_of(
         points.append(measurement.candidate(torch.float32, {}, 1.0).point)
     except RuntimeError as error:  # likewise
         notes.append(f"fp32 is not possible: {' '.join(str(error).split())[:200]}")
+    if not points:
+        raise UnsupportedModel(" ".join(["the model runs in no precision:", *notes]))
     errors = {dtype: searches[dtype].errors() for dtype in best}
     if not any(work.operations for work in measurement.work.values()):
         notes.append("No operation was counted: times are unknown, and shown as those of fp32.")
@@ -126,7 +134,7 @@ def plan_of(
         min_cosine=bounds.min_cosine,
         batches=len(measurement.situations),
         cost="measured" if measurement.is_timed else "operations",
-        device=torch.cuda.get_device_name(device) if measurement.is_timed else device.type,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         fp32_cost=None if measurement.is_timed else fp32_cost,
         batch_deviation=measurement.batch_deviation(),
         points=pareto(points),
@@ -189,6 +197,7 @@ def _modules(
     work = measurement.work
     operations = sum(each.operations for each in work.values()) or 1
     size = sum(each.bytes for each in work.values()) or 1
+    dtype = next(iter(errors), None) if measurement.is_timed else None
     rows = []
     for group in measurement.groups():
         own = [work.get(name, Work(0, 0)) for name in group]
@@ -202,7 +211,7 @@ def _modules(
             },
             operations=sum(each.operations for each in own) / operations,
             memory=sum(each.bytes for each in own) / size,
-            ms=measurement.fp32_ms(group, next(iter(errors))) if measurement.is_timed else None,
+            ms=None if dtype is None else measurement.fp32_ms(group, dtype),
         )
         rows.append(row)
     return sorted(rows, key=lambda row: -max(row.errors.values(), default=0.0))[:MODULES_SHOWN]

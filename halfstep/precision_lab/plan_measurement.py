@@ -91,12 +91,16 @@ class Measurement:
                 )
             self.is_compiled = comparison.is_compiled
             self.device = comparison.devices[0]
-            self.is_timed = setting.device_type == "cuda"
             self._modules = {name: module for module, name in setting.names.items()}
             self.tree = ModuleTree.of(setting.names)
             self.work = Survey(comparison, None).work
-            self._forward_ms = forward_ms(comparison, Mix(None)) if self.is_timed else {}
-            self._fp32_ms = step_ms(comparison, Mix(None), 1.0) if self.is_timed else None
+            self._forward_ms: dict[str, float] = {}
+            self._fp32_ms: float | None = None
+            if setting.device_type == "cuda":
+                with suppress_errors_of_code():  # which may not allow fp32: then nothing is timed
+                    self._forward_ms = forward_ms(comparison, Mix(None))
+                    self._fp32_ms = step_ms(comparison, Mix(None), 1.0)
+        self.is_timed = self._fp32_ms is not None
         #: By precision: own work of each module, and milliseconds.
         self._low: dict[torch.dtype, tuple[Mapping[str, Work], Mapping[str, float]]] = {}
 
@@ -137,11 +141,11 @@ class Measurement:
             by_weights[label] = max(each.error, by_weights.get(label, 0.0))
         whole = Errors(errors.error, errors.largest, cosine, errors.flushed, errors.saturated)
         time, memory = self.costs(dtype, state)
-        ms = None
-        if self.is_timed and self._fp32_ms is not None:
+        ms = self._fp32_ms
+        if ms is not None and dtype != torch.float32:
             with self.situations[0].ready() as comparison:
-                ms = step_ms(comparison, mix, scale)
-            time = round(ms / self._fp32_ms, 2)  # beyond that it is noise
+                time = step_ms(comparison, mix, scale) / ms
+            ms, time = time * ms, round(time, 2)  # beyond that it is noise
         names = {
             kind: [n for n, own in state.items() if own == kind and n != LOSS]
             for kind in (torch.float32, torch.bfloat16)
@@ -225,6 +229,17 @@ class Measurement:
                 squares.append(square / (len(of_batches) - 1))
                 means.append(float(mean.double().square().sum()))
         return math.sqrt(sum(squares) / sum(means)) if sum(means) else None
+
+
+@contextmanager
+def suppress_errors_of_code() -> Iterator[None]:
+    """Suppress errors of the model's code, which may not allow a precision; not lack of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return
 
 
 def _of(gradients: Mapping[int, Tensor], key: int, like: Mapping[int, Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any, Literal
 
 from halfstep.precision_lab.suggestions import LOSS
+from halfstep.telemetry.plain_json import JsonObject, json_safe
 
 HTML_ROWS = 10
 NAMES_SHOWN = 6
@@ -141,14 +142,19 @@ class PrecisionPlan:
             )
         return lines
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values, for JSON; with the best point and each configuration."""
+    def as_dict(self) -> JsonObject:
+        """Return the plan as plain values, for JSON; best: the index of the best point.
+
+        Numbers that are not finite are texts.
+        """
         values = asdict(self)
         for own, point in zip(values["points"], self.points, strict=True):
             own["config"] = point.config
         for precision, point in self.of_precision.items():
             values["of_precision"][precision]["config"] = point.config
-        return values | {"best": self.points.index(self.best), "sentences": self.sentences()}
+        best = self.points.index(self.best)
+        plain: JsonObject = json_safe(values | {"best": best, "sentences": self.sentences()})
+        return plain
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())

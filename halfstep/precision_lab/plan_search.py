@@ -10,14 +10,18 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
 from halfstep.precision_lab.comparison import LOW
 from halfstep.precision_lab.module_survey import Survey
-from halfstep.precision_lab.plan_measurement import Candidate, Measurement, Situation
+from halfstep.precision_lab.plan_measurement import (
+    Candidate,
+    Measurement,
+    Situation,
+    suppress_errors_of_code,
+)
 from halfstep.precision_lab.suggestions import LOSS, NOISE_UNITS, ROUNDING_UNIT
 
 #: Modules whose own error is measured one by one, after groups of modules.
@@ -68,7 +72,7 @@ class PrecisionSearch:
         if self._dtype == torch.float16:
             if not math.isfinite(everywhere.point.error):
                 self._scale = self._measurement.scale
-            with suppress(RuntimeError):  # of the model's code, which may not allow bf16
+            with suppress_errors_of_code():  # which may not allow bf16
                 surveys[torch.bfloat16] = self._measurement.survey(torch.bfloat16)
         self._isolate(surveys, everywhere)
         states = list(self._states())

@@ -33,7 +33,7 @@ from halfstep.precision_lab.plan_result import (
 )
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig, parse_config
-from halfstep.telemetry.plain_json import JsonObject
+from halfstep.telemetry.plain_json import ENCODER, JsonObject
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.console import chosen_device, nested
@@ -93,7 +93,8 @@ def main(
         sys.stderr.write(f"{text}\n")
         sys.exit(2)
     if as_json:
-        sys.stdout.write(json.dumps({"recipe": recipe_class.name, **plan.as_dict()}) + "\n")
+        values = {"recipe": recipe_class.name, **plan.as_dict()}
+        sys.stdout.write(f"{ENCODER.encode(values)}\n")
     else:
         _print(name, plan)
 

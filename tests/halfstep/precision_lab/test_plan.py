@@ -106,6 +106,7 @@ def test_own_cast_is_attributed(name: str) -> None:
     assert not plan.best.is_within
     assert str(plan).startswith("No mix is within the bounds")
     assert f"a precision diff names {named}" in str(plan)
+    json.dumps(plan.as_dict(), allow_nan=False)
 
 
 def test_underflow_is_repaired_by_a_larger_scale() -> None:
