@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from halfstep.client import Client
 from halfstep.precision_lab.comparison import Comparison
-from halfstep.precision_lab.plan import MOST_BATCHES, plan_of
+from halfstep.precision_lab.plan import FP32_COST, MOST_BATCHES, plan_of
 from halfstep.precision_lab.plan_measurement import Bounds, Situation
 from halfstep.precision_lab.plan_result import (
     MODULE_COLUMNS,
@@ -49,6 +49,7 @@ from trainer.step import make_scaler
 MODULES_SHOWN = 10
 MOST_CHECKPOINTS = 3  # of a run
 MOST_WEIGHTS = 8
+TF32_COST = 2.0  # of an operation, relative to half precision, where nothing is measured
 FRESH = "fresh weights"
 
 
@@ -159,6 +160,7 @@ def plan_recipe(
             for batch in given
         ],
         bounds,
+        fp32_cost=TF32_COST if config.training.tf32 else FP32_COST,
     )
 
 

@@ -19,6 +19,9 @@ from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squar
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancelled
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
 
+FURTHER = ("overflow of a layer", "weights that underflow", "every block")
+USUAL = ("chain", "transformer", "checkpointed", "convolutions", "custom")
+
 
 def is_dominated(plan: Any, point: Any) -> bool:
     """Return whether another point is as good in everything."""
@@ -31,7 +34,10 @@ def is_dominated(plan: Any, point: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.extended) if name in FURTHER else name for name in PLANS],
+)
 def test_planted_need_is_named(name: str) -> None:
     """The plan names exactly the module that needs more precision, and with it the bound holds."""
     case = PLANS[name]
@@ -49,7 +55,10 @@ def test_planted_need_is_named(name: str) -> None:
     assert plan.best.is_within
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in USUAL else pytest.param(name, marks=pytest.mark.extended) for name in MODELS],
+)
 def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
     """Where nothing needs more precision, the plan is fp16 without any module of its own."""
     make, make_batch, loss_fn = MODELS[name]
