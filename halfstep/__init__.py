@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from halfstep.api_client.errors import ApiError as ApiError
     from halfstep.client import Client as Client
     from halfstep.precision_lab.diff import precision_diff as precision_diff
+    from halfstep.precision_lab.plan import precision_plan as precision_plan
     from halfstep.session.logged_values import Audio as Audio
     from halfstep.session.logged_values import Histogram as Histogram
     from halfstep.session.watch_session import Watch as Watch
@@ -80,6 +81,10 @@ def __getattr__(name: str) -> Any:
         from halfstep.precision_lab import diff
 
         return diff.precision_diff
+    if name == "precision_plan":
+        from halfstep.precision_lab import plan
+
+        return plan.precision_plan
     if name == "plot" or name in ADAPTERS:  # an adapter imports its framework too
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):

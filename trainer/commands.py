@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from halfstep.api_client.errors import ApiError
 from halfstep.cli.application import App, Command
 from halfstep.cli.options import AsJson, PrecisionOption
 from halfstep.cli.output import print_result
@@ -16,7 +17,7 @@ from trainer.registered_recipes import NotRegisteredError
 class RecipeCommand(Command):
     """A command about recipes. They run a user's code: of its errors the traceback says more."""
 
-    expected_errors: ClassVar[tuple[type[Exception], ...]] = (NotRegisteredError,)
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (NotRegisteredError, ApiError)
     has_file_errors = False
 
     def invoke(self, ctx: Any) -> Any:
@@ -36,7 +37,7 @@ CheckSettings = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Set a field for the check; repeatable"),
 ]
 
-recipe = App("Check, train and register recipes of your own.", cls=RecipeCommand)
+recipe = App("Check, plan, train and register recipes of your own.", cls=RecipeCommand)
 
 
 class TrainCommand(RecipeCommand):
@@ -105,6 +106,61 @@ def train(
         device=device,
         checkpoints=checkpoints,
         resume=resume,
+        as_json=as_json,
+    )
+
+
+@recipe.command()
+def plan(
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name, path/to/file.py or path/to/file.py:Class")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Set a configuration field; repeatable"),
+    ] = None,
+    run: Annotated[
+        int | None,
+        typer.Option(metavar="RUN", help="Also plan with up to three checkpoints of this run"),
+    ] = None,
+    checkpoints: Annotated[
+        list[Path] | None,
+        typer.Option("--checkpoint", metavar="FILE", help="Also plan with these; repeatable"),
+    ] = None,
+    no_fresh: Annotated[
+        bool, typer.Option("--no-fresh", help="Plan with checkpoints only, not fresh weights")
+    ] = False,
+    batches: Annotated[int, typer.Option(min=1, max=16, help="Batches with each weights")] = 2,
+    max_error: Annotated[
+        float, typer.Option(min=0, max=10, help="Bound of the gradient's relative error")
+    ] = 0.1,
+    min_cosine: Annotated[
+        float, typer.Option(min=-1, max=1, help="Bound of its cosine similarity")
+    ] = 0.99,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the fastest mix of fp32, bf16 and fp16 whose gradients are close to those of fp32.
+
+    Measures a recipe's first batches with fresh weights, and with those of checkpoints. Nothing is
+    trained.
+    """
+    if run is not None and checkpoints:
+        raise typer.BadParameter(f"--run {run} has checkpoints of its own: leave out --checkpoint")
+    from halfstep.precision_lab.plan_measurement import Bounds
+    from trainer.diagnosis.precision_plan import main  # loads torch, which takes seconds
+
+    main(
+        name,
+        settings or [],
+        device=device,
+        run=run,
+        checkpoints=checkpoints or [],
+        with_fresh=not no_fresh,
+        batches=batches,
+        bounds=Bounds(max_error, min_cosine),
         as_json=as_json,
     )
 

@@ -74,9 +74,7 @@ def train_recipe(
         if precision:
             values["precision"] = precision
         config = parse_config(recipe, values)
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        chosen = _device(device)
+        chosen = chosen_device(device)
         if checkpoints is not None:
             _prepare(checkpoints, resume)
         printer = _Printer(config)
@@ -209,8 +207,10 @@ def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callab
     return call_both
 
 
-def _device(name: str) -> torch.device:
-    """Return an available device. Raises ConfigError."""
+def chosen_device(name: str | None) -> torch.device:
+    """Return an available device, by default a GPU if there is one. Raises ConfigError."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     allowed = ["cpu", *["cuda"] * bool(there), *there]
     if name not in allowed:

@@ -40,6 +40,7 @@ class KeptTensors:
 
     def __init__(self) -> None:
         self._by_storage: dict[int, WeakSet[Kept]] = {}
+        self.has_copied = False  # whether any kept tensor was overwritten
 
     def keep(self, tensor: Tensor) -> Kept:
         """Keep a tensor's present values, without a copy for now."""
@@ -54,7 +55,7 @@ class KeptTensors:
         for kept in self._by_storage.pop(storage, ()) if storage is not None else ():
             with torch.no_grad():
                 kept.tensor = kept.tensor.clone()
-            kept.is_written = True
+            kept.is_written = self.has_copied = True
 
 
 class RandomState:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from halfstep.precision_lab.diff import diff_of
 from halfstep.precision_lab.preservation import RandomState
+from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, RequestDone
 from trainer.observers import Observer
@@ -65,9 +66,7 @@ class PrecisionDiffs(Observer):
             random.restore()
 
             def loss() -> Tensor:
-                recipe.load_state_dict(deepcopy(state))
-                first = as_losses(next(iter(recipe.training_step(batch))))
-                return torch.stack([each.value for each in first]).sum()
+                return first_loss(recipe, batch, state)
 
             with self._suspended():
                 event = diff_of(
@@ -84,3 +83,10 @@ class PrecisionDiffs(Observer):
             finally:
                 random.restore()
         self._on_event(event)
+
+
+def first_loss(recipe: Recipe, batch: Any, state: Mapping[str, Any]) -> Tensor:
+    """Return the sum of the losses that a recipe yields first, from its own state."""
+    recipe.load_state_dict(deepcopy(dict(state)))
+    losses = as_losses(next(iter(recipe.training_step(batch))))
+    return torch.stack([each.value for each in losses]).sum()

@@ -278,7 +278,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import halfstep
-from halfstep.precision_lab.diff import UnsupportedModel
+from halfstep.precision_lab.comparison import UnsupportedModel
 from tests.halfstep.precision_lab.models_made import Convolutions, classes, images
 
 rank, store = int(sys.argv[1]), sys.argv[2]

@@ -1,0 +1,56 @@
+"""Precision plans on a real GPU: measured times, and the same answers as on a CPU."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from halfstep import precision_plan
+from tests.halfstep.precision_lab.models_made import Transformer, next_token, squared
+from tests.halfstep.precision_lab.plans_made import PLANS, STRICT
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_times_are_measured():
+    """Half precision is faster than fp32 for large layers, and each module's cost is known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))).to(CUDA)
+    batch = torch.randn(4096, 4096, device=CUDA), torch.randn(4096, 4096, device=CUDA)
+    before = copy.deepcopy(model.state_dict())
+    plan = precision_plan(model, [batch], squared)
+    assert plan.cost == "measured"
+    assert plan.fp32_cost is None
+    assert plan.device == torch.cuda.get_device_name()
+    assert str(plan.best) == "fp16 everywhere"
+    assert plan.best.ms is not None
+    assert plan.best.time < 1
+    assert all(row.ms is not None for row in plan.modules)
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["cancellation", "loss in fp16", "overflow of a layer"])
+def test_planted_need_is_named(name):
+    """The module that needs more precision is named as on a CPU."""
+    torch.manual_seed(0)
+    case = PLANS[name]
+    batch = tuple(tensor.to(CUDA) for tensor in case.batch())
+    plan = precision_plan(case.make().to(CUDA), [batch], case.loss, **STRICT)
+    assert set(plan.of_precision["fp16"].named) == case.fp16
+
+
+def test_generators_stay():
+    """Dropout of a plan does not move the device's random generator."""
+    model = Transformer().to(CUDA)
+    tokens = torch.randint(0, 17, (4, 13), device=CUDA)
+
+    def loss(model, batch):
+        with torch.device(CUDA):
+            return next_token(model, batch)
+
+    states = torch.get_rng_state(), torch.cuda.get_rng_state()
+    precision_plan(model, [tokens], loss)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(torch.cuda.get_rng_state(), states[1])

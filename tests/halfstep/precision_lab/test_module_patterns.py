@@ -1,0 +1,47 @@
+"""Patterns that name modules as modules.fp32 of a run does."""
+
+from collections.abc import Collection
+
+import pytest
+from torch import nn
+
+from halfstep.monitor.gradients import module_names
+from halfstep.precision_lab.module_patterns import ModuleTree, wildcard
+from tests.halfstep.precision_lab.models_made import Transformer
+
+MODELS = {
+    "transformer": lambda: Transformer(blocks=3),
+    "sequential": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)),
+    "nested": lambda: nn.ModuleDict(
+        {"a": nn.ModuleList(nn.Sequential(nn.ReLU(), nn.ReLU()) for _ in range(2)), "b": nn.ReLU()}
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "patterns"),
+    [
+        ("transformer", {"blocks.0.norm1", "blocks.1.norm1", "blocks.2.norm1"}, ["blocks.*.norm1"]),
+        ("transformer", {"blocks.0.norm1", "blocks.1.norm1"}, ["blocks.0.norm1", "blocks.1.norm1"]),
+        ("transformer", {"blocks.0", "blocks.1", "blocks.2", "norm"}, ["blocks.*", "norm"]),
+        ("transformer", {"blocks.0", "blocks.0.norm1"}, ["blocks.0"]),
+        ("transformer", {"blocks.1.attention"}, ["blocks.1.attention"]),
+        ("transformer", set(), []),
+        ("sequential", {"0", "2"}, ["0", "2"]),  # * would match the others too
+        ("nested", {"a.0.0", "a.0.1", "a.1.0", "a.1.1"}, ["a.*.*"]),
+        ("nested", {"a.0.0", "a.1.0"}, ["a.0.0", "a.1.0"]),
+    ],
+)
+def test_patterns_match_exactly(model: str, names: Collection[str], patterns: list[str]) -> None:
+    """The fewest patterns are found that match the modules, and nothing that is outside of them."""
+    tree = ModuleTree.of(module_names((MODELS[model](),)))
+    assert tree.patterns(names) == patterns
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("0", "*"), ("a.0.b1", "a.*.b1"), ("a.10.2", "a.*.*"), ("layer1.0", "layer1.*"), ("a", "a")],
+)
+def test_numbers_between_dots_are_wildcards(name: str, expected: str) -> None:
+    """Only whole parts of a name that are numbers are replaced."""
+    assert wildcard(name) == expected

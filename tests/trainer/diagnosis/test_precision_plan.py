@@ -1,0 +1,172 @@
+"""Precision plans of recipes: with fresh weights and checkpoints, as runs are configured."""
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from halfstep.precision_lab.plan_measurement import Bounds
+from halfstep.run_config import ConfigError, parse_config
+from tests.halfstep.precision_lab.cases_made import between
+from tests.halfstep.precision_lab.plans_made import cancelled
+from tests.site import halfstep
+from tests.trainer.conftest import CPU, Pair, Regression
+from trainer.checkpoints.checkpoint import CheckpointError
+from trainer.data.sampler import Sampler
+from trainer.data.sources import drawn
+from trainer.diagnosis.precision_plan import plan_recipe, submit_command
+from trainer.loop import train
+from trainer.precision.module_precision import set_precisions
+from trainer.recipes.digits import Digits
+from trainer.setup import make_recipe, set_up_process
+from trainer.step import make_autocast
+
+BOUNDS = Bounds(0.02, 0.999)
+TEMPLATE = Path(__file__).parents[3] / "docs" / "how-to" / "recipe_template.py"
+
+
+class Cancelling(Regression):
+    """A network whose second module subtracts what it has added."""
+
+    name: ClassVar = "cancelling"
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.inputs = torch.randn(64, 32)
+        self.targets = torch.randn(64, 32)
+        self.modules = {"model": between(cancelled(300))}
+        self.optimizers = {"sgd": torch.optim.SGD(self.modules["model"].parameters(), lr=0.1)}
+
+
+def gradient(config: Any, scale: float) -> dict[str, torch.Tensor]:
+    """Return the gradient of a recipe's first batch as the loop computes it, without the scale."""
+    recipe = make_recipe(Cancelling, config, set_up_process(CPU, config.training))
+    set_precisions(recipe.modules, config, CPU)
+    indices = Sampler(recipe.train_size, config.training).indices(0)
+    inputs, targets = drawn(recipe, indices, CPU)
+    with make_autocast(config, CPU):
+        loss = F.mse_loss(recipe.modules["model"](inputs), targets)
+    (loss * scale).backward()
+    return {n: p.grad / scale for n, p in recipe.modules["model"].named_parameters()}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_planned_error_is_that_of_the_run(precision: str) -> None:
+    """A run configured as a point says has the gradient that the plan has measured."""
+    plan = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
+    point = plan.of_precision[precision]
+    assert point.fp32 == ["model.1"]
+    exact = gradient(parse_config(Cancelling, {"precision": "fp32"}), 1.0)
+    for settings, error in (
+        (point.config, point.error),
+        ({"precision": precision}, None),
+    ):
+        own = gradient(parse_config(Cancelling, settings), point.init_scale or 1.0)
+        difference = math.sqrt(sum(float((own[n] - exact[n]).square().sum()) for n in exact))
+        measured = difference / math.sqrt(sum(float(g.square().sum()) for g in exact.values()))
+        if error is None:
+            assert measured > BOUNDS.max_error
+        else:
+            assert measured == pytest.approx(error, rel=1e-5)
+
+
+def saved(folder: Path, recipe: Any, **training: Any) -> list[Path]:
+    """Train six steps, with a checkpoint every three; return the files."""
+    values = {
+        "training": {"steps": 6, "batch_size": 8} | training,
+        "checkpoints": {"every_steps": 3},
+        "evaluation": {"every_steps": None},
+    }
+    train(
+        recipe,
+        parse_config(recipe, values),
+        device=CPU,
+        on_steps=lambda _: None,
+        on_event=lambda _: None,
+        checkpoint_folder=folder,
+    )
+    return sorted(folder.glob("*.pt"))
+
+
+def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
+    """Errors are given by weights, the configuration is the checkpoint's, fresh ones may go."""
+    files = saved(tmp_path, Regression)
+    assert len(files) == 2
+    plan = plan_recipe(Regression, {}, device=CPU, checkpoints=files, bounds=BOUNDS)
+    errors = plan.of_precision["fp16"].by_weights
+    assert list(errors) == ["fresh weights", "step-00000003.pt", "step-00000006.pt"]
+    assert len(set(errors.values())) == 3
+    assert plan.batches == 6
+    trained = plan_recipe(
+        Regression, {}, device=CPU, checkpoints=files, with_fresh=False, bounds=BOUNDS
+    )
+    assert trained.of_precision["fp16"].by_weights == {
+        name: error for name, error in errors.items() if name != "fresh weights"
+    }
+    assert max(errors.values()) == plan.of_precision["fp16"].error
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(Pair, marks=pytest.mark.extended), Regression, Digits]
+)
+def test_healthy_recipe_is_in_fp16_everywhere(recipe: Any) -> None:
+    """Also one of several optimizers, of which the first loss counts."""
+    values = {"training": {"batch_size": 16}, "modules": {"fp32": ["model"]}}
+    plan = plan_recipe(recipe, values, device=CPU, bounds=Bounds(0.1, 0.99))
+    assert str(plan.best) == "fp16 everywhere"
+    assert {name.split(".")[0] for row in plan.modules for name in row.names} <= {
+        "model",
+        "(loss)",
+    }
+
+
+def test_wrong_sizes_are_rejected(tmp_path: Path) -> None:
+    """Too many batches, no weights at all, and another recipe's checkpoint are named."""
+    with pytest.raises(ConfigError, match=r"17 batches with each of 1 weights are more than 16"):
+        plan_recipe(Regression, {}, device=CPU, batches=17, bounds=BOUNDS)
+    with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
+        plan_recipe(Regression, {}, device=CPU, with_fresh=False, bounds=BOUNDS)
+    [file, *_] = saved(tmp_path, Cancelling)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000003\.pt is of the recipe cancelling, not"
+    ):
+        plan_recipe(Regression, {}, device=CPU, checkpoints=[file], bounds=BOUNDS)
+
+
+@pytest.mark.slow
+def test_recipe_plan_from_the_command() -> None:
+    """The plan is printed with the command that submits it, or as JSON; errors are sentences."""
+    ended = halfstep("recipe", "plan", str(TEMPLATE), "--batches", "1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("Fastest within the bounds: fp16 everywhere.")
+    *_, command = ended.stdout.splitlines()
+    assert shlex.split(command)[:5] == [
+        *("halfstep", "submit", str(TEMPLATE)),
+        *("--set", "precision=fp16"),
+    ]
+    as_json = json.loads(halfstep("recipe", "plan", str(TEMPLATE), "--json").stdout)
+    assert as_json["recipe"] == "diabetes"
+    assert as_json["points"][as_json["best"]]["config"]["precision"] == "fp16"
+    wrong = halfstep("recipe", "plan", str(TEMPLATE), "--set", "training.nope=1", "--json")
+    assert wrong.returncode == 2
+    assert "training.nope" in json.loads(wrong.stderr)["error"]
+    both = halfstep("recipe", "plan", "digits", "--run", "1", "--checkpoint", "a.pt")
+    assert both.returncode == 2
+    assert "leave out --checkpoint" in both.stderr
+
+
+def test_submit_command_is_quoted() -> None:
+    """Each setting is one word of the shell, with its value as JSON."""
+    plan = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
+    words = shlex.split(submit_command("my recipes/a.py", plan.best))
+    assert words[:3] == ["halfstep", "submit", "my recipes/a.py"]
+    assert words[3:] == [
+        *("--set", "precision=fp16"),
+        *("--set", 'modules.fp32=["model.1"]'),
+        *("--set", "scaler.init_scale=65536.0"),
+    ]
