@@ -56,10 +56,11 @@ class Capabilities:
 
     def learn(self) -> MachineOffer:
         """Read devices, recipes and versions, and wait. Raises HalfstepError."""
-        if self._warm:
-            self._warm.wait(LONGEST_SECONDS)
-        child = self._start_probe()
-        exit_code = child.wait()
+        child = self._start_probe(patience=LONGEST_SECONDS)
+        if isinstance(child, Forked) and not child.wait_for_end(LONGEST_SECONDS):
+            child.kill()
+        # Its server reports the exit code later: what it has printed tells whether it succeeded.
+        exit_code = 0 if isinstance(child, Forked) else child.wait()
         _release(child)
         return self._parse_output(exit_code)
 
@@ -140,13 +141,14 @@ class Capabilities:
             stderr=subprocess.DEVNULL,
         )
 
-    def _start_probe(self) -> "Probe":
+    def _start_probe(self, patience: float = 0.0) -> "Probe":
+        """Start the child. patience: seconds to wait for a warm process that is loading."""
         # Before the child starts, so that a later change is detected.
         self._seen = self._file_states()
         self._outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
         self._deadline = time.monotonic() + LONGEST_SECONDS
         files = [file.fileno() for file in self._outputs]
-        if self._warm and (forked := self._warm.fork("trainer.probe", files)):
+        if self._warm and (forked := self._warm.fork("trainer.probe", files, patience)):
             return forked
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.probe"],
