@@ -59,7 +59,7 @@ class Capabilities:
         child = self._start_probe(patience=LONGEST_SECONDS)
         if isinstance(child, Forked) and not child.wait_for_end(LONGEST_SECONDS):
             child.kill()
-        # Its server reports the exit code later: what it has printed tells whether it succeeded.
+        # Its server reports the exit code later; without success it has not printed an offer.
         exit_code = 0 if isinstance(child, Forked) else child.wait()
         _release(child)
         return self._parse_output(exit_code)
