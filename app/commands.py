@@ -19,7 +19,6 @@ from alembic.command import upgrade
 from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
-from app.html import formats
 from app.server_address import published_address, running_address
 from app.trash.disk import disk
 from db.access import accounts, audit
@@ -73,16 +72,16 @@ def up() -> None:
     settings, database = _open()
     check_store(settings)
     listening = _listen(settings)
-    server = make_server(settings, database)
-    handle_signals(server)  # before the worker starts, so that it is never orphaned
     # A session of its own, so that a Ctrl-C reaches the worker only once, from this process. The
     # worker is killed with this process, to release its name for the next one, which continues its
-    # runs.
+    # runs. It starts before the server's modules are loaded, which takes seconds, too.
     worker = subprocess.Popen(
         [sys.executable, "-m", "halfstep.cli.main", "worker"],
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
+    server = make_server(settings, database)
+    handle_signals(server)
     watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
     watcher.start()
     try:
@@ -150,6 +149,8 @@ def _list_storage(
     as_json: AsJson = False,
 ) -> None:
     """List runs by the size of their checkpoints and artifacts, the largest first."""
+    from app.html import formats  # deferred: loads FastAPI
+
     with installed() as (settings, database):
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
@@ -200,6 +201,8 @@ def _prune_storage(
     Never deleted: a run's last checkpoint, its best one by checkpoints.keep_best, and files of runs
     that another run started from, or that are tagged `pinned`.
     """
+    from app.html import formats  # deferred: loads FastAPI
+
     if checkpoints is None and logs is None:
         raise Invalid({"--checkpoints, --logs": "not given; allowed: at least one of them"})
     if as_json and not (dry_run or yes):

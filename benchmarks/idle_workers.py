@@ -30,7 +30,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import RunNode
 from worker.capabilities import Offer
-from worker.worker import Worker
+from worker.daemon import Worker
 
 BAR_SHARE = 0.05  # of a core
 BAR_QUERIES = 1.0  # of a worker, in five seconds

@@ -93,9 +93,7 @@ def serving(steps: int) -> Iterator[Site]:
 @contextmanager
 def serving_from(database: Database, folder: str, steps: int) -> Iterator[Site]:
     """Start a server on a database, with a data folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = database.engine.url.render_as_string(hide_password=False)
     settings = Settings(data=Path(folder), port=port, database_url=url)
     environment = {
@@ -117,6 +115,13 @@ def serving_from(database: Database, folder: str, steps: int) -> Iterator[Site]:
         process.terminate()
         process.wait()
         database.dispose()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _answers(address: str) -> bool:

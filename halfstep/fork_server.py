@@ -108,16 +108,23 @@ class ForkServer:
 class Forked:
     """A forked process, for its client; its methods are those of subprocess.Popen."""
 
-    def __init__(self, client: socket.socket, request: Request, files: Sequence[int]) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        request: Request,
+        files: Sequence[int],
+        patience: float = REPLY_SECONDS,
+    ) -> None:
         """Have it forked; it waits for `begin`. Raises ForkFailed.
 
         files: its standard output and error, then further open files.
+        patience: seconds to wait for the fork.
         """
         self._client = client
         self._exit_code: int | None = None
         life, self._life = os.pipe()
         try:
-            client.settimeout(REPLY_SECONDS)
+            client.settimeout(patience)
             socket.send_fds(client, [msgspec.json.encode(request)], [life, *files])
             self.pid = int(client.recv(REQUEST_BYTES))
             self._started = started(self.pid)
@@ -164,6 +171,18 @@ class Forked:
                 time.sleep(WAIT_SECONDS)
         return code
 
+    def wait_for_end(self, seconds: float) -> bool:
+        """Return whether it ends within this time; a server that is loading has no exit code."""
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            is_same = self._started == started(self.pid)
+            return not is_same or bool(select.select([process], [], [], seconds)[0])
+        finally:
+            os.close(process)
+
     def terminate(self) -> None:
         """Send SIGTERM, if it runs."""
         if self.poll() is None:
@@ -181,10 +200,13 @@ def current_umask() -> int:
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
-def start(run: Callable[[Begun], NoReturn], title: str) -> ForkServer:
+def start(
+    run: Callable[[Begun], NoReturn], title: str, close_files: Callable[[], None]
+) -> ForkServer:
     """Fork a server from this process, which must have one thread only.
 
     title: its name in lists of processes.
+    close_files: called in the server; closes open files of this process.
     run: called in each forked process. These outlive their client and the server.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -194,6 +216,7 @@ def start(run: Callable[[Begun], NoReturn], title: str) -> ForkServer:
             _set_title(title)
             end_with_parent()  # unlike the processes that it forks
             ours.close()
+            close_files()
             run(serve(its, is_tied=False))
         finally:
             os._exit(1)
@@ -201,32 +224,41 @@ def start(run: Callable[[Begun], NoReturn], title: str) -> ForkServer:
     return ForkServer(ours, pid)
 
 
-def serve(control: socket.socket, *, is_tied: bool) -> Begun:
+def serve(
+    control: socket.socket, *, is_tied: bool, load: Callable[[], None] | None = None
+) -> Begun:
     """Fork for each request; return in the forked process only.
 
     This process exits when the other end of `control` is closed; before, the processes end that it
     ties to their clients. It must have one thread only.
+
+    load: loads further modules, after the requests that have already come.
     """
     for number in (*HANDLED, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole group
-    gc.collect()
-    gc.freeze()  # a collection in a forked process would copy all of it
-    control.send(READY)
-    server = os.getpid()
-    client = _Server(control, is_tied=is_tied).run()
+    own = os.getpid()
+    server = _Server(control, is_tied=is_tied)
+    client = server.handle_waiting() if load else None
+    if client is None:
+        if load:
+            load()
+        gc.collect()
+        gc.freeze()  # a collection in a forked process would copy all of it
+        control.send(READY)
+        client = server.run()
     message, files, _flags, _sender = socket.recv_fds(client, REQUEST_BYTES, MOST_FILES)
     client.close()
     life, output, errors, *files = files
     if os.read(life, 1) != BEGIN:
         os._exit(1)
     if is_tied:
-        _tie(life, server)
+        _tie(life, own)
     _set_up(request := msgspec.json.decode(message, type=Request), output, errors)
     for file in [output, errors, *([] if is_tied else [life])]:
         os.close(file)
     for file in files:
         os.set_inheritable(file, False)
-    return Begun(request, files, server)
+    return Begun(request, files, own)
 
 
 def _tie(life: int, server: int) -> None:
@@ -289,16 +321,26 @@ class _Server:
         self._handlers: dict[int, Callable[[int], bool]] = {}
         self._children = 0
         self._has_starter = True
+        self._watch(control.fileno(), self._accept)
 
     def run(self) -> socket.socket:
         """Handle events; return the client's socket in a forked process."""
-        self._watch(self._control.fileno(), self._accept)
         while self._has_starter or (self._is_tied and self._children):
-            # One at a time: a handler may close the file of another event.
-            [(file, events)] = self._poll.poll(maxevents=1)
-            if self._handlers[file](events):
-                return self._keep_only(file)
+            if client := self._handle(self._poll.poll(maxevents=1)):
+                return client
         os._exit(0)
+
+    def handle_waiting(self) -> socket.socket | None:
+        """Handle events until there are none; return the client's socket in a forked process."""
+        while events := self._poll.poll(0, maxevents=1):
+            if client := self._handle(events):
+                return client
+        return None
+
+    def _handle(self, events: list[tuple[int, int]]) -> socket.socket | None:
+        """Handle one event at a time: a handler may close the file of another."""
+        [(file, flags)] = events
+        return self._keep_only(file) if self._handlers[file](flags) else None
 
     def _watch(self, file: int, handler: Callable[[int], bool]) -> None:
         self._poll.register(file, select.EPOLLIN)

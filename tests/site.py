@@ -27,8 +27,8 @@ from db.telemetry import series
 from halfstep.cli.main import main
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
+from worker.daemon import Worker
 from worker.engine import Handle
-from worker.worker import Worker
 
 GATED, GATED_MLP = (
     f"{Path(__file__).with_name('gated.py')}:{name}" for name in ("Gated", "GatedMLP")

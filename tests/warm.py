@@ -40,6 +40,7 @@ MODULES = (
     "trainer.process",
     "trainer.warm_process",
     "worker.attempts.supervisor",
+    "worker.daemon",
     "worker.worker",
 )
 #: What these load in the course of their work, by and by.

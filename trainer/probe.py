@@ -6,12 +6,14 @@ result.
 
 import hashlib
 import inspect
+import os
 import re
 import sys
 from importlib.metadata import entry_points
 from itertools import dropwhile
 from pathlib import Path
 from traceback import walk_tb
+from typing import NoReturn
 
 import torch
 from msgspec import UNSET, UnsetType
@@ -38,10 +40,13 @@ IMPORT = "<frozen importlib"  # file name of Python's import machinery in traceb
 MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 
 
-def main() -> None:
-    """Print devices, recipes and versions."""
+def main() -> NoReturn:
+    """Print devices, recipes and versions, and exit."""
     answer = MachineOffer(devices=devices(), recipes=recipes(), versions=machine.versions())
     sys.stdout.write(encoded_offer(answer) + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # unloading torch takes up to a second, in which the worker would wait
 
 
 def devices() -> list[Device]:

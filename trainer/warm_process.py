@@ -2,6 +2,8 @@
 
     python -m trainer.warm_process                 (the worker calls this; its input is a socket)
 
+The worker waits for its first probe: that is forked before the rest of a training is loaded.
+
 It loads only code of this installation, and no recipe file of a user, runs no operation of torch
 and does not initialise CUDA. A training process is forked before anything of its run is known:
 `halfstep.fork_server`. There isolation and sandbox apply as in a process of its own, before code or
@@ -21,21 +23,19 @@ from halfstep import fork_server, isolation
 from halfstep.process import close_to_others, end_with_parent, open_to_others, outlive_parent
 
 #: Programs, and what a training process imports by its first step.
-MODULES = ("trainer.process", "trainer.job", "trainer.probe")
+PROBE, TRAINING = "trainer.probe", ("trainer.process", "trainer.job")
 RECIPES = "trainer.recipes."
 
 
 def main() -> None:
-    """Load modules, serve, and in a forked process train."""
+    """Load modules, serve, and in a forked process train or probe."""
     close_to_others()
     end_with_parent()  # until it may have forked trainings, which outlive a worker
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    load()
-    if problem := obstacle():
-        sys.exit(problem)
-    outlive_parent()
-    begun = fork_server.serve(control, is_tied=True)
+    load_probe()
+    check()
+    begun = fork_server.serve(control, is_tied=True, load=_load_rest)
     # From here on this is the process of a training, or of a probe.
     os.environ["HALFSTEP_PARENT_PID"] = str(begun.server)
     if isolation.VARIABLE in os.environ:
@@ -46,13 +46,30 @@ def main() -> None:
     program.main()
 
 
-def load() -> None:
-    """Import what trainings need, and the built-in recipes that need torch only."""
-    for module in MODULES:
+def _load_rest() -> None:
+    load_training()
+    check()
+    outlive_parent()
+
+
+def load_training() -> None:
+    """Import what trainings need."""
+    for module in TRAINING:
         import_module(module)
+
+
+def load_probe() -> None:
+    """Import the probe, and the built-in recipes that need torch only."""
+    import_module(PROBE)
     for point in entry_points(group="halfstep.recipes"):
         if point.value.startswith(RECIPES) and not point.extras:
             import_module(point.module)
+
+
+def check() -> None:
+    """Exit if this process cannot be forked."""
+    if problem := obstacle():
+        sys.exit(problem)
 
 
 def obstacle() -> str:

@@ -56,12 +56,17 @@ class Capabilities:
 
     def learn(self) -> MachineOffer:
         """Read devices, recipes and versions, and wait. Raises HalfstepError."""
-        if self._warm:
-            self._warm.wait(LONGEST_SECONDS)
-        child = self._start_probe()
-        exit_code = child.wait()
-        _release(child)
-        return self._parse_output(exit_code)
+        child = self._start_probe(self._warm, LONGEST_SECONDS)
+        if isinstance(child, Forked):
+            if not child.wait_for_end(LONGEST_SECONDS):
+                child.kill()
+            _release(child)
+            try:  # the exit code comes later; without success it has not printed an offer
+                return self._parse_output(exit_code=0)
+            except HalfstepError as error:  # it may have ended with the warm process
+                logger.warning("the probe starts as a program: %s", error)
+            child = self._start_probe(None)
+        return self._parse_output(child.wait())
 
     @property
     def is_loading(self) -> bool:
@@ -73,7 +78,7 @@ class Capabilities:
         if self._child is None:
             if self._file_states() != self._seen:
                 logger.info("a recipe's file has changed: reloading recipes")
-                self._child = self._start_probe()
+                self._child = self._start_probe(self._warm)
                 return None
             return self._counted()
         exit_code = self._child.poll()
@@ -140,13 +145,14 @@ class Capabilities:
             stderr=subprocess.DEVNULL,
         )
 
-    def _start_probe(self) -> "Probe":
+    def _start_probe(self, warm: WarmProcess | None, patience: float = 0.0) -> "Probe":
+        """Start the child. patience: seconds to wait for a warm process that is loading."""
         # Before the child starts, so that a later change is detected.
         self._seen = self._file_states()
         self._outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
         self._deadline = time.monotonic() + LONGEST_SECONDS
         files = [file.fileno() for file in self._outputs]
-        if self._warm and (forked := self._warm.fork("trainer.probe", files)):
+        if warm and (forked := warm.fork("trainer.probe", files, patience)):
             return forked
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.probe"],

@@ -5,19 +5,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from db.settings import Settings
-from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
+from halfstep.fork_server import (
+    REPLY_SECONDS,
+    Forked,
+    ForkFailed,
+    ForkServer,
+    Request,
+    current_umask,
+)
 from worker import gpus
 from worker.sandbox import run_environment
 from worker.sandbox.sandbox import CACHES
 
 logger = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.01
 
 #: Variables of a run that nothing reads before the fork; of all others the warm process has the
 #: values that the run gets. tests/trainer/test_warm_process.py checks what its imports read.
@@ -57,43 +61,36 @@ class WarmProcess:
                 start_new_session=True,
             )
         self._server = ForkServer(ours)
-        self._has_been_ready = False
+        self._has_forked = self._has_been_ready = False
 
     def connect(self) -> socket.socket | None:
-        """Return the socket of a new client, or None if the process is not ready."""
-        if self._server.is_ready:
-            self._has_been_ready = True
+        """Return the socket of a new client, or None if the process is not about to fork for it."""
+        self._has_been_ready |= self._server.is_ready
+        if self._server.is_ready or self._has_forked:
             try:
                 return self._server.connect()
             except ForkFailed as error:
+                self._has_forked = False
                 logger.warning("a training starts without the warm process: %s", error)
         return None
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the process is ready or has ended, at most for so long."""
-        until = time.monotonic() + seconds
-        while not self._server.is_ready and time.monotonic() < until:
-            if self._process.poll() is not None:
-                return
-            time.sleep(POLL_SECONDS)
-
-    def fork(self, program: str, files: Sequence[int]) -> Forked | None:
+    def fork(self, program: str, files: Sequence[int], patience: float = 0.0) -> Forked | None:
         """Have a program of the trainer forked, or return None if that is not possible.
 
         files: its output and errors.
+        patience: seconds to wait for a process that is loading.
         """
-        client = self.connect()
-        if client is None:
-            return None
-        own = environment(self._settings)
+        request = Request([program], environment(self._settings), str(Path.cwd()), current_umask())
         try:
-            forked = Forked(
-                client, Request([program], own, str(Path.cwd()), current_umask()), files
-            )
+            client = self._server.connect() if patience else self.connect()
+            if client is None:
+                return None
+            forked = Forked(client, request, files, patience or REPLY_SECONDS)
             forked.begin()
         except ForkFailed as error:
             logger.warning("%s starts without the warm process: %s", program, error)
             return None
+        self._has_forked = True
         return forked
 
     def check(self) -> None:
@@ -105,15 +102,16 @@ class WarmProcess:
         errors = self._errors.read(4000).decode(errors="replace").strip()
         logger.warning("the warm process ended with %s: %s", self._process.returncode, errors)
         if self._has_been_ready:
-            self._forget()
+            self.release()
             self._start()
 
     def close(self) -> None:
         """End the process; all trainings of this worker have ended."""
         self._process.kill()
         self._process.wait()
-        self._forget()
+        self.release()
 
-    def _forget(self) -> None:
+    def release(self) -> None:
+        """Close the files of this process, or of its fork."""
         self._server.close()
         self._errors.close()

@@ -14,14 +14,19 @@ import pytest
 
 from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
 from halfstep.process import lives, started
-from tests.site import until
+from tests.site import SECONDS, until
 
 SERVER = """
-import os, runpy, socket, sys, threading
+import os, runpy, socket, sys, threading, time
 from halfstep.fork_server import serve
+
+def load():
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+
 control = socket.socket(fileno=os.dup(0))
 extra = open(os.devnull)  # inherited by no process
-serve(control, is_tied=True)
+serve(control, is_tied=True, load=load if sys.argv[1:] else None)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 #: Describes its process as far as it could differ from one that was started as a program.
@@ -53,20 +58,22 @@ sys.exit(7)
 class Server:
     """A fork server in a process of its own, and what it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
+        """words: a file that its loading waits for."""
         (folder / "server.py").write_text(SERVER)
         (folder / "script.py").write_text(DESCRIBE)
         self.folder = folder
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self.process = subprocess.Popen(
-                [sys.executable, str(folder / "server.py")],
+                [sys.executable, str(folder / "server.py"), *words],
                 env=self.environment,
                 stdin=its.fileno(),
                 stdout=subprocess.DEVNULL,
             )
         self.server = ForkServer(ours)
-        until(lambda: self.server.is_ready)
+        if not words:
+            until(lambda: self.server.is_ready)
 
     def fork(self, *words: str, **variables: str) -> Forked:
         """Have the script forked, with files of its folder as output and errors."""
@@ -74,7 +81,7 @@ class Server:
         request = Request(argv, self.environment | variables, str(self.folder), current_umask())
         with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as errors:
             files = [out.fileno(), errors.fileno()]
-            return Forked(self.server.connect(), request, files)
+            return Forked(self.server.connect(), request, files, SECONDS)
 
     def waiting(self, **variables: str) -> Forked:
         """Have a process forked that waits to be ended."""
@@ -82,6 +89,11 @@ class Server:
         forked.begin()
         until(lambda: self.printed == "waits\n")
         return forked
+
+    def end(self) -> None:
+        self.server.close()
+        self.process.kill()
+        self.process.wait()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -100,9 +112,7 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path)
     yield server
-    server.server.close()
-    server.process.kill()
-    server.process.wait()
+    server.end()
 
 
 def ended(forked: Forked) -> int:
@@ -228,6 +238,26 @@ def test_a_signal_before_a_process_is_set_up_is_not_lost(server: Server) -> None
     forked.begin()
     assert ended(forked) == -signal.SIGTERM
     forked.release()
+
+
+def test_a_server_that_loads_forks_for_earlier_requests_first(tmp_path: Path) -> None:
+    """Their end is noticed while it loads, the exit code follows; later requests wait."""
+    loaded = tmp_path / "loaded"
+    server = Server(tmp_path, str(loaded))
+    early = server.fork()
+    assert not early.wait_for_end(0)
+    early.begin()
+    assert early.wait_for_end(SECONDS)
+    assert (early.poll(), server.server.is_ready) == (None, False)
+    loaded.touch()
+    later = server.fork()
+    later.begin()
+    assert ended(later) == ended(early) == 7
+    assert server.server.is_ready
+    for each in (early, later):
+        each.release()
+    server.end()
+    assert early.wait_for_end(0)
 
 
 def test_a_request_that_is_too_long_costs_no_other(server: Server) -> None:

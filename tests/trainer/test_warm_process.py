@@ -26,7 +26,8 @@ def noted(self, name):
     return read(self, name)
 kind.__getitem__ = noted
 from trainer import warm_process
-warm_process.load()
+warm_process.load_probe()
+warm_process.load_training()
 modules = {name.partition(".")[0] for name in sys.modules}
 print(json.dumps([sorted(names), sorted(modules), warm_process.obstacle()]))
 """

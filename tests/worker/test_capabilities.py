@@ -15,6 +15,7 @@ from halfstep.machine_offer import MachineOffer, RecipeOffer
 from tests.site import Site, halfstep, until
 from worker import capabilities
 from worker.capabilities import Capabilities
+from worker.warm_start import WarmProcess
 
 RECIPE = """
 from trainer.recipes.digits import Digits
@@ -23,6 +24,33 @@ class Mine(Digits):
     name = "mine"
     title = "{title}"
 """
+
+
+#: Ends the warm process that it is forked from, which takes it along.
+ENDS_ITS_PARENT = """
+import os, signal, sys
+from trainer.recipes.digits import Digits
+
+if sys.argv[0] == "trainer.probe":
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+class Mine(Digits):
+    name = "mine"
+"""
+
+
+def test_a_probe_that_ends_with_the_warm_process_starts_as_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipes are offered as without a warm process."""
+    (tmp_path / "mine.py").write_text(ENDS_ITS_PARENT)
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{tmp_path / 'mine.py'}:Mine")
+    settings = Settings(data=tmp_path)
+    warm = WarmProcess(settings)
+    offer = Capabilities(settings, warm).learn()
+    warm.close()
+    assert {"digits", "mine"} <= {each.name for each in offer.recipes if each.is_offered}
 
 
 def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(

@@ -12,7 +12,7 @@ from db.queue import workers
 from db.tables import RunNode
 from tests.app.looks_made import noted
 from tests.site import Site, until
-from worker.worker import Worker
+from worker.daemon import Worker
 
 
 class Waiting(Worker):
@@ -47,7 +47,7 @@ def test_a_worker_notices_a_run_by_the_file_of_sqlite(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a query, and long before its tick."""
-    monkeypatch.setattr("worker.worker.TICK_SECONDS", 1e6)
+    monkeypatch.setattr("worker.daemon.TICK_SECONDS", 1e6)
     with waiting(site) as worker:
         until(lambda: not getattr(worker, "may_have_work", True))
         run_id = site.submit()
@@ -59,7 +59,7 @@ def test_a_run_that_cannot_start_is_looked_at_once_a_tick(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often a training on the same database changes its file."""
-    monkeypatch.setattr("worker.worker.TICK_SECONDS", 1e6)
+    monkeypatch.setattr("worker.daemon.TICK_SECONDS", 1e6)
     with waiting(site) as worker:
         until(lambda: not getattr(worker, "may_have_work", True))
         site.submit(recipe="another")
@@ -74,8 +74,8 @@ def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.Mo
     """With notifications it executes one statement per heartbeat; a queued run is claimed at once
     on notification.
     """
-    monkeypatch.setattr("worker.worker.TICK_SECONDS", 0.01)
-    monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
+    monkeypatch.setattr("worker.daemon.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("worker.daemon.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
         until(lambda: worker.listener.is_listening and not worker.may_have_work)
         until(lambda: worker.wakeups.empty())
@@ -83,7 +83,7 @@ def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.Mo
             until(lambda: len(statements) > 20)
         beats = [each for each in statements[-10:] if each.startswith("UPDATE workers SET seen_at")]
         assert len(beats) == 10
-        monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", math.inf)
+        monkeypatch.setattr("worker.daemon.QUIET_BEAT_SECONDS", math.inf)
         until(lambda: worker.beat_due == math.inf)
         run_id = site.submit()
         until(lambda: worker.launched == [run_id])
@@ -94,7 +94,7 @@ def test_a_lost_notification_costs_at_most_a_heartbeat(
 ) -> None:
     """The heartbeat finds the run; without notifications a worker polls."""
     monkeypatch.setattr("db.alerts.notifications.notify", lambda *_: None)
-    monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
+    monkeypatch.setattr("worker.daemon.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
         until(lambda: worker.listener.is_listening or site.url.startswith("sqlite"))
         run_id = site.submit()

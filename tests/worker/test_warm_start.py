@@ -48,6 +48,17 @@ def test_a_warm_start_trains_to_the_same_bits(site: Site) -> None:
     assert_same(site, *runs)
 
 
+def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
+    """The worker offers its recipes before the warm process has loaded what a training needs."""
+    with site.gated_worker(**WARM):
+        until(lambda: site.offers("gated"))
+        run_id = site.submit(recipe="gated", steps=2)
+        site.wait_for_step(run_id, 1)
+        assert warm_process(site, run_id)
+        site.open_gate()
+        assert site.wait(run_id).attempt == 1
+
+
 @pytest.mark.parametrize("sandbox", ["no", "yes"])
 def test_a_warm_process_is_isolated_like_a_fresh_one(
     site: Site, sandbox: str, monkeypatch: pytest.MonkeyPatch

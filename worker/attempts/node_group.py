@@ -96,6 +96,7 @@ class NodeLog:
         self._pending: list[telemetry.LogRow] = []
         self.problem: str | None = None  # always None: lines can always be recorded
         self.lost_bytes = 0  # always 0: there is no spool to damage
+        self.has_begun = True  # always: steps are recorded by the first node
 
     def append_log(self, text: str) -> None:
         """Add a line from Halfstep to the run's log."""

@@ -116,6 +116,11 @@ class Recorder:
         # Files of an older attempt, left on a disconnected machine, would overwrite later records.
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step of this attempt is recorded."""
+        return self._recording.has_begun
+
     def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
         """Start to sample devices and apply the checkpoint retention policy.
 

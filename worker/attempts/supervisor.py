@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 #: How often the spool is polled: a step is on the page within half a second.
 TICK_SECONDS = 0.05
+FIRST_TICK_SECONDS = 0.01  # until the first step: users wait for it
 RENEWAL_SECONDS = 0.4  # interval of lease renewals and of reading user requests
 OUTAGE_SECONDS = 2.0  # longest wait before retrying the database
 #: Shares of the lease after which a training whose lease could not be renewed is asked to leave a
@@ -259,9 +260,8 @@ class Supervisor:
 
     def _follow(self, child: Child) -> Outcome:
         """Record until the training ends and all its output is in the database."""
-        renewal_due = 0.0
-        pause = TICK_SECONDS
-        is_told = isinstance(self.work, Training)  # running is reported by its first step
+        renewal_due = pause = 0.0
+        is_training = is_told = isinstance(self.work, Training)  # its first step reports running
         while True:
             code = child.exit_code()
             if code is not None:
@@ -286,13 +286,14 @@ class Supervisor:
                     return self._how_ended(code, child)
                 if self.recorder.problem or self.trouble:
                     child.kill()  # its earlier output is still recorded in full
-                pause = TICK_SECONDS
+                is_starting = is_training and not self.recorder.has_begun
+                pause = FIRST_TICK_SECONDS if is_starting else TICK_SECONDS
             except Exception as error:
                 if not may_pass(error):
                     raise
                 # Pending items wait, the spool keeps new ones, and the watchdog continues to count.
                 logger.warning("waiting: %s", error)
-                pause = min(pause * 2, OUTAGE_SECONDS)
+                pause = min(max(pause, TICK_SECONDS) * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
     def _renew(self) -> queue.DesiredState:

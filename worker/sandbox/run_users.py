@@ -3,13 +3,16 @@
 Such a user owns its run's folder and cannot access other runs, and its processes are killed with
 the attempt. This requires root, and Landlock: root also writes in a run's folder, and only the
 sandbox prevents links there that would lead root elsewhere.
+
+User ids are the machine's, so their locks are too: workers of several data folders may have
+overlapping ranges, and would otherwise kill each other's runs.
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +25,8 @@ from halfstep.telemetry.folder_lock import FolderLock
 #: Usual folders of temporary files.
 PLACES = ("/tmp", "/var/tmp")  # noqa: S108 - they are hidden, not used
 TRIAL_SECONDS = 60.0
+#: Lock files of the users of this machine, or of this container.
+LOCKS = Path("/run/halfstep-run-users")
 
 
 class NoneFree(Exception):
@@ -39,20 +44,22 @@ class RunUser:
     def taken(cls, settings: Settings) -> "RunUser | None":
         """Acquire a free user, without processes of an earlier run.
 
-        Returns None if there is no range. Raises NoneFree.
+        Returns None if there is no range. Raises NoneFree, OSError.
         """
         if not settings.run_user_range:
             return None
-        folder = settings.data / "run-users"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        LOCKS.mkdir(mode=0o700, exist_ok=True)
         for number in settings.run_user_range:
-            lock = FolderLock(folder / str(number))
+            lock = FolderLock(LOCKS / str(number))
             if not lock.acquire():
                 continue
             user = cls(number, lock)
             user.clear()
             return user
-        raise NoneFree(f"every user of HALFSTEP_RUN_USERS={settings.run_users} has a run")
+        raise NoneFree(
+            f"every user of HALFSTEP_RUN_USERS={settings.run_users} has a run on this machine; "
+            "workers of several data folders need a user for each of their devices"
+        )
 
     def clear(self) -> None:
         """Kill all processes of this user, repeatedly, because they may be starting more."""
@@ -83,6 +90,22 @@ class RunUser:
             return False
 
 
+@contextmanager
+def trial_user(settings: Settings) -> Iterator[int | None]:
+    """Hold a user for a self-test, which the end of a run of that user would kill.
+
+    None if there is no range; a user with a run if none is free. Raises OSError.
+    """
+    user = None
+    with suppress(NoneFree):  # runs of an earlier worker have them all
+        user = RunUser.taken(settings)
+    try:
+        yield user.number if user else next(iter(settings.run_user_range), None)
+    finally:
+        if user:
+            user.release()
+
+
 def hidden(needed: Iterable[str]) -> tuple[str, ...]:
     """Return the folders to replace by private ones, except those with needed paths."""
     paths = [Path(each).resolve() for each in needed]
@@ -102,7 +125,15 @@ def obstacle(settings: Settings, devices: int) -> str:
     runs.mkdir(exist_ok=True)
     for each in (settings.data, runs):
         each.chmod(0o711)  # to traverse, on the way to its own folder
-    trial = Isolation(user=users[0]).variable()
+    try:
+        with trial_user(settings) as user:
+            return _trial(user, runs)
+    except OSError as error:
+        return f"the users cannot be locked: {error}"
+
+
+def _trial(user: int | None, runs: Path) -> str:
+    """Run a program as a user; return why that fails, or ""."""
     argv = [sys.executable, "-I", "-m", "halfstep.isolation", sys.executable, "-c"]
     program = (
         "import os, sys, trainer.process, worker.commands.command_runner; os.stat(sys.argv[1])"
@@ -110,13 +141,13 @@ def obstacle(settings: Settings, devices: int) -> str:
     try:
         ended = subprocess.run(
             [*argv, program, str(runs / ".")],
-            env={"PATH": os.defpath, **trial},
+            env={"PATH": os.defpath, **Isolation(user=user).variable()},
             cwd="/",
             capture_output=True,
             text=True,
             timeout=TRIAL_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"a program of user {users[0]} did not start within {TRIAL_SECONDS:.0f} s"
+        return f"a program of user {user} did not start within {TRIAL_SECONDS:.0f} s"
     lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    return f"user {users[0]} cannot run programs here: {lines[-1]}" if ended.returncode else ""
+    return f"user {user} cannot run programs here: {lines[-1]}" if ended.returncode else ""

@@ -19,7 +19,7 @@ from halfstep.api_client import credentials, local_server
 from halfstep.isolation import Isolation
 from halfstep.sandbox import NEEDED_VERSION, Sandbox, version
 from halfstep.telemetry.attempt_files import AttemptFiles
-from worker.sandbox.run_users import PLACES, hidden
+from worker.sandbox.run_users import PLACES, hidden, trial_user
 
 #: Starts a program in the sandbox described by its environment.
 START = [sys.executable, "-I", "-m", "halfstep.sandbox"]
@@ -112,8 +112,10 @@ def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
     runs.mkdir(parents=True, exist_ok=True)
     folder, other = (Path(mkdtemp(prefix="probe-", dir=runs)) for _ in range(2))
     (other / "job-1.json").touch()
+    places = executed(settings, recipe_files)
     try:
-        return _probe(settings, folder, other, executed(settings, recipe_files))
+        with trial_user(settings) as user:
+            return _probe(settings, user, folder, other, places)
     except (OSError, subprocess.SubprocessError) as error:
         return f"it cannot be probed: {error}"
     finally:
@@ -140,11 +142,13 @@ def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]
     return list(dict.fromkeys(paths))
 
 
-def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) -> str:
+def _probe(
+    settings: Settings, user: int | None, folder: Path, other: Path, places: list[Path]
+) -> str:
     files = AttemptFiles(folder, 1)
     files.temporary.mkdir()
     start, environment = START, {"PATH": os.defpath} | sandbox_of_run(settings, files).variable()
-    for user in settings.run_user_range[:1]:
+    if user is not None:
         for each in (folder, files.temporary):
             os.chown(each, user, user)
         isolation = Isolation(user, str(files.temporary), hidden_places(settings))

@@ -29,7 +29,9 @@ from worker.sandbox import cgroup_limits, run_users
 from worker.sandbox.cgroup_limits import RunGroup
 from worker.sandbox.sandbox import ISOLATED, START
 
-USERS = "61000-61001"
+#: Of this process only: its test runs kill all processes of these users.
+FIRST = 61000 + os.getpid() % 90 * 2
+USERS = f"{FIRST}-{FIRST + 1}"
 IS_ROOT = os.geteuid() == 0
 NO_ROOT = "a user of its own takes root, which this is not"
 
@@ -178,7 +180,7 @@ def test_a_forked_run_with_a_user_of_its_own_is_isolated_like_a_fresh_one(
     (site.data / "secrets.key").write_text("key")
     recipe = shutil.copy(DESCRIBED.partition(":")[0], site.data.parent)
     Path(recipe).chmod(0o644)
-    asked = {"HALFSTEP_RUN_USERS": "61000-61000", "HALFSTEP_RUN_PROCESSES": "24"}
+    asked = {"HALFSTEP_RUN_USERS": f"{FIRST}-{FIRST}", "HALFSTEP_RUN_PROCESSES": "24"}
     asked |= {"HALFSTEP_SANDBOX": "yes", "HALFSTEP_RECIPES": recipe}
     asked |= {"HALFSTEP_TEST_TRIED": f"{secret}:{site.data / 'secrets.key'}:/proc/1/environ"}
     described = []
@@ -192,7 +194,7 @@ def test_a_forked_run_with_a_user_of_its_own_is_isolated_like_a_fresh_one(
     warm, cold = described
     for name, value in cold.items():
         assert warm[name] == value, name
-    assert "Uid:\t61000\t61000\t61000\t61000" in warm["status"]
+    assert "\t".join(["Uid:", *[str(FIRST)] * 4]) in warm["status"]
     assert set(warm["tried"].values()) == {"PermissionError PermissionError"}
 
 
@@ -227,15 +229,26 @@ def test_invalid_users_are_reported(tmp_path: Path) -> None:
     assert "PermissionError" in run_users.obstacle(settings, 2)
 
 
+@pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A held one is not assigned again; if all are held, there is a message."""
-    settings = Settings(data=tmp_path, run_users=USERS)
-    first, second = run_users.RunUser.taken(settings), run_users.RunUser.taken(settings)
+    """Nor those of two data folders, whose processes stay alive; if all are held, it raises."""
+    settings = Settings(data=tmp_path / "one", run_users=USERS)
+    first = run_users.RunUser.taken(settings)
     assert first is not None
-    assert second is not None
-    assert (first.number, second.number) == (61000, 61001)
-    with pytest.raises(run_users.NoneFree, match=USERS):
-        run_users.RunUser.taken(settings)
+    assert first.number == FIRST
+    with run_users.trial_user(settings) as tried:
+        assert tried == FIRST + 1
+    with subprocess.Popen(["sleep", "999"], user=first.number) as process:
+        second = run_users.RunUser.taken(Settings(data=tmp_path / "two", run_users=USERS))
+        assert second is not None
+        assert second.number == FIRST + 1
+        with pytest.raises(run_users.NoneFree, match=USERS):
+            run_users.RunUser.taken(settings)
+        with run_users.trial_user(settings) as tried:
+            assert tried == FIRST
+        assert process.poll() is None
+        first.clear()
+        assert _processes_of(FIRST) == []
     second.release()
     again = run_users.RunUser.taken(settings)
     assert again is not None
@@ -308,17 +321,17 @@ print(json.dumps([opens(own), started.returncode == 0, list(filter(opens, kernel
 """
 
 
-@pytest.mark.parametrize("user", [None, 61000])
-def test_threads_can_be_named(tmp_path: Path, python: Path, user: int | None) -> None:
+@pytest.mark.parametrize("has_user", [False, True])
+def test_threads_can_be_named(tmp_path: Path, python: Path, has_user: bool) -> None:
     """CUDA does not start without; nothing of the kernel or of other processes can be written."""
-    if user and not IS_ROOT:
+    if has_user and not IS_ROOT:
         pytest.skip(NO_ROOT)
     wall = sandbox.Sandbox([], str(tmp_path), [], [], [], names_threads=True)
     variables, start = {"PATH": os.defpath} | wall.variable(), START
-    if user:
-        variables, start = variables | Isolation(user).variable(), ISOLATED
+    if has_user:
+        variables, start = variables | Isolation(FIRST).variable(), ISOLATED
     program = [*start[1:], str(python), "-I", "-c", NAMES, str(os.getpid())]
     ended = subprocess.run([python, *program], env=variables, capture_output=True, text=True)
     names_own, program_names_own, opened = json.loads(ended.stdout)
-    could_write = not user and os.access("/proc/sys/kernel/core_pattern", os.W_OK)
+    could_write = not has_user and os.access("/proc/sys/kernel/core_pattern", os.W_OK)
     assert (names_own, program_names_own, opened) == (True, not could_write, [])
