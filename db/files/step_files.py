@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from itertools import groupby
 from threading import Lock
 from typing import IO, Any, TypeAlias
@@ -58,10 +58,11 @@ class _TooShort(Exception):
 
 @dataclass(frozen=True)
 class StepFile:
-    """A file in the store by its key, which no other file ever has, and its size."""
+    """A file in the store. No other file ever has its key."""
 
     key: str
     size_bytes: int
+    footer_sha256: str
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,11 @@ class StepFiles:
                 return footer
         length = min(FOOTER_BYTES, file.size_bytes)
         end = self._part(file, file.size_bytes - length, file.size_bytes)
-        needed = 8 + int.from_bytes(end.content[-8:-4], "little")
+        needed = footer_bytes(end.content)
         if length < needed <= file.size_bytes:
             end = self._part(file, file.size_bytes - needed, file.size_bytes)
+        if sha256(end.content[-needed:]).hexdigest() != file.footer_sha256:
+            raise OSError("its footer is damaged")
         footer = _Footer(parquet.read_metadata(end))
         with self._lock:
             self._footers[file.key] = footer
@@ -236,6 +239,8 @@ class StepFiles:
                     table = opened.read_row_groups(
                         some, columns=list(map(_stored, names)), use_threads=False
                     )
+                if len(table) != sum(footer.metadata.row_group(group).num_rows for group in some):
+                    raise OSError("it has too few steps")
                 yield {name: _as_numbers(name, table[_stored(name)]) for name in names}
 
     def _part(self, file: StepFile, start: int, end: int) -> "_Part":
@@ -271,6 +276,20 @@ class _Part(io.RawIOBase):
         content = self.content[at : at + size] if size >= 0 else self.content[at:]
         self._at += len(content)
         return content
+
+
+def footer_bytes(end: bytes) -> int:
+    """Return the length of a file's footer. end: the end of the file."""
+    return 8 + int.from_bytes(end[-8:-4], "little")
+
+
+def sha256_of_whole_and_footer(file: IO[bytes]) -> tuple[str, str]:
+    """Return the SHA-256 of a file and of its footer."""
+    file.seek(0)
+    whole = file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    file.seek(-8, io.SEEK_END)
+    file.seek(-footer_bytes(file.read()), io.SEEK_END)
+    return whole, sha256(file.read()).hexdigest()
 
 
 def write(sink: IO[bytes], read_groups: Callable[[], Iterable[Columns]]) -> list["Digest"]:

@@ -264,5 +264,6 @@ class FrozenSteps(StoredFile):
     __tablename__ = "frozen_steps"
     __table_args__ = (UniqueConstraint("run_id"),)
 
+    footer_sha256: Mapped[str]  # checked when the file is opened; its pages have checksums
     attempt: Mapped[int]  # the run's last attempt when the file was written
     is_settled: Mapped[bool] = mapped_column(default=False)  # whether the rows are deleted

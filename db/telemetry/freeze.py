@@ -9,7 +9,6 @@ Each step can be repeated, so an interrupted freeze continues. An attempt that c
 adds rows; at its end all steps are frozen into a new file.
 """
 
-import hashlib
 import os
 import secrets
 import time
@@ -98,7 +97,7 @@ def freeze(
         if stored is None:
             return
         if not _publish(database, run_id, stored, state):
-            delete_file(store, stored.key)
+            delete_file(store, stored.file.key)
             return
     if _delete_rows(database, run_id, stopping):
         _delete_other_files(database, store, run_id, superseded=state.key)
@@ -108,8 +107,7 @@ def freeze(
 class _Stored:
     """A verified file in the store."""
 
-    key: str
-    size_bytes: int
+    file: StepFile
     sha256: str
     last: int
 
@@ -155,23 +153,22 @@ def _store(
         written = step_files.write(file, groups)
         if not written:
             return None
-        size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256, footer_sha256 = step_files.sha256_of_whole_and_footer(file)
         # Random: a file that `halfstep storage check --mend` deletes never gets a row.
         key = f"runs/{run_id}/steps/{secrets.token_hex(8)}.parquet"
+        size_bytes = file.seek(0, os.SEEK_END)
         file.seek(0)
         obstore.put(store, key, file, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+    stored = StepFile(key, size_bytes, footer_sha256)
     try:
         _sync(store, key)
-        reader = StepFiles(lambda: store)
-        read = [step_files.digest(group) for group in reader.groups(StepFile(key, size_bytes))]
+        read = [step_files.digest(group) for group in StepFiles(lambda: store).groups(stored)]
         if read != written or sha256_of(store, key) != sha256:
             raise StepsUnreadable.of(key, "it does not contain the steps that were written")
     except BaseException:
         delete_file(store, key)
         raise
-    return _Stored(key, size_bytes, sha256, last)
+    return _Stored(stored, sha256, last)
 
 
 def _sync(store: ObjectStore, key: str) -> None:
@@ -194,8 +191,9 @@ def _publish(database: Database, run_id: int, stored: _Stored, state: _State) ->
         if _State.of(run, row) != state:
             return False
         row = row or FrozenSteps(run_id=run_id, size_bytes=0, path=None)
-        run.stored_bytes += stored.size_bytes - row.size_bytes
-        row.key, row.size_bytes, row.sha256 = stored.key, stored.size_bytes, stored.sha256
+        run.stored_bytes += stored.file.size_bytes - row.size_bytes
+        row.key, row.size_bytes, row.sha256 = stored.file.key, stored.file.size_bytes, stored.sha256
+        row.footer_sha256 = stored.file.footer_sha256
         row.step, row.attempt, row.is_settled = stored.last, run.attempt, False
         session.add(row)
         return True

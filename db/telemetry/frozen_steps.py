@@ -71,20 +71,21 @@ def of_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, Froze
         return {}
     files: StepFiles | None = connection.get_execution_options().get("step_files")
     frozen = {}
-    for run_id, key, size_bytes, step, attempt in connection.execute(
+    for run_id, step, attempt, *file in connection.execute(
         _files_query(), {"run_ids": list(run_ids)}
     ):
         if files is None:
-            raise StepsUnreadable.of(key, "this program has not opened the store")
-        frozen[run_id] = Frozen(files, StepFile(key, size_bytes), step, attempt)
+            raise StepsUnreadable.of(file[0], "this program has not opened the store")
+        frozen[run_id] = Frozen(files, StepFile(*file), step, attempt)
     return frozen
 
 
 @cache
 def _files_query() -> Any:
     table = FrozenSteps.__table__.c
-    columns = (table.run_id, table.key, table.size_bytes, table.step, table.attempt)
-    return select(*columns).where(table.run_id.in_(bindparam("run_ids", expanding=True)))
+    file = (table.key, table.size_bytes, table.footer_sha256)
+    query = select(table.run_id, table.step, table.attempt, *file)
+    return query.where(table.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
 def read_rows(

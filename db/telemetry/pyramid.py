@@ -87,11 +87,12 @@ def steps_of_runs(
         candidate for candidate in STEP_SERIES if names is None or candidate.name in names
     )
     frozen = frozen_steps.of_runs(connection, run_ids)
+    return {run_id: _of_run(run_id, series, frozen.get(run_id)) for run_id in run_ids}
+
+
+def _of_run(run_id: int, series: tuple[Series, ...], frozen: Frozen | None) -> Source:
     tables = (Step.__table__, StepBucket.__table__)
-    return {
-        run_id: Source(*tables, {"run_id": run_id}, series, STEP_SERIES, frozen.get(run_id))
-        for run_id in run_ids
-    }
+    return Source(*tables, {"run_id": run_id}, series, STEP_SERIES, frozen)
 
 
 def metric_of(run_id: int, name: str) -> Source:
@@ -194,8 +195,8 @@ def steps_per_second(connection: Connection, run_id: int) -> float | None:
 
 
 def _largest(connection: Connection, run_id: int) -> Summaries:
-    top = SIZES[-1]
-    return read_buckets(connection, steps_of(connection, run_id), [(top, 0, END)])[top]
+    top, source = SIZES[-1], _of_run(run_id, STEP_SERIES, None)  # reads no points
+    return read_buckets(connection, source, [(top, 0, END)])[top]
 
 
 def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:

@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.Column('size_bytes', sa.BigInteger(), nullable=False),
         sa.Column('sha256', sa.Text(), nullable=False),
         sa.Column('revision', sa.BigInteger(), server_default='0', nullable=False),
+        sa.Column('footer_sha256', sa.Text(), nullable=False),
         sa.Column('attempt', sa.Integer(), nullable=False),
         sa.Column('is_settled', sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(['run_id'], ['runs.id'], name='fk_frozen_steps_run_id'),

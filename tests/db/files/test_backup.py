@@ -1,6 +1,7 @@
 """Backups, and mending what does not match."""
 
 import hashlib
+import io
 import math
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from db.database import Database
 from db.errors import Conflict, Invalid, InvalidCredentials
 from db.files import artifacts, backup, checkpoints, storage, uploads
 from db.files.backup import back_up, restore
+from db.files.step_files import sha256_of_whole_and_footer
 from db.files.storage import mend, mismatches
 from db.queue import queue
 from db.runs import config_values, history, runs
@@ -237,6 +239,7 @@ def fill_every_table(database: Database, store: MemoryStore) -> None:
                 row = {column.name: filled(column, number) for column in table.columns}
                 if table is FrozenSteps.__table__:
                     row["size_bytes"] = len(content)
+                    row["footer_sha256"] = sha256_of_whole_and_footer(io.BytesIO(content))[1]
                 session.execute(table.insert(), row | (file if "sha256" in row else {}))
 
 

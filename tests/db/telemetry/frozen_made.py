@@ -2,15 +2,17 @@
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from obstore.store import ObjectStore
+from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import func, select, update
 
 from app.runs import diagnosis_evidence, key_figures
@@ -108,6 +110,32 @@ def everything(database: Database, run_id: int, zooms: list[tuple[int, int]]) ->
 def _changes(session: Any, run_id: int) -> Any:
     changes = series.changes(session, run_id, series.Cursor(), most=50)
     return changes and (changes.steps, changes.cursor)
+
+
+class Freezer:
+    """Freezes runs in processes that are killed at some point, into a folder."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.store = LocalStore(folder)
+        # Forks for each run, from a process that has loaded everything and has no threads.
+        command = [sys.executable, "-m", "tests.db.telemetry.killed_freeze", url, str(folder)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.communicate()
+
+    def freeze(self, run_id: int, point: int | None) -> int:
+        """Freeze a run; return the number of points, or -9 if killed at the given one."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{run_id} {point or 0}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
 
 def file_of_steps() -> bytes:
