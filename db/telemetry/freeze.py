@@ -64,14 +64,19 @@ class _State:
 
 
 def due(session: Session, days: float, *, most: int) -> list[int]:
-    """Return runs whose steps are to be frozen: ended for so many days and long enough."""
+    """Return runs whose steps are to be frozen: ended for so many days, and long.
+
+    A watched run may have ended long before it was uploaded.
+    """
+    before = now() - days * DAY_SECONDS
     is_frozen = (FrozenSteps.attempt == Run.attempt) & FrozenSteps.is_settled
     in_open_trial = exists().where(Trial.run_id == Run.id, Trial.state == OPEN)
     query = select(Run.id).outerjoin(FrozenSteps, FrozenSteps.run_id == Run.id)
     query = query.where(
         NOT_DELETED,
         Run.status.in_(ENDED),
-        Run.ended_at <= now() - days * DAY_SECONDS,
+        Run.ended_at <= before,
+        or_(Run.last_report_at.is_(None), Run.last_report_at <= before),
         Run.step - func.coalesce(Run.parent_step, 0) >= LEAST_STEPS,
         or_(FrozenSteps.id.is_(None), ~is_frozen),
         ~in_open_trial,
