@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 #: Folders of a run's files that rows name.
-FOLDERS = ("/checkpoints/", "/artifacts/", "/log/", "/steps/")
+FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
+#: Folder of the steps of ended runs. Not in the folders of runs, where recipes may put symlinks.
+STEPS = "steps"
 #: Folder of the content of named artifacts, and below it of their incomplete uploads.
 BLOBS, INCOMING = "blobs", "incoming"
 #: Rows that name a stored file.
@@ -302,7 +304,7 @@ def _no_bucket_as_outage() -> Iterator[None]:
 
 def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
     """Yield all files that rows may name, by page of the store's listing."""
-    for prefix in ("runs", BLOBS, REPORTS):
+    for prefix in ("runs", BLOBS, REPORTS, STEPS):
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
 
@@ -319,7 +321,7 @@ def _is_new(file: "ObjectMeta") -> bool:
 def _may_have_row(key: str) -> bool:
     if key.startswith(f"{BLOBS}/"):
         return not key.startswith(f"{BLOBS}/{INCOMING}/")
-    return key.startswith(f"{REPORTS}/") or any(part in key for part in FOLDERS)
+    return key.startswith((f"{REPORTS}/", f"{STEPS}/")) or any(part in key for part in FOLDERS)
 
 
 def _rows(session: Session, keys: Collection[str]) -> list[Checked]:

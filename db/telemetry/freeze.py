@@ -28,7 +28,14 @@ from db.database import Database, now
 from db.errors import StepsUnreadable
 from db.files import step_files
 from db.files.step_files import GROUP_STEPS, Columns, StepFile, StepFiles
-from db.files.storage import ORPHAN_SECONDS, PART_BYTES, PARTS_AT_ONCE, delete_file, sha256_of
+from db.files.storage import (
+    ORPHAN_SECONDS,
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    STEPS,
+    delete_file,
+    sha256_of,
+)
 from db.runs.trash import DAY_SECONDS
 from db.sweeps.sweeps import OPEN
 from db.tables import ENDED, FLAGGED, NOT_DELETED, FrozenSteps, Run, RunNode, Step, Trial
@@ -160,7 +167,7 @@ def _store(
             return None
         sha256, footer_sha256 = step_files.sha256_of_whole_and_footer(file)
         # Random: a file that `halfstep storage check --mend` deletes never gets a row.
-        key = f"runs/{run_id}/steps/{secrets.token_hex(8)}.parquet"
+        key = f"{STEPS}/{run_id}/{secrets.token_hex(8)}.parquet"
         size_bytes = file.seek(0, os.SEEK_END)
         file.seek(0)
         obstore.put(store, key, file, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
@@ -180,7 +187,10 @@ def _sync(store: ObjectStore, key: str) -> None:
     """Write a file of a folder to its disk; a bucket has done so."""
     if isinstance(store, LocalStore):
         path = Path(str(store.prefix), key)
-        for each in (path, *list(path.parents)[:3]):  # the folders: steps, that of the run, runs
+        for each in (
+            path,
+            *list(path.parents)[:3],
+        ):  # folders: of the run, of all steps, of the store
             descriptor = os.open(each, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -277,7 +287,7 @@ def _delete_other_files(
     """Delete the file before this one, and what interrupted freezes have left."""
     with database.reading() as session:
         row = _row(session, run_id)
-    named, prefix = row.key if row else None, f"runs/{run_id}/steps/"
+    named, prefix = row.key if row else None, f"{STEPS}/{run_id}/"
     is_old = time.time() - ORPHAN_SECONDS
     for page in obstore.list(store, prefix=prefix):
         for meta in page:

@@ -325,7 +325,7 @@ def test_due_are_long_runs_that_ended_and_changed(
 
 
 def _keys(store: ObjectStore) -> list[str]:
-    return [meta["path"] for page in obstore.list(store, prefix="runs") for meta in page]
+    return [meta["path"] for page in obstore.list(store, prefix="steps") for meta in page]
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.extended)])
