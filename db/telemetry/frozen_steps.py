@@ -21,8 +21,8 @@ from db.telemetry import bulk_writes
 
 #: More than any step.
 END = 2**62
-#: The latest steps that rows have: other queries read up to 100.
-LATEST_ROWS = 128
+#: The latest steps stay rows: `db.health.input_bound` reads as many.
+LATEST_ROWS = 100
 
 
 class StepRow(NamedTuple):

@@ -178,14 +178,14 @@ def test_a_damaged_file_is_reported(
     browser: TestClient,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The run's data names the file; its list and other runs work, and so does the task."""
+    """The run's data names the file; its page and the list work, and so does the task."""
     [key] = freeze_due(settings, database)
     path = settings.data / key
     path.write_bytes(path.read_bytes()[:-1])
     response = browser.get("/api/v1/runs/1/series", headers={"accept": "application/json"})
     assert (response.status_code, response.json()["code"]) == (500, "steps_unreadable")
     assert key in response.json()["detail"]
-    assert browser.get("/runs").status_code == 200
+    assert browser.get("/runs").status_code == browser.get("/runs/1").status_code == 200
     uploader.begin(attempt=2)
     uploader.end("finished", step=STEPS)
     with caplog.at_level(logging.WARNING):
