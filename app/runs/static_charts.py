@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 from app.html.formats import count
 from app.html.formats import scale as scale_text
 from app.runs.summary import RunSummary
-from db.errors import StepsUnreadable, StorageUnreachable
 from db.tables import Run
 from db.telemetry import windows
 from db.telemetry.windows import Measured
@@ -83,15 +82,12 @@ def static_charts(
 ) -> dict[str, StaticChart]:
     """Return the two first charts of a run by row: its loss, and its scale or gradient norm.
 
-    No chart if its steps cannot be read: the request for their numbers reports why.
+    Raises StepsUnreadable, StorageUnreachable.
 
     metrics: names of those on the page; the losses among them are drawn with the loss.
     """
     second = "scale" if is_scaled else "grad_norm"
-    try:
-        window = windows.window(session, run.id, most=MOST_POINTS, names={second})
-    except (StepsUnreadable, StorageUnreachable):
-        return {}
+    window = windows.window(session, run.id, most=MOST_POINTS, names={second})
     if window is None:
         return {}
     names = sorted(name for name in metrics if name.endswith("/loss"))[:MOST_LOSSES]
