@@ -10,6 +10,7 @@ import uvicorn
 from app.alerts.alert_delivery import AlertDelivery
 from app.artifacts import artifact_uploads
 from app.files import weight_uploads
+from app.files.freeze_job import FreezeJob
 from app.http.connections import TimeoutProtocol
 from app.main import create_app
 from app.periodic_tasks import repeating
@@ -47,6 +48,7 @@ class Server(uvicorn.Server):
                 partial(retention_job.prune_due, settings, database, self._stopping),
                 3600.0,
             ),
+            "freeze": (FreezeJob(settings, database, self._stopping).freeze_due, 60.0),
             "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),
         }
         config = uvicorn.Config(

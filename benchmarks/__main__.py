@@ -32,6 +32,7 @@ CLAIMS = (
     "growth",
     "list_patch",
     "random_windows",
+    "history",
     "compare",
     "dashboards",
     "skips",

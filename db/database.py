@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from alembic import command
 from alembic.config import Config
@@ -33,12 +33,17 @@ from db.errors import Conflict, DatabaseUnreachable, Invalid
 from db.settings import Settings
 from db.turns import Turns
 
+if TYPE_CHECKING:
+    from db.files.step_files import StepFiles
+
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 #: PostgreSQL's timeout for an idle transaction: a client that is stopped or cut off within one
 #: would hold its locks forever, for example on a run that another worker must take over.
 IDLE_MILLISECONDS = 30_000
 #: Timeout for SQLite's write lock.
 BUSY_SECONDS = 30
+#: How long to retry a bucket that does not answer, for steps of an ended run.
+RETRY_SECONDS = 5.0
 #: Key in a connection's record while it holds the turn of its process's writers.
 TURN = "writer's turn"
 
@@ -75,7 +80,8 @@ class Database:
     connection. Raises Invalid if the URL is not valid; connects on first use.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, step_files: "StepFiles | None" = None) -> None:
+        """step_files: reader of the steps of ended runs, which their file has."""
         try:
             parsed = make_url(url)
             backend = parsed.get_backend_name()
@@ -83,6 +89,7 @@ class Database:
                 raise ArgumentError(f"the backend {backend!r} is neither sqlite nor postgresql")
             self.turns = Turns()  # of SQLite's writers in this process
             self.engine = _engine(url, backend, self.turns)
+            self.engine.update_execution_options(step_files=step_files)
         except (ArgumentError, NoSuchModuleError) as error:
             raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
         # Without the query of the URL, which may contain a password too.
@@ -198,7 +205,11 @@ def open_database(settings: Settings) -> Database:
     except OSError as error:
         message = f"{settings.data} cannot be written: {error.strerror}"
         raise Invalid({"HALFSTEP_DATA": message}) from error
-    return Database(settings.database_url)
+    from db.files.step_files import StepFiles
+    from db.files.storage import open_store  # which imports this module
+
+    store = partial(open_store, settings, retry_seconds=RETRY_SECONDS)
+    return Database(settings.database_url, StepFiles(store))
 
 
 def is_outage(error: Exception) -> bool:

@@ -3,7 +3,7 @@
 An exception's docstring is its default message.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class HalfstepError(Exception):
@@ -79,6 +79,19 @@ class OffsetMismatch(HalfstepError):
 
 class StorageUnreachable(HalfstepError):
     """The storage of checkpoints and artifacts does not answer. Try again."""
+
+
+class StepsUnreadable(HalfstepError):
+    """The file with the steps of a run that has ended is missing or damaged."""
+
+    @classmethod
+    def of(cls, key: str, problem: str) -> Self:
+        """Return the error of a file."""
+        return cls(
+            f"The steps of a run that has ended are in {key}, which cannot be read: {problem}. "
+            "Restore this file from a backup. Without one, `halfstep storage check --deep "
+            "--mend` deletes its record: the run's charts remain, without single steps."
+        )
 
 
 class StorageFull(HalfstepError):

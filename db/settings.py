@@ -350,6 +350,15 @@ class Settings(BaseSettings):
     trash_days: Annotated[
         float, Field(ge=0, description="Days during which deleted runs can be restored")
     ] = 7.0
+    freeze_after_days: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="Days after the end of a run until its steps move from the database into a "
+            "Parquet file in the storage; 0: never",
+        ),
+    ] = 0.0
     stop_grace_seconds: Annotated[
         float,
         Field(gt=0, description="Time for runs to save a checkpoint when their worker stops"),

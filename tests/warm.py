@@ -188,8 +188,8 @@ def _load() -> None:
     database_class: Any = import_module("db.database").Database
     open_database = database_class.__init__
 
-    def remembered(self: Any, url: str) -> None:
-        open_database(self, url)
+    def remembered(self: Any, *given: Any) -> None:
+        open_database(self, *given)
         databases.add(self)
 
     database_class.__init__ = remembered

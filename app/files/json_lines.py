@@ -13,13 +13,13 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.errors import Ended, Invalid, NotFound
-from db.tables import ENDED, LARGEST_COUNT, Run, Step, User
+from db.tables import ENDED, LARGEST_COUNT, Run, User
 from db.telemetry import ingest
+from db.telemetry.frozen_steps import rows_at
 from db.telemetry.recording import Item
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
 from halfstep.telemetry.events import Event, Metric, Resumed
@@ -97,13 +97,11 @@ def _steps(
     if logged and run.attempt > 1 and run.resumed_step is None:
         last_step = logged[0][0].step - 1
         yield Resumed(step=last_step, exact=False, notes=["continued by JSON lines"])
-    last = session.get(Step, (run.id, last_step))
-    query = select(Step.step, Step.loss).where(
-        Step.run_id == run.id, Step.step.in_({row.step for _, row in logged})
-    )
+    last = next(iter(rows_at(session, run.id, [last_step])), None)
     known: dict[int, float | None] = {}
     if any(row.step <= last_step for _, row in logged):
-        known = dict(session.execute(query).all())
+        stored = rows_at(session, run.id, {row.step for _, row in logged})
+        known = {row.step: row.loss for row in stored}
     rows: list[LoggedRow] = []
     for line, row in logged:
         if row.step > last_step:

@@ -28,6 +28,7 @@ from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db.access.permissions import Permission
 from db.database import now
+from db.errors import StepsUnreadable, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings
 from db.health.spikes import spikes
@@ -76,6 +77,13 @@ def show_run(
     measured = windows.measured(session, run_id, names=metric_names.names)
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
+    charts, steps_problem = {}, ""
+    if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar()):
+        names = metric_names.names
+        try:
+            charts = static_charts(session, run, names, is_scaled=summary.is_scaled)
+        except (StepsUnreadable, StorageUnreachable) as error:
+            steps_problem = str(error)
     return page(
         request,
         "run/run.html",
@@ -97,9 +105,8 @@ def show_run(
         scaler=scaler_card(session, run),
         preferences=arranged,
         has_only_metrics=has_only_metrics(summary, measured),
-        static_charts=static_charts(session, run, metric_names.names, is_scaled=summary.is_scaled)
-        if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar())
-        else {},
+        static_charts=charts,
+        steps_problem=steps_problem,
         findings=advice,
         has_diagnosis=has_diagnosis,
         evidence=diagnosis_evidence(session, run) if has_diagnosis else None,

@@ -82,6 +82,8 @@ def static_charts(
 ) -> dict[str, StaticChart]:
     """Return the two first charts of a run by row: its loss, and its scale or gradient norm.
 
+    Raises StepsUnreadable, StorageUnreachable.
+
     metrics: names of those on the page; the losses among them are drawn with the loss.
     """
     second = "scale" if is_scaled else "grad_norm"

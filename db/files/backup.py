@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 from db.database import Database, now
 from db.errors import Conflict, Invalid
 from db.files import uploads
+from db.files.step_files import StepFiles
 from db.files.storage import Stored, get_file, is_plain, put_file
 from db.tables import (
     ApiToken,
@@ -37,6 +38,7 @@ from db.tables import (
     Blob,
     CheckpointFile,
     Delivery,
+    FrozenSteps,
     MetricBucket,
     ReportImage,
     Run,
@@ -52,7 +54,7 @@ from db.telemetry import metric_pyramids, pyramid
 
 FORMAT = 1
 ROWS = 1000
-WITH_FILES = (CheckpointFile.__table__, Artifact.__table__, Blob.__table__)
+WITH_FILES = tuple(table.__table__ for table in (CheckpointFile, Artifact, FrozenSteps, Blob))
 #: Derived from the steps; `restore` computes them.
 DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
@@ -113,6 +115,7 @@ def _stored_files(session: Session) -> tuple[dict[str, str], int]:
     rows: list[Stored] = [
         *session.scalars(select(CheckpointFile)),
         *session.scalars(select(Artifact)),
+        *session.scalars(select(FrozenSteps)),
         *session.scalars(select(Blob)),
     ]
     sha256_of = {row.key: row.sha256 for row in rows if row.is_stored}
@@ -179,6 +182,7 @@ def restore(
     for key, path in keys.items():  # before the rows that name them, and without locks
         put_file(store, key, path)
     with database.writing() as session:
+        session.connection(execution_options={"step_files": StepFiles(lambda: store)})
         _check_empty(session, database)
         for table in (*DERIVED, *SIGN_INS, *reversed(TABLES)):
             session.execute(table.delete())

@@ -18,7 +18,7 @@ from sqlalchemy import Table, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.files.storage import PAGE_FILES, delete_files
+from db.files.storage import PAGE_FILES, STEPS, delete_files
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import IN_TRASH, AuditEvent, Run, Trial
@@ -87,8 +87,8 @@ def delete_folder(folder: Path) -> None:
 
 
 def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:
-    if settings.storage_url:
-        prefix = f"runs/{run_id}/"
+    prefixes = [f"{STEPS}/{run_id}/", *([f"runs/{run_id}/"] if settings.storage_url else [])]
+    for prefix in prefixes:
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             keys = [meta["path"] for meta in page if meta["path"].startswith(prefix)]
             delete_files(store, keys)

@@ -29,6 +29,7 @@ from db.tables import (
     ArtifactVersion,
     Blob,
     CheckpointFile,
+    FrozenSteps,
     ReportImage,
     Run,
 )
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
 
 #: Folders of a run's files that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
+#: Folder of the steps of ended runs. Not in the folders of runs, where recipes may put symlinks.
+STEPS = "steps"
 #: Folder of the content of named artifacts, and below it of their incomplete uploads.
 BLOBS, INCOMING = "blobs", "incoming"
 #: Rows that name a stored file.
-Stored = CheckpointFile | Artifact | Blob
+Stored = CheckpointFile | Artifact | FrozenSteps | Blob
 #: Rows that a check compares with the files.
 Checked = Stored | ReportImage
 #: Folder of the images of reports.
@@ -203,7 +206,7 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     skipped = tuple(f"runs/{run_id}/" for run_id in in_training)
     result, orphans = [], []
     seen: dict[type[Checked], set[int]] = {
-        table: set() for table in (CheckpointFile, Artifact, Blob, ReportImage)
+        table: set() for table in (CheckpointFile, Artifact, FrozenSteps, Blob, ReportImage)
     }
     for files in _pages(store):
         rows = _rows(session, files)
@@ -301,7 +304,7 @@ def _no_bucket_as_outage() -> Iterator[None]:
 
 def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
     """Yield all files that rows may name, by page of the store's listing."""
-    for prefix in ("runs", BLOBS, REPORTS):
+    for prefix in ("runs", BLOBS, REPORTS, STEPS):
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
 
@@ -309,13 +312,16 @@ def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
 def _is_new(file: "ObjectMeta") -> bool:
     """Return whether the row of content may not be committed yet."""
     is_recent = file["last_modified"].timestamp() > time.time() - ORPHAN_SECONDS
-    return is_recent and file["path"].startswith((f"{BLOBS}/", f"{REPORTS}/"))
+    has_late_row = (
+        file["path"].startswith((f"{BLOBS}/", f"{REPORTS}/")) or "/steps/" in file["path"]
+    )
+    return is_recent and has_late_row
 
 
 def _may_have_row(key: str) -> bool:
     if key.startswith(f"{BLOBS}/"):
         return not key.startswith(f"{BLOBS}/{INCOMING}/")
-    return key.startswith(f"{REPORTS}/") or any(part in key for part in FOLDERS)
+    return key.startswith((f"{REPORTS}/", f"{STEPS}/")) or any(part in key for part in FOLDERS)
 
 
 def _rows(session: Session, keys: Collection[str]) -> list[Checked]:
@@ -323,7 +329,7 @@ def _rows(session: Session, keys: Collection[str]) -> list[Checked]:
     numbers = {key.partition("/")[2].partition("/")[0] for key in keys}
     run_ids = [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
     rows: list[Checked] = []
-    for table in (CheckpointFile, Artifact):
+    for table in (CheckpointFile, Artifact, FrozenSteps):
         query = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
         rows += session.scalars(query)
     rows += session.scalars(select(Blob).where(Blob.key.in_(keys)))
@@ -345,12 +351,13 @@ def _unseen(session: Session, table: type[Checked], seen: set[int]) -> list[Chec
 def _problem(store: ObjectStore, row: Checked, size_bytes: int, *, deep: bool) -> str | None:
     if size_bytes != row.size_bytes:
         return f"the file has {size_bytes} bytes, recorded were {row.size_bytes}"
-    if deep and _sha256(store, row.key) != row.sha256:
+    if deep and sha256_of(store, row.key) != row.sha256:
         return "the file is altered: its SHA-256 differs"
     return None
 
 
-def _sha256(store: ObjectStore, key: str) -> str:
+def sha256_of(store: ObjectStore, key: str) -> str:
+    """Return the SHA-256 of a file's content."""
     digest = hashlib.sha256()
     for chunk in obstore.get(store, key):
         digest.update(chunk)

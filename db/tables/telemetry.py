@@ -252,3 +252,18 @@ class Artifact(StoredFile):
     __table_args__ = (UniqueConstraint("run_id", "step", "name"),)
 
     name: Mapped[str]
+
+
+class FrozenSteps(StoredFile):
+    """The Parquet file with the steps of a run that has ended, whose rows were deleted.
+
+    A row of `steps` takes precedence over the file. Some rows stay, see `db.telemetry.freeze`.
+    step is the last step of the file that counts: an attempt that continues the run lowers it.
+    """
+
+    __tablename__ = "frozen_steps"
+    __table_args__ = (UniqueConstraint("run_id"),)
+
+    footer_sha256: Mapped[str]  # checked when the file is opened; its pages have checksums
+    attempt: Mapped[int]  # the run's last attempt when the file was written
+    is_settled: Mapped[bool] = mapped_column(default=False)  # whether the rows are deleted

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Row, func, select, tuple_
+from sqlalchemy import ColumnElement, FromClause, func, select, tuple_
 
 from db.database import Database
 from db.tables import Metric, ScalerEvent, Step
+from db.telemetry.frozen_steps import END, StepRow, read_rows
 from db.telemetry.series import json_number
 
 PAGE_ROWS = 20_000
@@ -80,7 +81,10 @@ def _columns(name: str) -> list[ColumnElement[Any]]:
 
 def _pages(
     database: Database, run_id: int, name: str, columns: list[ColumnElement[Any]]
-) -> Iterator[Sequence[Row[Any]]]:
+) -> Iterator[Sequence[Sequence[Any]]]:
+    if name == "steps":
+        yield from _step_pages(database, run_id)
+        return
     table, names = EXPORTS[name]
     key = [table.c[name] for name in names]
     query = select(*columns).where(table.c.run_id == run_id).order_by(*key).limit(PAGE_ROWS)
@@ -93,6 +97,16 @@ def _pages(
         if len(rows) < PAGE_ROWS:
             return
         page = query.where(tuple_(*key) > tuple_(*(getattr(rows[-1], name) for name in names)))
+
+
+def _step_pages(database: Database, run_id: int) -> Iterator[Sequence[StepRow]]:
+    first, rows = -END, None
+    while rows is None or len(rows) == PAGE_ROWS:
+        with database.reading() as session:
+            rows = read_rows(session, run_id, first=first, most=PAGE_ROWS)
+        if rows:
+            yield rows
+            first = rows[-1].step + 1
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> bytes:

@@ -27,7 +27,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from db.tables import Metric, MetricBucket, Step, StepBucket
-from db.telemetry import bulk_writes
+from db.telemetry import bulk_writes, frozen_steps
+from db.telemetry.frozen_steps import Frozen
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 
 FANOUT = 8
@@ -66,18 +67,32 @@ class Source:
     key: dict[str, Any]
     series: tuple[Series, ...]  # the requested series
     stored: tuple[Series, ...]  # series that the pyramid stores
+    frozen: Frozen | None = None  # further points in a file
 
     def of(self, table: FromClause) -> list[ColumnElement[bool]]:
         """Return the conditions that select the rows of this source in a table."""
         return [table.c[name] == value for name, value in self.key.items()]
 
 
-def steps_of(run_id: int, names: Collection[str] | None = None) -> Source:
-    """Return the source for the steps of a run. names: only these series."""
+def steps_of(connection: Connection, run_id: int) -> Source:
+    """Return the source for the steps of a run, wherever they are."""
+    return steps_of_runs(connection, [run_id])[run_id]
+
+
+def steps_of_runs(
+    connection: Connection, run_ids: Collection[int], names: Collection[str] | None = None
+) -> dict[int, Source]:
+    """Return the source for the steps of each run. names: only these series."""
     series = tuple(
         candidate for candidate in STEP_SERIES if names is None or candidate.name in names
     )
-    return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, series, STEP_SERIES)
+    frozen = frozen_steps.of_runs(connection, run_ids)
+    return {run_id: _of_run(run_id, series, frozen.get(run_id)) for run_id in run_ids}
+
+
+def _of_run(run_id: int, series: tuple[Series, ...], frozen: Frozen | None) -> Source:
+    tables = (Step.__table__, StepBucket.__table__)
+    return Source(*tables, {"run_id": run_id}, series, STEP_SERIES, frozen)
 
 
 def metric_of(run_id: int, name: str) -> Source:
@@ -139,7 +154,8 @@ def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
     since -= since % SIZES[-1]
     beyond = (StepBucket.run_id == run_id, StepBucket.size * StepBucket.bucket >= since)
     session.execute(delete(StepBucket).where(*beyond))
-    build(session.connection(), steps_of(run_id), since=since)
+    connection = session.connection()
+    build(connection, steps_of(connection, run_id), since=since)
 
 
 def build(
@@ -149,14 +165,20 @@ def build(
 
     last: store only buckets that end before this step.
     """
-    step = source.points.c.step
-    next_step = select(func.min(step)).where(*source.of(source.points))
     at = since
-    while (first := connection.scalar(next_step.where(step >= at))) is not None:
+    while (first := _next_step(connection, source, at)) is not None:
         first -= first % SIZES[3]
         at = first + SIZES[3]
         points = read_points(connection, source, [(first, at - 1)])
         update(connection, source, points, last=last)
+
+
+def _next_step(connection: Connection, source: Source, at: int) -> int | None:
+    step = source.points.c.step
+    stored = select(func.min(step)).where(*source.of(source.points), step >= at)
+    ends = source.frozen.ends((at, END)) if source.frozen else None
+    steps = [connection.scalar(stored), ends[0] if ends else None]
+    return min((step for step in steps if step is not None), default=None)
 
 
 def count_skips(connection: Connection, run_id: int) -> int:
@@ -173,8 +195,8 @@ def steps_per_second(connection: Connection, run_id: int) -> float | None:
 
 
 def _largest(connection: Connection, run_id: int) -> Summaries:
-    top = SIZES[-1]
-    return read_buckets(connection, steps_of(run_id), [(top, 0, END)])[top]
+    top, source = SIZES[-1], _of_run(run_id, STEP_SERIES, None)  # reads no points
+    return read_buckets(connection, source, [(top, 0, END)])[top]
 
 
 def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:
@@ -186,7 +208,22 @@ def read_points(connection: Connection, source: Source, ranges: list[StepRange])
         some = ranges[first : first + MOST_RANGES]
         query = _points_query(source.points, source.series, tuple(source.key), len(some))
         rows += _fetch(connection, query, source.key | _bounds(some))
-    return _points(list(zip(*sorted(rows, key=itemgetter(0)), strict=True)), source)
+    points = _points(list(zip(*sorted(rows, key=itemgetter(0)), strict=True)), source)
+    return _with_frozen(points, source, ranges)
+
+
+def _with_frozen(points: Points, source: Source, ranges: list[StepRange]) -> Points:
+    """Add the steps of the source's file that are in these ranges; rows take precedence."""
+    if source.frozen is None:
+        return points
+    names = [series.name for series in source.series]
+    columns = source.frozen.read(ranges, {"elapsed_ms", "flags", "grad_norm", *names})
+    clipped = columns.get("grad_norm_clipped")
+    if clipped is not None:
+        columns["grad_norm_clipped"] = frozen_steps.applied_norm(columns)
+    values = np.column_stack([columns[name] for name in names])
+    stored = Points(columns["step"], columns["elapsed_ms"], columns["flags"], values)
+    return in_order([points, stored[~np.isin(stored.step, points.step)]])
 
 
 def read_points_of_runs(
@@ -200,12 +237,15 @@ def read_points_of_runs(
     first = next(iter(sources))
     query = _points_of_runs_query(first.points, first.series, tuple(first.key))
     rows = _fetch(connection, query, first.key | {"run_ids": list(by_run)} | _bounds([span]))
-    if not rows:
-        return
-    run_ids, *columns = zip(*rows, strict=True)
-    points = _points(columns, first)
-    for start, end in pairwise([0, *np.flatnonzero(np.diff(run_ids)) + 1, len(rows)]):
-        yield by_run[run_ids[start]], points[start:end]
+    if rows:
+        run_ids, *columns = zip(*rows, strict=True)
+        points = _points(columns, first)
+        for start, end in pairwise([0, *np.flatnonzero(np.diff(run_ids)) + 1, len(rows)]):
+            source = by_run.pop(run_ids[start])
+            yield source, _with_frozen(points[start:end], source, [span])
+    for source in by_run.values():
+        if source.frozen is not None:
+            yield source, _with_frozen(_points([], source), source, [span])
 
 
 def _points(columns: list[tuple[Any, ...]], source: Source) -> Points:

@@ -24,9 +24,12 @@ from db.tables import (
     ScalerEvent,
     Step,
 )
+from db.telemetry import frozen_steps
+from db.telemetry.frozen_steps import StepRow
 
 #: Rows that one query looks up by key: SQLite allows 32,766 parameters.
 LOOKED_UP = 30_000
+SPARKLINE_POINTS = 60
 
 
 @dataclass(frozen=True)
@@ -158,30 +161,11 @@ def raw_steps(
     session: Session, run_id: int, *, first: int = 1, last: int | None = None, most: int = 5000
 ) -> dict[str, list[Any]]:
     """Return columns of steps in order. NaN is None; infinities are "Infinity", "-Infinity"."""
-    query = (
-        select(
-            Step.step,
-            Step.elapsed_ms,
-            Step.step_us,
-            Step.loss,
-            Step.scale,
-            Step.grad_norm,
-            func.coalesce(Step.grad_norm_clipped, Step.grad_norm).label("grad_norm_clipped"),
-            Step.lr,
-            Step.flags,
-            Step.data_us,
-        )
-        .where(Step.run_id == run_id, Step.step >= first)
-        .order_by(Step.step)
-        .limit(most)
-    )
-    if last is not None:
-        query = query.where(Step.step <= last)
-    names = [column.name for column in query.selected_columns]
-    rows = session.execute(query).all()
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    rows = frozen_steps.read_rows(session, run_id, first=first, last=last, most=most)
+    columns = zip(*rows, strict=True) if rows else [()] * len(StepRow._fields)
     return {
-        name: list(map(json_number, column)) for name, column in zip(names, columns, strict=True)
+        name: list(map(json_number, column))
+        for name, column in zip(StepRow._fields, columns, strict=True)
     }
 
 
@@ -221,7 +205,7 @@ def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
 
 
 def sparklines(
-    session: Session, some_runs: Collection[Run], points: int = 60
+    session: Session, some_runs: Collection[Run], points: int = SPARKLINE_POINTS
 ) -> dict[int, list[Any]]:
     """Return each run's loss at evenly spaced steps.
 
@@ -231,7 +215,7 @@ def sparklines(
     points = min(points, LOOKED_UP // max(len(some_runs), 1))
     # One condition per run: thousands of pairs exceed PostgreSQL's stack depth limit.
     conditions = [
-        (Step.run_id == run.id) & Step.step.in_(_spread(run, points))
+        (Step.run_id == run.id) & Step.step.in_(evenly_spaced(run, points))
         for run in some_runs
         if run.own_steps
     ]
@@ -240,10 +224,16 @@ def sparklines(
     if conditions:
         for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
             losses[run_id].append(json_number(loss))
+    # Of a frozen run, rows have the losses at SPARKLINE_POINTS steps, until it continues.
+    short = [run for run in some_runs if len(losses[run.id]) < min(points, run.own_steps)]
+    for run_id in frozen_steps.of_runs(session.connection(), [run.id for run in short]):
+        run = next(run for run in short if run.id == run_id)
+        rows = frozen_steps.rows_at(session, run_id, evenly_spaced(run, points))
+        losses[run_id] = [json_number(row.loss) for row in rows]
     return losses
 
 
-def _spread(run: Run, points: int) -> list[int]:
+def evenly_spaced(run: Run, points: int) -> list[int]:
     """Return evenly spaced steps from a run's first own step to its last."""
     count, first = min(points, run.own_steps), run.step - run.own_steps + 1
     return sorted(

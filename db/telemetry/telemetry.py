@@ -30,7 +30,7 @@ from db.tables import (
     SystemSample,
     Table,
 )
-from db.telemetry import bulk_writes, latest_metrics, metric_pyramids, pyramid
+from db.telemetry import bulk_writes, frozen_steps, latest_metrics, metric_pyramids, pyramid
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.metric_pyramids import NEVER
 from db.telemetry.summaries import Points
@@ -203,6 +203,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: events.RolledB
 
 def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[str] = ()) -> None:
     """Delete the records after a step. retained: kinds of diagnoses that are not deleted."""
+    frozen_steps.truncate(session.connection(), run.id, after=after)
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
     latest_metrics.take_back(session.connection(), run.id, after=after)
@@ -257,7 +258,7 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
     values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
     points = Points(whole["step"], whole["elapsed_ms"], flags, values)
-    pyramid.update(connection, pyramid.steps_of(run_id), points)
+    pyramid.update(connection, pyramid.steps_of(connection, run_id), points)
 
 
 def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:

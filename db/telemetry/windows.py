@@ -37,7 +37,7 @@ from db.telemetry.pyramid import (
     read_buckets,
     read_points,
     read_points_of_runs,
-    steps_of,
+    steps_of_runs,
 )
 from db.telemetry.series import json_number
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
@@ -122,9 +122,12 @@ def windows_of(
     """Return the result of `window` for each run with steps; short runs take two queries."""
     connection, limits = session.connection(), _limits(first, last)
     series_names = None if names is None else {"loss", *names}
-    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **limits})
+    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **limits}).all()
+    sources = steps_of_runs(connection, [row[0] for row in spans], series_names)
     there = [
-        (steps_of(row[0], series_names), (row[1], row[2])) for row in spans if row[1] is not None
+        (sources[run_id], span)
+        for run_id, first_row, last_row in spans
+        if (span := _joined((first_row, last_row), sources[run_id], limits)) is not None
     ]
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
@@ -255,6 +258,13 @@ def extremes(
     for at, *both, points in zip(first, low.tolist(), high.tolist(), count.tolist(), strict=True):
         lowest, highest = (value if np.isfinite(value) else None for value in both)
         yield keys[at], lowest, highest, points
+
+
+def _joined(rows: tuple[Any, Any], source: Source, limits: dict[str, int]) -> StepRange | None:
+    """Return the first and last step of the rows and of the file between two limits."""
+    ends = source.frozen.ends((limits["first"], limits["last"])) if source.frozen else None
+    steps = [step for step in (*rows, *(ends or ())) if step is not None]
+    return (min(steps), max(steps)) if steps else None
 
 
 def _limits(first: int | None, last: int | None) -> dict[str, int]:

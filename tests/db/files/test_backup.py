@@ -1,6 +1,7 @@
 """Backups, and mending what does not match."""
 
 import hashlib
+import io
 import math
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +19,15 @@ from db.database import Database
 from db.errors import Conflict, Invalid, InvalidCredentials
 from db.files import artifacts, backup, checkpoints, storage, uploads
 from db.files.backup import back_up, restore
+from db.files.step_files import sha256_of_whole_and_footer
 from db.files.storage import mend, mismatches
 from db.queue import queue
 from db.runs import config_values, history, runs
-from db.tables import Channel, CheckpointFile, Delivery, Run, Status, Table, User
+from db.tables import Channel, CheckpointFile, Delivery, FrozenSteps, Run, Status, Table, User
 from db.telemetry import series, telemetry
 from tests.db.conftest import submit
 from tests.db.files.backup_made import contents, empty_database
+from tests.db.telemetry.frozen_made import file_of_steps
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.spool_made import artifact_of, checkpoint_of
 
@@ -225,7 +228,7 @@ def filled(column: Column[Any], number: int) -> Any:
 
 def fill_every_table(database: Database, store: MemoryStore) -> None:
     """Write two rows into every table, with a value in every column, and the files they name."""
-    content = b"weights"
+    content = file_of_steps()
     file = {"key": CHECKPOINT, "sha256": hashlib.sha256(content).hexdigest()}
     for key in (CHECKPOINT, *(f"reports/{number}/{file['sha256']}" for number in (1, 2))):
         obstore.put(store, key, content)
@@ -234,6 +237,9 @@ def fill_every_table(database: Database, store: MemoryStore) -> None:
             session.execute(table.delete())
             for number in (1, 2):
                 row = {column.name: filled(column, number) for column in table.columns}
+                if table is FrozenSteps.__table__:
+                    row["size_bytes"] = len(content)
+                    row["footer_sha256"] = sha256_of_whole_and_footer(io.BytesIO(content))[1]
                 session.execute(table.insert(), row | (file if "sha256" in row else {}))
 
 

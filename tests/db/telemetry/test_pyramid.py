@@ -58,7 +58,9 @@ def test_stones_are_what_the_raw_steps_say(
     with database.reading() as session:
         for size in pyramid.SIZES:
             found = pyramid.read_buckets(
-                session.connection(), pyramid.steps_of(running.id), [(size, 0, pyramid.END)]
+                session.connection(),
+                pyramid.steps_of(session.connection(), running.id),
+                [(size, 0, pyramid.END)],
             )[size]
             buckets = final["step"] // size
             assert found.start.tolist() == (np.unique(buckets) * size).tolist()
@@ -269,8 +271,8 @@ def test_summaries_made_before_a_series_was_kept_are_read(database: Database, ru
     """They have none of its values, and merge with those that do; all else is as it was."""
     steps = make_steps([1.0 + step % 3 for step in range(300)])
     record(database, running, steps)
-    source = pyramid.steps_of(running.id)
     with database.writing() as session:
+        source = pyramid.steps_of(session.connection(), running.id)
         for row in session.scalars(select(StepBucket).where(StepBucket.bucket == 0)):
             length = layout(pyramid.STEP_SERIES[:-1], row.size).itemsize
             row.summary = row.summary[:length]
@@ -294,7 +296,7 @@ def test_a_series_without_known_values_has_no_extremes(database: Database, runni
     steps["data_us"][:64] = UNKNOWN_US
     record(database, running, steps)
     with database.reading() as session:
-        source = pyramid.steps_of(running.id)
+        source = pyramid.steps_of(session.connection(), running.id)
         [found] = pyramid.read_buckets(session.connection(), source, [(64, 0, 2)]).values()
     assert np.isnan(found.high[0, -1])
     assert found.nonfinite[:, -1].tolist() == [63, 1, 0]

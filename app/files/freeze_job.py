@@ -1,0 +1,52 @@
+"""Periodic task that moves the steps of ended runs into files."""
+
+import logging
+import time
+from threading import Event
+
+from app.files.downloads import RETRY_SECONDS
+from db.database import Database, is_outage
+from db.files.storage import open_store
+from db.settings import Settings
+from db.telemetry import freeze
+
+logger = logging.getLogger(__name__)
+
+#: Runs of one call; the next call continues.
+MOST_RUNS = 100
+#: Delay before another attempt if the steps of a run cannot be frozen.
+AGAIN_SECONDS = 3600.0
+
+
+class FreezeJob:
+    """Freeze of due runs; an interrupted one is continued at the next start.
+
+    Safe to run on two servers at the same time.
+    """
+
+    def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
+        self._settings, self._database = settings, database
+        self._stopping = stopping
+        self._retry_at: dict[int, float] = {}  # of runs that could not be frozen
+
+    def freeze_due(self) -> None:
+        """Freeze the steps of due runs once; an error of one does not affect the others."""
+        if not self._settings.freeze_after_days:
+            return
+        most = MOST_RUNS + len(self._retry_at)
+        with self._database.reading() as session:
+            due = freeze.due(session, self._settings.freeze_after_days, most=most)
+        store = open_store(self._settings, retry_seconds=RETRY_SECONDS) if due else None
+        for run_id in due:
+            if store is None or time.monotonic() < self._retry_at.get(run_id, 0.0):
+                continue
+            try:
+                folder = self._settings.data
+                freeze.freeze(self._database, store, run_id, folder=folder, stopping=self._stopping)
+            except freeze.Stopped:
+                return
+            except Exception as error:
+                if is_outage(error):
+                    raise
+                self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
+                logger.warning("the steps of run %d cannot be frozen: %s", run_id, error)

@@ -1,0 +1,397 @@
+"""Parquet files of steps in the store: one file per run, in row groups of consecutive steps.
+
+Integers are DELTA_BINARY_PACKED, floats BYTE_STREAM_SPLIT, pages compressed by zstd and with
+checksums: about 10 bytes a step. lr_bits are the bits of lr as an integer: of a schedule they take
+half of the bytes. A null is a NaN, and grad_norm_clipped is null where the clip changed nothing, as
+in the table.
+"""
+
+import io
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import file_digest, sha256
+from itertools import groupby
+from threading import Lock
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import obstore
+from numpy.typing import NDArray
+from obstore.store import ObjectStore
+
+from db.errors import StepsUnreadable, StorageUnreachable
+
+#: Steps of a row group, which is read as a whole.
+GROUP_STEPS = 65_536
+#: Row groups that one request reads, at most: about 10 MB.
+MOST_GROUPS = 16
+#: Bytes at the end of a file that are read first: the whole footer of most files.
+FOOTER_BYTES = 2**18
+#: Files whose footers are cached.
+MOST_FOOTERS = 64
+
+#: Columns of the table of steps, all in order of step. Unknown values are NaN.
+Columns: TypeAlias = dict[str, NDArray[Any]]
+#: First and last step, both inclusive.
+StepRange: TypeAlias = tuple[int, int]
+
+WHOLE = ("step", "elapsed_ms", "step_us", "flags")
+#: Floats that are stored in four bytes if that changes none of them.
+SHORT = ("loss", "scale", "grad_norm", "grad_norm_clipped")
+NAMES = (
+    *("step", "elapsed_ms", "loss", "scale", "grad_norm", "grad_norm_clipped"),
+    *("lr", "step_us", "data_us", "flags"),
+)
+
+
+#: Names in the file of columns that are stored otherwise.
+STORED_NAMES = {"lr": "lr_bits"}
+NAN_BITS = int(np.float64(np.nan).view(np.int64))
+
+
+class _TooShort(Exception):
+    """A column of floats does not fit four bytes each."""
+
+
+@dataclass(frozen=True)
+class StepFile:
+    """A file in the store. No other file ever has its key."""
+
+    key: str
+    size_bytes: int
+    footer_sha256: str
+
+
+@dataclass(frozen=True)
+class _Footer:
+    metadata: Any
+
+    @cached_property
+    def spans(self) -> NDArray[np.int64]:
+        """First and last step of each row group."""
+        statistics = [
+            self.metadata.row_group(group).column(0).statistics
+            for group in range(self.metadata.num_row_groups)
+        ]
+        spans = [(each.min, each.max) for each in statistics]
+        return np.array(spans, np.int64).reshape(len(spans), 2)
+
+    def part(self, groups: Sequence[int], names: Collection[str]) -> tuple[int, int]:
+        """Return where the bytes of columns of consecutive row groups begin and end."""
+        starts, ends, stored = [], [], set(map(_stored, names))
+        for group in (groups[0], groups[-1]):
+            for index in range(self.metadata.num_columns):
+                column = self.metadata.row_group(group).column(index)
+                if column.path_in_schema in stored:
+                    start = column.dictionary_page_offset or column.data_page_offset
+                    starts.append(start)
+                    ends.append(start + column.total_compressed_size)
+        return min(starts), max(ends)
+
+
+class StepFiles:
+    """Reader of the files in a store; safe for threads.
+
+    open_store: opens the store; called once, with the first file.
+    """
+
+    def __init__(self, open_store: Callable[[], ObjectStore]) -> None:
+        self._open_store = open_store
+        self._footers: OrderedDict[str, _Footer] = OrderedDict()
+        self._lock = Lock()
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return self._open_store()
+
+    def read(
+        self, file: StepFile, ranges: Collection[StepRange], names: Collection[str] = NAMES
+    ) -> Columns:
+        """Read columns of ranges of steps, `step` among them.
+
+        Raises StepsUnreadable, StorageUnreachable.
+        """
+        names = [name for name in NAMES if name == "step" or name in names]
+        with self._errors_named(file):
+            spans = self._footer(file).spans
+            is_needed = np.zeros(len(spans), bool)
+            for first, last in ranges:
+                is_needed |= (spans[:, 0] <= last) & (spans[:, 1] >= first)
+            parts = [
+                _within(part, ranges)
+                for part in self._read_groups(file, np.flatnonzero(is_needed).tolist(), names)
+            ]
+        kinds = {name: np.int64 if name in WHOLE else np.float64 for name in names}
+        empty = {name: np.empty(0, kind) for name, kind in kinds.items()}
+        return {name: np.concatenate([part[name] for part in (empty, *parts)]) for name in names}
+
+    def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
+        """Read all columns of the first `most` steps of a range.
+
+        Raises StepsUnreadable, StorageUnreachable.
+        """
+        parts, count = [self.read(file, [])], 0
+        for clipped in self._clipped(file, span):
+            parts.append(self.read(file, [clipped]))
+            count += len(parts[-1]["step"])
+            if count >= most:
+                break
+        return {name: np.concatenate([part[name] for part in parts])[:most] for name in NAMES}
+
+    def ends(self, file: StepFile, span: StepRange) -> StepRange | None:
+        """Return the first and the last step within a range, or None if there are none.
+
+        Raises StepsUnreadable, StorageUnreachable.
+        """
+        clipped = self._clipped(file, span)
+        whole = {(first, last) for first, last in self._footer(file).spans.tolist()}
+        steps: list[int] = []
+        for part in {*clipped[:1], *clipped[-1:]}:
+            steps += part if part in whole else self._steps(file, part)
+        return (min(steps), max(steps)) if steps else None
+
+    def _steps(self, file: StepFile, span: StepRange) -> list[int]:
+        steps: list[int] = self.read(file, [span], ["step"])["step"].tolist()
+        return steps
+
+    def _clipped(self, file: StepFile, span: StepRange) -> list[StepRange]:
+        """Return the part of each row group within a range, if there is one."""
+        with self._errors_named(file):
+            spans = self._footer(file).spans.tolist()
+        parts = [(max(low, span[0]), min(high, span[1])) for low, high in spans]
+        return [(low, high) for low, high in parts if low <= high]
+
+    def groups(self, file: StepFile) -> Iterator[Columns]:
+        """Yield all columns of each row group.
+
+        Raises StepsUnreadable, StorageUnreachable.
+        """
+        with self._errors_named(file):
+            for group in range(len(self._footer(file).spans)):
+                yield from self._read_groups(file, [group], NAMES)
+
+    @contextmanager
+    def _errors_named(self, file: StepFile) -> Iterator[None]:
+        from pyarrow import ArrowException
+
+        try:
+            yield
+        except obstore.exceptions.BaseError as error:
+            raise self._named(file, error) from error
+        except (OSError, ArrowException) as error:
+            if "NoSuchBucket" in str(error):
+                raise StorageUnreachable from error
+            raise StepsUnreadable.of(file.key, _one_line(error)) from error
+
+    def _named(self, file: StepFile, error: Exception) -> Exception:
+        """Return whether a store that does not return bytes of a file has a truncated one."""
+        try:
+            size_bytes = obstore.head(self._store, file.key)["size"]
+        except (OSError, obstore.exceptions.BaseError):
+            return StorageUnreachable()
+        if size_bytes == file.size_bytes:
+            return StorageUnreachable()
+        text = f"it has {size_bytes:,} bytes, recorded were {file.size_bytes:,}"
+        return StepsUnreadable.of(file.key, text)
+
+    def _footer(self, file: StepFile) -> _Footer:
+        from pyarrow import parquet  # deferred: uses 30 MiB
+
+        with self._lock:
+            if footer := self._footers.get(file.key):
+                self._footers.move_to_end(file.key)
+                return footer
+        length = min(FOOTER_BYTES, file.size_bytes)
+        end = self._part(file, file.size_bytes - length, file.size_bytes)
+        needed = footer_bytes(end.content)
+        if length < needed <= file.size_bytes:
+            end = self._part(file, file.size_bytes - needed, file.size_bytes)
+        if sha256(end.content[-needed:]).hexdigest() != file.footer_sha256:
+            raise OSError("its footer is damaged")
+        footer = _Footer(parquet.read_metadata(end))
+        with self._lock:
+            self._footers[file.key] = footer
+            while len(self._footers) > MOST_FOOTERS:
+                self._footers.popitem(last=False)
+        return footer
+
+    def _read_groups(
+        self, file: StepFile, groups: Sequence[int], names: Collection[str]
+    ) -> Iterator[Columns]:
+        """Read row groups; consecutive ones by one request."""
+        from pyarrow import parquet
+
+        footer = self._footer(file)
+        for _, run in groupby(enumerate(groups), lambda pair: pair[1] - pair[0]):
+            consecutive = [group for _, group in run]
+            for at in range(0, len(consecutive), MOST_GROUPS):
+                some = consecutive[at : at + MOST_GROUPS]
+                content = self._part(file, *footer.part(some, names))
+                with parquet.ParquetFile(
+                    content,
+                    metadata=footer.metadata,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                ) as opened:
+                    table = opened.read_row_groups(
+                        some, columns=list(map(_stored, names)), use_threads=False
+                    )
+                if len(table) != sum(footer.metadata.row_group(group).num_rows for group in some):
+                    raise OSError("it has too few steps")
+                yield {name: _as_numbers(name, table[_stored(name)]) for name in names}
+
+    def _part(self, file: StepFile, start: int, end: int) -> "_Part":
+        content = obstore.get_range(self._store, file.key, start=start, end=end)
+        return _Part(bytes(content), start, file.size_bytes)
+
+
+class _Part(io.RawIOBase):
+    """File of which only one part is at hand."""
+
+    def __init__(self, content: bytes, start: int, size_bytes: int) -> None:
+        self.content = content
+        self._start, self._size_bytes, self._at = start, size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._at - self._start
+        if at < 0 or self._at + max(size, 0) > self._start + len(self.content):
+            raise OSError(f"bytes from {self._at} on are not in this part of the file")
+        content = self.content[at : at + size] if size >= 0 else self.content[at:]
+        self._at += len(content)
+        return content
+
+
+def footer_bytes(end: bytes) -> int:
+    """Return the length of a file's footer. end: the end of the file."""
+    return 8 + int.from_bytes(end[-8:-4], "little")
+
+
+def sha256_of_whole_and_footer(file: IO[bytes]) -> tuple[str, str]:
+    """Return the SHA-256 of a file and of its footer."""
+    file.seek(0)
+    whole = file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    file.seek(-8, io.SEEK_END)
+    file.seek(-footer_bytes(file.read()), io.SEEK_END)
+    return whole, sha256(file.read()).hexdigest()
+
+
+def write(sink: IO[bytes], read_groups: Callable[[], Iterable[Columns]]) -> list["Digest"]:
+    """Write a file and return the digest of each row group.
+
+    read_groups: returns the columns of each row group in order of step. Called again if the file
+    must be begun again, with eight bytes for a column that does not fit four.
+    """
+    short = set(SHORT)
+    while True:
+        sink.seek(0)
+        sink.truncate()
+        try:
+            return _write(sink, read_groups(), short)
+        except _TooShort as error:
+            short.remove(str(error))
+
+
+#: Number of steps of a row group, and the SHA-256 of each of its columns by name.
+Digest: TypeAlias = tuple[int, dict[str, str]]
+
+
+def digest(columns: Columns) -> Digest:
+    """Return the number of steps and the SHA-256 of each column. All NaN are equal."""
+
+    def of(values: NDArray[Any]) -> str:
+        if values.dtype.kind == "f":
+            values = np.where(np.isnan(values), np.nan, values)
+        return sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+    return len(columns["step"]), {name: of(columns[name]) for name in NAMES}
+
+
+def _write(sink: IO[bytes], groups: Iterable[Columns], short: Collection[str]) -> list[Digest]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    types = {name: pa.int64() for name in (*WHOLE, "data_us", "lr")}
+    types |= {name: pa.float32() if name in short else pa.float64() for name in SHORT}
+    schema = pa.schema([(_stored(name), types[name]) for name in NAMES])
+    whole = ("step", "elapsed_ms", "step_us", "data_us", "lr_bits")
+    integers = dict.fromkeys(whole, "DELTA_BINARY_PACKED")
+    floats = dict.fromkeys(("loss", "grad_norm", "grad_norm_clipped"), "BYTE_STREAM_SPLIT")
+    digests = []
+    with parquet.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=["scale", "flags"],
+        column_encoding=integers | floats,
+        write_page_checksum=True,
+    ) as writer:
+        for columns in groups:
+            arrays = []
+            for name in NAMES:
+                values = columns[name]
+                missing = np.isnan(values)
+                if name == "data_us":
+                    values = np.where(missing, 0, values).astype(np.int64)
+                elif name == "lr":
+                    values = values.astype(np.float64).view(np.int64)
+                elif name in short:
+                    values = _shortened(name, values)
+                arrays.append(pa.array(values, types[name], mask=missing))
+            writer.write_table(pa.table(arrays, schema=schema), row_group_size=GROUP_STEPS)
+            digests.append(digest(columns))
+    return digests
+
+
+def _shortened(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        short = values.astype(np.float32)
+    if not np.array_equal(short.astype(np.float64), values, equal_nan=True):
+        raise _TooShort(name)
+    return short
+
+
+def _stored(name: str) -> str:
+    return STORED_NAMES.get(name, name)
+
+
+def _as_numbers(name: str, column: Any) -> NDArray[Any]:
+    values: NDArray[Any]
+    if name == "lr":
+        values = column.fill_null(NAN_BITS).to_numpy()
+        return values.view(np.float64)
+    values = column.to_numpy()
+    return values.astype(np.int64 if name in WHOLE else np.float64, copy=False)
+
+
+def _within(columns: Columns, ranges: Collection[StepRange]) -> Columns:
+    step = columns["step"]
+    is_within = np.zeros(len(step), bool)
+    for first, last in ranges:
+        is_within |= (step >= first) & (step <= last)
+    return {name: values[is_within] for name, values in columns.items()}
+
+
+def _one_line(error: Exception) -> str:
+    return (
+        "the file is missing"
+        if isinstance(error, FileNotFoundError)
+        else str(error)[:200].partition("\n")[0]
+    )

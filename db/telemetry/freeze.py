@@ -1,0 +1,296 @@
+"""Freeze: the steps of a run that has ended move from rows into a file in the store.
+
+1. The steps are written to a temporary file, which is stored under a new key.
+2. The stored file is read back; the number of steps and each column must be those of the rows.
+3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
+4. The rows are deleted in batches, except those that other queries read, see `_retained`.
+
+Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
+adds rows; at its end all steps are frozen into a new file.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Event
+from typing import Any
+
+import obstore
+from obstore.store import LocalStore, ObjectStore
+from sqlalchemy import delete, exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from db.database import Database, now
+from db.errors import StepsUnreadable
+from db.files import step_files
+from db.files.step_files import GROUP_STEPS, Columns, StepFile, StepFiles
+from db.files.storage import (
+    ORPHAN_SECONDS,
+    PART_BYTES,
+    PARTS_AT_ONCE,
+    STEPS,
+    delete_file,
+    sha256_of,
+)
+from db.runs.trash import DAY_SECONDS
+from db.sweeps.sweeps import OPEN
+from db.tables import ENDED, FLAGGED, NOT_DELETED, FrozenSteps, Run, RunNode, Step, Trial
+from db.telemetry import frozen_steps
+from db.telemetry.frozen_steps import END, LATEST_ROWS
+from db.telemetry.series import SPARKLINE_POINTS, evenly_spaced
+from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
+
+#: Shorter runs stay in the database: a file of their own would save little.
+LEAST_STEPS = 2_000
+#: Rows per transaction: SQLite has one writer, and other writers must not wait long.
+BATCH_ROWS = 20_000
+
+
+class Stopped(Exception):
+    """The freeze was stopped before its end."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """What must not change between reading the steps of a run and publishing their file."""
+
+    attempt: int
+    revision: int
+    key: str | None  # of the file that the run has so far
+
+    @classmethod
+    def of(cls, run: Run, row: FrozenSteps | None) -> "_State | None":
+        """Return the state of a run, or None if its steps must not be frozen."""
+        if run.status not in ENDED or run.deleted_at is not None:
+            return None
+        return cls(run.attempt, run.revision, row.key if row else None)
+
+
+def due(session: Session, days: float, *, most: int) -> list[int]:
+    """Return runs whose steps are to be frozen: ended for so many days, and long.
+
+    A watched run may have ended long before it was uploaded.
+    """
+    before = now() - days * DAY_SECONDS
+    is_frozen = (FrozenSteps.attempt == Run.attempt) & FrozenSteps.is_settled
+    in_open_trial = exists().where(Trial.run_id == Run.id, Trial.state == OPEN)
+    query = select(Run.id).outerjoin(FrozenSteps, FrozenSteps.run_id == Run.id)
+    query = query.where(
+        NOT_DELETED,
+        Run.status.in_(ENDED),
+        Run.ended_at <= before,
+        or_(Run.last_report_at.is_(None), Run.last_report_at <= before),
+        Run.step - func.coalesce(Run.parent_step, 0) >= LEAST_STEPS,
+        or_(FrozenSteps.id.is_(None), ~is_frozen),
+        ~in_open_trial,
+    )
+    return list(session.scalars(query.order_by(Run.id).limit(most)))
+
+
+def freeze(
+    database: Database, store: ObjectStore, run_id: int, *, folder: Path, stopping: Event
+) -> None:
+    """Freeze the steps of a run, or continue an interrupted freeze.
+
+    folder: for the temporary file.  Nothing happens if the run is active or deleted. Raises
+    Stopped, or the error of the store; then all steps are still readable.
+    """
+    with database.reading() as session:
+        run, row = session.get_one(Run, run_id), _row(session, run_id)
+        state = _State.of(run, row)
+    if state is None:
+        return
+    if row is None or row.attempt != state.attempt:
+        stored = _store(database, store, run_id, folder, stopping)
+        if stored is None:
+            return
+        if not _publish(database, run_id, stored, state):
+            delete_file(store, stored.file.key)
+            return
+    if _delete_rows(database, run_id, stopping):
+        _delete_other_files(database, store, run_id, superseded=state.key)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A verified file in the store."""
+
+    file: StepFile
+    sha256: str
+    last: int
+
+
+def _row(session: Session, run_id: int) -> FrozenSteps | None:
+    return session.scalar(select(FrozenSteps).where(FrozenSteps.run_id == run_id))
+
+
+def _groups(database: Database, run_id: int, stopping: Event) -> Iterator[Columns]:
+    """Yield the steps of a run in row groups, each read in a transaction of its own."""
+    first, count = -END, GROUP_STEPS
+    while count == GROUP_STEPS:
+        if stopping.is_set():
+            raise Stopped
+        with database.reading() as session:
+            connection = session.connection()
+            frozen = frozen_steps.of_runs(connection, [run_id]).get(run_id)
+            columns = frozen_steps.read_columns(
+                connection, run_id, frozen, first=first, most=GROUP_STEPS
+            )
+        count = len(columns["step"])
+        if count:
+            yield columns
+            first = int(columns["step"][-1]) + 1
+
+
+def _store(
+    database: Database, store: ObjectStore, run_id: int, folder: Path, stopping: Event
+) -> _Stored | None:
+    """Store the steps of a run as a file under a new key and verify it.
+
+    Returns None if there are no steps. Raises StepsUnreadable if the stored file differs.
+    """
+    last = 0
+
+    def groups() -> Iterator[Columns]:
+        nonlocal last
+        for columns in _groups(database, run_id, stopping):
+            last = int(columns["step"][-1])
+            yield columns
+
+    with TemporaryFile(dir=folder) as file:
+        written = step_files.write(file, groups)
+        if not written:
+            return None
+        sha256, footer_sha256 = step_files.sha256_of_whole_and_footer(file)
+        # Random: a file that `halfstep storage check --mend` deletes never gets a row.
+        key = f"{STEPS}/{run_id}/{secrets.token_hex(8)}.parquet"
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        obstore.put(store, key, file, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+    stored = StepFile(key, size_bytes, footer_sha256)
+    try:
+        _sync(store, key)
+        read = [step_files.digest(group) for group in StepFiles(lambda: store).groups(stored)]
+        if read != written or sha256_of(store, key) != sha256:
+            raise StepsUnreadable.of(key, "it does not contain the steps that were written")
+    except BaseException:
+        delete_file(store, key)
+        raise
+    return _Stored(stored, sha256, last)
+
+
+def _sync(store: ObjectStore, key: str) -> None:
+    """Write a file of a folder to its disk; a bucket has done so."""
+    if isinstance(store, LocalStore):
+        path = Path(str(store.prefix), key)
+        for each in (
+            path,
+            *list(path.parents)[:3],
+        ):  # folders: of the run, of all steps, of the store
+            descriptor = os.open(each, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _publish(database: Database, run_id: int, stored: _Stored, state: _State) -> bool:
+    """Record a file, unless the run has changed since its steps were read."""
+    with database.writing() as session:
+        run = session.get_one(Run, run_id, with_for_update=True)
+        row = _row(session, run_id)
+        if _State.of(run, row) != state:
+            return False
+        row = row or FrozenSteps(run_id=run_id, size_bytes=0, path=None)
+        run.stored_bytes += stored.file.size_bytes - row.size_bytes
+        row.key, row.size_bytes, row.sha256 = stored.file.key, stored.file.size_bytes, stored.sha256
+        row.footer_sha256 = stored.file.footer_sha256
+        row.step, row.attempt, row.is_settled = stored.last, run.attempt, False
+        session.add(row)
+        return True
+
+
+def _delete_rows(database: Database, run_id: int, stopping: Event) -> bool:
+    """Delete the rows whose steps the file has, in batches, with a pause as long as each took.
+
+    Returns whether that is done: False if the run continues meanwhile.
+    """
+    first: int | None = -END
+    while first is not None:
+        begun = time.monotonic()
+        with database.writing() as session:
+            run = session.get_one(Run, run_id, with_for_update=True)
+            row = _row(session, run_id)
+            if _State.of(run, row) is None or row is None or row.attempt != run.attempt:
+                return False
+            first = _delete_batch(session, run, row, first)
+            row.is_settled = first is None
+        if first is not None and stopping.wait(time.monotonic() - begun):
+            raise Stopped
+    return True
+
+
+def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> int | None:
+    """Delete the rows of a batch from a step on; return the first step of the next batch."""
+    mine = (Step.run_id == run.id, Step.step >= first, Step.step <= row.step)
+    further = select(Step.step).where(*mine).order_by(Step.step).offset(BATCH_ROWS).limit(1)
+    following = session.scalar(further)
+    end = row.step if following is None else following - 1
+    retained = [step for step in _retained(session, run) if first <= step <= end]
+    is_plain = Step.flags.op("&")(SKIPPED | NONFINITE_LOSS | NOT_STEPPED) == 0
+    session.connection().execute(
+        delete(Step).where(
+            *mine,
+            Step.step <= end,
+            Step.step <= run.step - LATEST_ROWS,
+            is_plain,
+            Step.step.not_in(retained),
+        )
+    )
+    return following
+
+
+def _retained(session: Session, run: Run) -> set[int]:
+    """Return steps that stay rows, in addition to the latest and the flagged ones.
+
+    These are read by queries of many runs, or next to a flagged step.
+    """
+
+    def step_of(query: Any) -> int | None:
+        found: int | None = session.scalar(query.where(Step.run_id == run.id))
+        return found
+
+    is_finite = Step.flags.op("&")(NONFINITE_LOSS) == 0
+    steps = [
+        step_of(select(func.min(Step.step))),
+        step_of(select(Step.step).where(is_finite).order_by(Step.step.desc()).limit(1)),
+    ]
+    nonfinite = step_of(
+        select(func.min(Step.step))
+        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+        .where(FLAGGED["nonfinite"])
+    )
+    steps += [] if nonfinite is None else [nonfinite - 1]
+    resumed = select(RunNode.resumed_step).where(RunNode.run_id == run.id)
+    for step in session.scalars(resumed):
+        steps += [] if step is None else [step, step + 1]
+    return {step for step in steps if step is not None} | {*evenly_spaced(run, SPARKLINE_POINTS)}
+
+
+def _delete_other_files(
+    database: Database, store: ObjectStore, run_id: int, *, superseded: str | None
+) -> None:
+    """Delete the file before this one, and what interrupted freezes have left."""
+    with database.reading() as session:
+        row = _row(session, run_id)
+    named, prefix = row.key if row else None, f"{STEPS}/{run_id}/"
+    is_old = time.time() - ORPHAN_SECONDS
+    for page in obstore.list(store, prefix=prefix):
+        for meta in page:
+            is_left = meta["path"] == superseded or meta["last_modified"].timestamp() < is_old
+            if meta["path"] != named and is_left:
+                delete_file(store, meta["path"])

@@ -1,0 +1,204 @@
+"""Steps of runs in their files: what readers of steps use, wherever the steps of a run are.
+
+A run that has ended has its steps in a file, which `db.telemetry.freeze` writes; some of them are
+also rows. A later attempt adds rows, which take precedence.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy.orm import Session
+
+from db.errors import StepsUnreadable
+from db.files.step_files import NAMES, WHOLE, Columns, StepFile, StepFiles, StepRange
+from db.tables import FrozenSteps, Step
+from db.telemetry import bulk_writes
+
+#: More than any step.
+END = 2**62
+#: The latest steps stay rows: `db.health.input_bound` reads as many.
+LATEST_ROWS = 100
+
+
+class StepRow(NamedTuple):
+    """A step in the columns of the table. NaN is None."""
+
+    step: int
+    elapsed_ms: int
+    step_us: int
+    loss: float | None
+    scale: float | None
+    grad_norm: float | None
+    grad_norm_clipped: float | None  # that of grad_norm where the clip changed nothing
+    lr: float | None
+    flags: int
+    data_us: int | None
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The steps of a run in its file, up to the last one that counts."""
+
+    files: StepFiles
+    file: StepFile
+    last: int
+    attempt: int
+
+    def read(self, ranges: Collection[StepRange], names: Collection[str] = NAMES) -> Columns:
+        """Read columns of ranges of steps."""
+        return self.files.read(self.file, [self._clipped(span) for span in ranges], names)
+
+    def read_next(self, span: StepRange, most: int) -> Columns:
+        """Read all columns of the first `most` steps of a range."""
+        return self.files.read_next(self.file, self._clipped(span), most)
+
+    def ends(self, span: StepRange) -> StepRange | None:
+        """Return the first and last step within a range, or None if there are none."""
+        return self.files.ends(self.file, self._clipped(span))
+
+    def _clipped(self, span: StepRange) -> StepRange:
+        return span[0], min(span[1], self.last)
+
+
+def of_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, Frozen]:
+    """Return the steps in files of those of the runs that have a file."""
+    if not run_ids:
+        return {}
+    files: StepFiles | None = connection.get_execution_options().get("step_files")
+    frozen = {}
+    for run_id, step, attempt, *file in connection.execute(
+        _files_query(), {"run_ids": list(run_ids)}
+    ):
+        if files is None:
+            raise StepsUnreadable.of(file[0], "this program has not opened the store")
+        frozen[run_id] = Frozen(files, StepFile(*file), step, attempt)
+    return frozen
+
+
+@cache
+def _files_query() -> Any:
+    table = FrozenSteps.__table__.c
+    file = (table.key, table.size_bytes, table.footer_sha256)
+    query = select(table.run_id, table.step, table.attempt, *file)
+    return query.where(table.run_id.in_(bindparam("run_ids", expanding=True)))
+
+
+def read_rows(
+    session: Session, run_id: int, *, first: int, last: int | None = None, most: int
+) -> list[StepRow]:
+    """Return the first `most` steps from first to last, in order."""
+    connection, span = session.connection(), (first, END if last is None else last)
+    given = {"run_id": run_id, "first": span[0], "last": span[1], "most": most}
+    # Rows first: outside of a snapshot, they may be deleted once the file is published.
+    rows = list(map(StepRow._make, connection.execute(_rows_query(), given).cursor.fetchall()))
+    frozen = of_runs(connection, [run_id]).get(run_id)
+    return rows if frozen is None else _joined(rows, frozen.read_next(span, most))[:most]
+
+
+def rows_at(session: Session, run_id: int, steps: Collection[int]) -> list[StepRow]:
+    """Return those of some steps that exist, in order."""
+    connection = session.connection()
+    given = {"run_id": run_id, "steps": list(steps)}
+    rows = list(map(StepRow._make, connection.execute(_rows_at_query(), given).cursor.fetchall()))
+    frozen = of_runs(connection, [run_id]).get(run_id)
+    missing = set(steps) - {row.step for row in rows}
+    if frozen is None or not missing:
+        return rows
+    return _joined(rows, frozen.read([(step, step) for step in sorted(missing)]))
+
+
+def read_columns(
+    connection: Connection, run_id: int, frozen: Frozen | None, *, first: int, most: int
+) -> Columns:
+    """Return the first `most` steps from a step on, as a file has them."""
+    given = {"run_id": run_id, "first": first, "last": END, "most": most}
+    rows = connection.execute(_stored_query(), given).cursor.fetchall()
+    columns = list(zip(*rows, strict=True)) or [()] * len(NAMES)
+    stored = {
+        name: np.array(column, np.int64 if name in WHOLE else np.float64)
+        for name, column in zip(NAMES, columns, strict=True)
+    }
+    if frozen is None:
+        return stored
+    others = frozen.read_next((first, END), most)
+    is_other = ~np.isin(others["step"], stored["step"])
+    joined = {name: np.concatenate([stored[name], others[name][is_other]]) for name in NAMES}
+    order = np.argsort(joined["step"], kind="stable")[:most]
+    return {name: values[order] for name, values in joined.items()}
+
+
+def applied_norm(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return grad_norm_clipped with grad_norm where the clip changed nothing."""
+    clipped = columns["grad_norm_clipped"]
+    return np.where(np.isnan(clipped), columns["grad_norm"], clipped)
+
+
+def truncate(connection: Connection, run_id: int, *, after: int) -> None:
+    """Let no steps of a run's file count that are after a step.
+
+    The latest steps up to it become rows again: other queries read them.
+    """
+    frozen = of_runs(connection, [run_id]).get(run_id)
+    if frozen is None or frozen.last <= after:
+        return
+    columns = frozen.read([(after - LATEST_ROWS + 1, after)])
+    rows = select(Step.step).where(
+        Step.run_id == run_id, Step.step.between(after - LATEST_ROWS, after)
+    )
+    is_missing = ~np.isin(columns["step"], connection.scalars(rows).all())
+    if is_missing.any():
+        missing: dict[str, bulk_writes.Column] = {
+            name: values[is_missing] for name, values in columns.items()
+        }
+        bulk_writes.replace(connection, Step.__table__, {"run_id": run_id}, missing)
+    connection.execute(update(FrozenSteps).where(FrozenSteps.run_id == run_id).values(step=after))
+
+
+def _joined(rows: list[StepRow], columns: Columns) -> list[StepRow]:
+    """Return rows and the steps of a file in order; rows take precedence."""
+    known = {row.step for row in rows}
+    columns = columns | {"grad_norm_clipped": applied_norm(columns)}
+    values = (_listed(name, columns[name]) for name in StepRow._fields)
+    others = (StepRow(*row) for row in zip(*values, strict=True))
+    return sorted([*rows, *(row for row in others if row.step not in known)])
+
+
+def _listed(name: str, values: NDArray[Any]) -> list[Any]:
+    listed: list[Any] = values.tolist()
+    if name in WHOLE:
+        return listed
+    convert = int if name == "data_us" else float
+    return [None if value != value else convert(value) for value in listed]
+
+
+def _of_run() -> Any:
+    table = Step.__table__.c
+    columns: list[Any] = [table[name] for name in StepRow._fields]
+    at = StepRow._fields.index("grad_norm_clipped")
+    columns[at] = func.coalesce(table.grad_norm_clipped, table.grad_norm)
+    return select(*columns).where(table.run_id == bindparam("run_id")).order_by(table.step)
+
+
+@cache
+def _rows_query() -> Any:
+    return _first_rows(_of_run())
+
+
+@cache
+def _stored_query() -> Any:
+    return _first_rows(_of_run().with_only_columns(*(Step.__table__.c[name] for name in NAMES)))
+
+
+@cache
+def _rows_at_query() -> Any:
+    return _of_run().where(Step.__table__.c.step.in_(bindparam("steps", expanding=True)))
+
+
+def _first_rows(query: Any) -> Any:
+    is_within = Step.__table__.c.step.between(bindparam("first"), bindparam("last"))
+    return query.where(is_within).limit(bindparam("most"))

@@ -1,0 +1,258 @@
+"""Frozen runs as the server's pages, API, uploads, backups and trash meet them."""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from obstore.store import MemoryStore
+from sqlalchemy import func, select
+from starlette.testclient import TestClient
+
+from app.files.freeze_job import FreezeJob
+from app.files.json_lines import MOST_LINES
+from db.database import Database
+from db.errors import StorageUnreachable
+from db.files.backup import back_up, restore
+from db.files.erasure import erase
+from db.files.step_files import StepFiles
+from db.files.storage import mismatches, open_store
+from db.runs import trash
+from db.settings import Settings
+from db.tables import FrozenSteps, Run, Step, StepBucket, User
+from db.telemetry import series
+from halfstep.telemetry.events import Resumed
+from tests.app.uploading import Uploader, write_token
+from tests.buckets import Bucket
+from tests.db.telemetry.frozen_made import everything
+from tests.db.telemetry.telemetry_made import make_events, make_steps
+from tests.spool_made import event_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
+
+STEPS = 3000
+ZOOMS = [(1, 100), (1500, 2900)]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    """Settings by which a run is due at its end."""
+    return Settings(data=tmp_path / "data", database_url=database_url, freeze_after_days=1e-9)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    """A connection that reads files of the store, as that of a server."""
+    settings.data.mkdir()
+    database = Database(settings.database_url, StepFiles(partial(open_store, settings)))
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:
+    """An uploader of Ada's that has sent a run, which has ended."""
+    uploader = Uploader(stranger, write_token(database, ada), tmp_path / "spool")
+    send(uploader, STEPS, skipped=(7, 1200, 1201))
+    return uploader
+
+
+def send(uploader: Uploader, length: int, *, first: int = 1, skipped: tuple[int, ...] = ()) -> None:
+    """Send and end an attempt. first: its first step, after a resume."""
+    attempt = uploader.attempt + 1
+    assert uploader.begin(attempt=attempt).status_code == 200
+    with uploader.spool() as spool:
+        if attempt > 1:
+            spool.event(Resumed(step=first - 1, exact=False, notes=["test"]))
+        for event in make_events(skipped):
+            spool.event(event_of(event))
+        losses = [float(attempt) + step % 13 for step in range(length)]
+        spool.steps(make_steps(losses, first=first, skipped=skipped))
+    assert uploader.send().status_code == 200
+    uploader.end("finished", step=first + length - 1)
+
+
+def freeze_due(settings: Settings, database: Database) -> list[str]:
+    """Run the task once; return the keys of all files."""
+    FreezeJob(settings, database, Event()).freeze_due()
+    with database.reading() as session:
+        return list(session.scalars(select(FrozenSteps.key).order_by(FrozenSteps.run_id)))
+
+
+def rows(database: Database) -> int:
+    with database.reading() as session:
+        return session.scalar(select(func.count(Step.step))) or 0
+
+
+def answers(script: TestClient, run: int = 1) -> dict[str, bytes]:
+    """Return what the API has of a run's steps."""
+    api = f"/api/v1/runs/{run}"
+    paths = (
+        f"{api}/series",
+        f"{api}/series?first=100&last=300",
+        f"{api}/series?points=64",
+        f"{api}/flagged",
+        f"{api}/findings",
+        f"{api}/export/steps.csv",
+        f"{api}/export/steps.parquet",
+        f"/api/v1/comparison/series?runs={run}",
+        "/api/v1/runs",
+    )
+    responses = {path: script.get(path) for path in paths}
+    assert {response.status_code for response in responses.values()} == {200}
+    [listed] = responses["/api/v1/runs"].json()["runs"]
+    listed.pop("stored_bytes")  # those of the file
+    contents = {path: response.content for path, response in responses.items()}
+    return contents | {"/api/v1/runs": repr(listed).encode()}
+
+
+def test_a_due_run_is_frozen(
+    uploader: Uploader, settings: Settings, database: Database, script: TestClient
+) -> None:
+    """What the API returns stays the same, and rows and files match."""
+    off = settings.model_copy(update={"freeze_after_days": 0.0})
+    later = settings.model_copy(update={"freeze_after_days": 1.0})
+    assert freeze_due(off, database) == freeze_due(later, database) == []
+    before, readers = answers(script), everything(database, 1, ZOOMS)
+    [key] = freeze_due(settings, database)
+    assert rows(database) < 300
+    assert answers(script) == before
+    assert everything(database, 1, ZOOMS) == readers
+    with database.reading() as session:
+        assert mismatches(session, open_store(settings), deep=True) == []
+    assert freeze_due(settings, database) == [key]
+
+
+@pytest.mark.parametrize("first", [1, 1000, 2999, 3001])
+def test_a_frozen_run_continues(
+    uploader: Uploader, settings: Settings, database: Database, script: TestClient, first: int
+) -> None:
+    """Steps before the resume are those of the file, and a second file has all."""
+    [key] = freeze_due(settings, database)
+    send(uploader, 500, first=first, skipped=(first + 9,))
+    steps = script.get("/api/v1/runs/1").json()["step"]
+    before, readers = answers(script), everything(database, 1, ZOOMS)
+    if steps >= 2000:
+        [again] = freeze_due(settings, database)
+        assert again != key
+    assert steps == first + 499
+    assert answers(script) == before
+    assert everything(database, 1, ZOOMS) == readers
+
+
+def test_json_lines_continue_a_frozen_run(
+    uploader: Uploader, settings: Settings, database: Database
+) -> None:
+    """A line of a step that only the file has is compared with it."""
+    client, run = uploader.client, {"id": uuid.uuid4().hex, "name": "shell"}
+    client.headers["Authorization"] = uploader.headers["Authorization"]
+    number = client.post("/api/v1/ingest", json=run).json()["run"]
+
+    def log(steps: range, loss: float) -> Any:
+        lines = "\n".join(f'{{"step": {step}, "loss": {loss}}}' for step in steps)
+        response = client.post(f"/api/v1/ingest/{number}/log", content=lines.encode())
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    for first in range(1, 2501, MOST_LINES):
+        log(range(first, min(first + MOST_LINES, 2501)), 0.5)
+    client.post(f"/api/v1/ingest/{number}/1/end", json={"status": "finished", "step": 2500})
+    assert len(freeze_due(settings, database)) == 2
+    assert client.post("/api/v1/ingest", json=run | {"attempt": 2}).status_code == 200
+    assert log(range(1501, 1503), 0.25) == {"lines": 2, "problems": []}
+    assert log(range(1400, 1401), 0.5) == {"lines": 1, "problems": []}
+    [problem] = log(range(1401, 1402), 0.75)["problems"]
+    assert "allowed: after 1,502" in problem["error"]
+    with database.reading() as session:
+        assert session.get_one(Run, number).step == 1502
+
+
+def test_a_damaged_file_is_reported(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    browser: TestClient,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The run's data names the file; its page and the list work, and so does the task."""
+    [key] = freeze_due(settings, database)
+    path = settings.data / key
+    path.write_bytes(path.read_bytes()[:-1])
+    response = browser.get("/api/v1/runs/1/series", headers={"accept": "application/json"})
+    assert (response.status_code, response.json()["code"]) == (500, "steps_unreadable")
+    assert key in response.json()["detail"]
+    assert browser.get("/runs").status_code == 200
+    assert f"The steps of a run that has ended are in {key}" in browser.get("/runs/1").text
+    uploader.begin(attempt=2)
+    uploader.end("finished", step=STEPS)
+    with caplog.at_level(logging.WARNING):
+        freeze_due(settings, database)
+    assert [record.message[:38] for record in caplog.records] == [
+        "the steps of run 1 cannot be frozen: T"
+    ]
+
+
+def test_an_erased_run_has_no_file(
+    uploader: Uploader, settings: Settings, database: Database, ada: User
+) -> None:
+    """Its row and its file are deleted with it."""
+    [key] = freeze_due(settings, database)
+    with database.writing() as session:
+        trash.delete(session, 1, ada)
+        trash.erase(session, 1, ada)
+    erase(database, settings, open_store(settings), 1, Event())
+    assert freeze_due(settings, database) == []
+    assert rows(database) == 0
+    assert not (settings.data / key).exists()
+
+
+def test_a_backup_has_the_file(
+    uploader: Uploader, settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """After a restore all readers return the same; the summaries are equal."""
+    freeze_due(settings, database)
+    saved = back_up(database, open_store(settings), tmp_path / "backup")
+    assert (saved["files"], saved["left_out"]) == (1, [])
+    store = MemoryStore()
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}", StepFiles(lambda: store))
+    target.migrate()
+    restore(target, store, tmp_path / "backup")
+    assert everything(target, 1, ZOOMS) == everything(database, 1, ZOOMS)
+    assert _stones(target) == _stones(database)
+    target.dispose()
+
+
+def _stones(database: Database) -> list[Any]:
+    with database.reading() as session:
+        table = StepBucket.__table__
+        query = select(table).order_by(*table.primary_key)
+        return [tuple(row) for row in session.execute(query)]
+
+
+def test_a_bucket_has_the_file(
+    bucket: Bucket, ada: User, database_url: str, tmp_path: Path, stranger: TestClient
+) -> None:
+    """Steps are written to it and read from it; without it, requests report an outage."""
+    settings = Settings(data=tmp_path / "data", database_url=database_url, freeze_after_days=1e-9)
+    assert settings.storage_url == bucket.url
+    store = partial(open_store, settings, retry_seconds=0.1)
+    database = Database(database_url, StepFiles(store))
+    send(Uploader(stranger, write_token(database, ada), tmp_path / "spool"), STEPS)
+    before = everything(database, 1, ZOOMS)
+    [key] = freeze_due(settings, database)
+    assert bucket.keys() == [key]
+    assert everything(database, 1, ZOOMS) == before
+    bucket.proxy.requests.clear()
+    cold = Database(database_url, StepFiles(store))
+    with cold.reading() as session:
+        assert len(series.raw_steps(session, 1, first=500, most=10)["step"]) == 10
+    assert bucket.proxy.requests["GET"] == 2  # the footer and a row group
+    bucket.proxy.is_broken = True
+    with cold.reading() as session, pytest.raises(StorageUnreachable):
+        series.raw_steps(session, 1, first=500, most=10)
+    cold.dispose()
+    database.dispose()

@@ -1,0 +1,147 @@
+"""Freezes runs, and reads everything that depends on their steps."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from obstore.store import LocalStore, ObjectStore
+from sqlalchemy import func, select, update
+
+from app.runs import diagnosis_evidence, key_figures
+from db.alerts import alert_facts
+from db.database import Database
+from db.files import step_files
+from db.files.step_files import NAMES, StepFiles
+from db.health import causes, input_bound, scaling_health
+from db.queue import queue
+from db.runs import history
+from db.tables import FrozenSteps, Run, Status, Step
+from db.telemetry import export, freeze, pyramid, series, windows
+
+
+@contextmanager
+def reading_files(database: Database, store: ObjectStore) -> Iterator[Database]:
+    """Yield a second connection to a database, which reads files of this store."""
+    url = database.engine.url.render_as_string(hide_password=False)
+    other = Database(url, StepFiles(lambda: store))
+    yield other
+    other.dispose()
+
+
+def end(database: Database, run: Run) -> None:
+    """End the current attempt of a run."""
+    with database.writing() as session:
+        queue.end(session, run.id, run.attempt, Status.FINISHED)
+
+
+def begin_again(database: Database, run: Run) -> Run:
+    """Begin another attempt, as the uploader of a watched run does."""
+    with database.writing() as session:
+        session.execute(
+            update(Run)
+            .where(Run.id == run.id)
+            .values(status=Status.RUNNING, attempt=Run.attempt + 1, resumed_step=None)
+        )
+    with database.reading() as session:
+        return session.get_one(Run, run.id)
+
+
+def freeze_run(database: Database, store: ObjectStore, run: Run, folder: Path) -> FrozenSteps:
+    """Freeze a run and return the row of its file."""
+    freeze.freeze(database, store, run.id, folder=folder, stopping=Event())
+    with database.reading() as session:
+        return session.scalars(select(FrozenSteps).where(FrozenSteps.run_id == run.id)).one()
+
+
+def rows_of(database: Database, run: Run) -> int:
+    """Count the rows of a run's steps."""
+    with database.reading() as session:
+        count = session.scalar(select(func.count()).where(Step.run_id == run.id))
+        return count or 0
+
+
+def everything(database: Database, run_id: int, zooms: list[tuple[int, int]]) -> dict[str, Any]:
+    """Return what each reader of steps returns, with exact numbers."""
+    with database.reading() as session:
+        run = session.get_one(Run, run_id)
+        readers: dict[str, Callable[[], Any]] = {
+            "raw": lambda: series.raw_steps(session, run_id, most=10**6),
+            "few": lambda: series.raw_steps(session, run_id, first=3, last=90, most=20),
+            "sparklines": lambda: [
+                series.sparklines(session, [run], points) for points in (60, 7, 500)
+            ],
+            "flagged": lambda: history.flagged_steps(session, run_id, limit=10**6),
+            "cursor": lambda: history.cursor_now(session, run),
+            "skips": lambda: series.first_skip_of_latest(session, run_id, most=5),
+            "health": lambda: scaling_health.health_of_runs(session, [run]),
+            "data_waits": lambda: input_bound.data_waits(session, [run_id]),
+            "facts": lambda: [
+                sorted(read(session, [run]).items()) for read in alert_facts._READERS.values()
+            ],
+            "nonfinite": lambda: causes._first_nonfinite_step(session, run),
+            "evidence": lambda: diagnosis_evidence.diagnosis_evidence(session, run),
+            "figures": lambda: key_figures.key_figures(session, run),
+            "scaler": lambda: key_figures.scaler_card(session, run),
+            "skips counted": lambda: pyramid.count_skips(session.connection(), run_id),
+            "changes": lambda: _changes(session, run_id),
+            "resumed": lambda: causes._resumed(session, run),
+        }
+        found = {name: repr(read()) for name, read in readers.items()}
+        for first, last in [*zooms, (None, None)]:
+            for most in (32, 500):
+                limits: dict[str, Any] = {"first": first, "last": last, "most": most}
+                window = windows.windows_of(session, [run_id], **limits)
+                found[json.dumps(limits)] = repr(window)
+                named = windows.window(session, run_id, **limits, names={"grad_norm_clipped"})
+                found[f"named {json.dumps(limits)}"] = repr(named)
+    for write in (export.as_csv, export.as_parquet):
+        found[write.__name__] = repr(b"".join(write(database, run_id, "steps")))
+    return found
+
+
+def _changes(session: Any, run_id: int) -> Any:
+    changes = series.changes(session, run_id, series.Cursor(), most=50)
+    return changes and (changes.steps, changes.cursor)
+
+
+class Freezer:
+    """Freezes runs in processes that are killed at some point, into a folder."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.store = LocalStore(folder)
+        # Forks for each run, from a process that has loaded everything and has no threads.
+        command = [sys.executable, "-m", "tests.db.telemetry.killed_freeze", url, str(folder)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.communicate()
+
+    def freeze(self, run_id: int, point: int | None) -> int:
+        """Freeze a run; return the number of points, or -9 if killed at the given one."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{run_id} {point or 0}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+def file_of_steps() -> bytes:
+    """Return a file with one step."""
+    sink = io.BytesIO()
+    columns: dict[str, NDArray[Any]] = {name: np.zeros(1, np.int64) for name in NAMES}
+    columns |= {name: np.ones(1) for name in (*step_files.SHORT, "lr", "data_us")}
+    step_files.write(sink, lambda: [columns])
+    return sink.getvalue()

@@ -1,0 +1,370 @@
+"""Frozen steps: every reader returns the same bits as before, whatever the steps are."""
+
+import signal
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import obstore
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from obstore.store import LocalStore, MemoryStore, ObjectStore
+from sqlalchemy import select
+from sqlalchemy.orm import make_transient
+
+from db.database import Database
+from db.errors import StepsUnreadable
+from db.files import step_files
+from db.files.step_files import StepFile, StepFiles
+from db.files.storage import mend, mismatches
+from db.tables import FrozenSteps, Run, RunNode, StepBucket
+from db.telemetry import freeze, pyramid, series, telemetry, windows
+from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
+from tests.db.telemetry import frozen_made
+from tests.db.telemetry.frozen_made import begin_again, end, everything, freeze_run, rows_of
+from tests.db.telemetry.telemetry_made import forget, make_events, make_steps, record
+
+numbers = st.sampled_from([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.4e38]) | st.floats(width=32)
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups, batches and the latest rows are small, so that short runs have many."""
+    monkeypatch.setattr(freeze, "GROUP_STEPS", 64)
+    monkeypatch.setattr(freeze, "BATCH_ROWS", 50)
+    monkeypatch.setattr(freeze, "LEAST_STEPS", 10)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> NDArray[Any]:
+    """Draw the steps of a run with gaps, flags, and numbers that are not finite."""
+    first = draw(st.sampled_from([1, 60, 4090]))
+    losses = draw(st.lists(numbers, min_size=1, max_size=40))
+    length = draw(st.sampled_from([len(losses), 300, 1200]))
+    steps = make_steps(np.resize(losses, length).tolist(), first=first)
+    for name in ("grad_norm", "grad_norm_clipped", "scale"):
+        steps[name] = np.resize(draw(st.lists(numbers, min_size=1, max_size=9)), length)
+    if draw(st.booleans()):  # one that four bytes do not hold
+        kinds = [(name, steps.dtype[name]) for name in steps.dtype.names or ()]
+        steps = steps.astype([(name, "f8" if name == "loss" else kind) for name, kind in kinds])
+        steps["loss"][::3] = draw(st.floats(-1e30, 1e30))
+    waits = st.lists(st.sampled_from([-1, 0, 40, 10**7]), min_size=1, max_size=5)
+    steps["data_us"] = np.resize(draw(waits), length)
+    for flag in (SKIPPED, NOT_STEPPED, UNKNOWN_LOSS, SKIPPED | 1 << 8, SKIPPED | 1 << 9):
+        steps["flags"][draw(st.lists(st.integers(0, length - 1), max_size=3))] |= flag
+    lost = draw(st.sets(st.integers(0, length - 1), max_size=9))
+    return np.delete(steps, sorted(lost)[: length - 1])
+
+
+@pytest.mark.slow
+@given(
+    steps=histories(),
+    zooms=st.lists(st.tuples(st.integers(1, 5300), st.integers(1, 5300)), max_size=3),
+    resumed=st.integers(1, 5300),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_reader_returns_the_same_from_a_file(
+    database: Database,
+    running: Run,
+    tmp_path: Path,
+    steps: NDArray[Any],
+    zooms: list[tuple[int, int]],
+    resumed: int,
+) -> None:
+    """After a freeze, after a resume of the frozen run, and after its second freeze."""
+    store, zooms = MemoryStore(), [(min(zoom), max(zoom)) for zoom in zooms]
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.attempt, run.status, run.step, run.skipped, run.not_stepped = 1, "running", 0, 0, 0
+        for row in session.scalars(select(FrozenSteps)):
+            session.delete(row)
+    forget(database, running)
+    skipped = steps["step"][steps["flags"] & SKIPPED > 0].tolist()
+    record(
+        database,
+        running,
+        *(part for part in np.array_split(steps, 3) if len(part)),
+        events=make_events(skipped),
+    )
+    end(database, running)
+    with frozen_made.reading_files(database, store) as other:
+        before, stones = everything(other, running.id, zooms), _stones(other)
+        freeze_run(other, store, running, tmp_path)
+        assert rows_of(other, running) < max(len(steps), 400)
+        _assert_same(everything(other, running.id, zooms), before)
+        with other.writing() as session:
+            pyramid.rebuild(session, running.id)
+        assert _stones(other) == stones
+
+        plain = _resume(database, other, store, running, steps, resumed, tmp_path, zooms)
+        _assert_same(everything(other, running.id, zooms), plain)
+
+
+def _assert_same(after: dict[str, Any], before: dict[str, Any]) -> None:
+    for name, value in before.items():
+        assert after[name] == value, name
+
+
+def _stones(database: Database) -> list[tuple[Any, ...]]:
+    table = StepBucket.__table__
+    with database.reading() as session:
+        return [tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))]
+
+
+def _resume(
+    database: Database,
+    other: Database,
+    store: ObjectStore,
+    run: Run,
+    steps: NDArray[Any],
+    resumed: int,
+    folder: Path,
+    zooms: list[tuple[int, int]],
+) -> dict[str, Any]:
+    """Resume a frozen run, end and freeze it again; return what readers return before that."""
+    after = int(np.clip(resumed, steps["step"][0], steps["step"][-1]))
+    run = begin_again(other, run)
+    with other.writing() as session:
+        telemetry.truncate(session, run.id, run.attempt, after=after)
+    new = make_steps([0.25] * 150, first=after + 1, skipped=[after + 3])
+    record(other, run, new[:20], new[20:])
+    expected = np.concatenate([steps["step"][steps["step"] <= after], new["step"]])
+    found = everything(other, run.id, zooms)
+    assert eval(found["raw"])["step"] == expected.tolist()
+    end(other, run)
+    ended = everything(other, run.id, zooms)
+    freeze_run(other, store, run, folder)
+    return ended
+
+
+def make_history(database: Database, run: Run, length: int = 700) -> None:
+    """Record and end a run with skips, losses that are not finite, and a lost step."""
+    steps = make_steps([1.0 + step % 9 for step in range(length)], skipped=[5, 101, 102])
+    steps["loss"][[77, length // 2]] = np.nan, np.inf
+    record(database, run, np.delete(steps, 99), events=make_events([5, 101, 102]))
+    end(database, run)
+
+
+ZOOMS = [(1, 130), (90, 110), (300, 690)]
+
+
+def test_a_second_call_changes_nothing(database: Database, running: Run, tmp_path: Path) -> None:
+    """A frozen run keeps its file and its rows."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    rows = rows_of(database, running)
+    assert row.is_settled
+    assert rows < 300
+    again = freeze_run(database, store, running, tmp_path)
+    assert (again.key, rows_of(database, running)) == (row.key, rows)
+    assert _keys(store) == [row.key]
+
+
+def test_the_rows_of_a_second_file_replace_the_first(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """The file of a resumed run has all steps; the one before it is deleted."""
+    store = LocalStore(tmp_path)
+    make_history(database, running)
+    first = freeze_run(database, store, running, tmp_path)
+    with frozen_made.reading_files(database, store) as other:
+        run = begin_again(other, running)
+        record(other, run, make_steps([0.5] * 300, first=650))
+        end(other, run)
+        before = everything(other, run.id, ZOOMS)
+        second = freeze_run(other, store, run, tmp_path)
+        _assert_same(everything(other, run.id, ZOOMS), before)
+    assert (first.attempt, second.attempt, second.step) == (1, 2, 949)
+    assert _keys(store) == [second.key]
+    with database.reading() as session:
+        stored_bytes = session.get_one(Run, run.id).stored_bytes
+    assert stored_bytes == second.size_bytes
+
+
+class _Begins(Event):
+    """Begins another attempt of a run while its steps are read."""
+
+    def __init__(self, database: Database, run: Run) -> None:
+        super().__init__()
+        self._database, self._run = database, run
+
+    def is_set(self) -> bool:
+        begin_again(self._database, self._run)
+        return False
+
+
+def test_a_run_that_continues_meanwhile_is_not_frozen(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Its steps stay rows, and the file is deleted."""
+    store = MemoryStore()
+    make_history(database, running)
+    stopping = _Begins(database, running)
+    freeze.freeze(database, store, running.id, folder=tmp_path, stopping=stopping)
+    assert rows_of(database, running) == 699
+    assert _keys(store) == []
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps)).all() == []
+
+
+class _Stops(Event):
+    """Is set with the first pause between two batches."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.set()
+        return True
+
+
+def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """The rest of its rows stay until the next freeze."""
+    store = MemoryStore()
+    make_history(database, running)
+    with frozen_made.reading_files(database, store) as other:
+        before = everything(other, running.id, ZOOMS)
+        with pytest.raises(freeze.Stopped):
+            freeze.freeze(other, store, running.id, folder=tmp_path, stopping=_Stops())
+        rows = rows_of(other, running)
+        _assert_same(everything(other, running.id, ZOOMS), before)
+        run = begin_again(other, running)
+        freeze.freeze(other, store, run.id, folder=tmp_path, stopping=Event())
+        assert rows_of(other, run) == rows
+        end(other, run)
+        row = freeze_run(other, store, run, tmp_path)
+        after = everything(other, running.id, ZOOMS)
+    assert (row.attempt, row.is_settled) == (2, True)
+    assert after["raw"] == before["raw"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "altered"])
+def test_a_damaged_file_costs_its_own_steps_only(
+    database: Database, running: Run, tmp_path: Path, damage: str
+) -> None:
+    """Its readers name the file; without its record, charts and rows remain."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    content = bytes(obstore.get(store, row.key).bytes())
+    if damage == "missing":
+        obstore.delete(store, row.key)
+    else:
+        altered = content[:200] if damage == "short" else content[:200] + b"?" + content[201:]
+        obstore.put(store, row.key, altered)
+    with frozen_made.reading_files(database, store) as other, other.reading() as session:
+        with pytest.raises(StepsUnreadable, match=row.key):
+            series.raw_steps(session, running.id)
+        run = session.get_one(Run, running.id)
+        assert len(series.sparklines(session, [run])[run.id]) == 60
+        wrong = mismatches(session, store, deep=True)
+    assert [mismatch.key for mismatch in wrong] == [row.key]
+    mend(database, store, wrong)
+    with database.reading() as session:
+        window = windows.window(session, running.id, most=32)
+        stored_bytes = session.get_one(Run, running.id).stored_bytes
+    assert window is not None
+    assert (window.first, window.last, window.total > 600, stored_bytes) == (1, 700, True, 0)
+
+
+def test_every_altered_bit_is_noticed(database: Database, running: Run, tmp_path: Path) -> None:
+    """Reading a damaged file fails or returns the right steps."""
+    store = MemoryStore()
+    make_history(database, running, 130)
+    row = freeze_run(database, store, running, tmp_path)
+    content = bytes(obstore.get(store, row.key).bytes())
+    file = StepFile(row.key, row.size_bytes, row.footer_sha256)
+    intact = list(map(step_files.digest, StepFiles(lambda: store).groups(file)))
+    failed = 0
+    for bit in range(0, 8 * len(content), 97):
+        altered = bytearray(content)
+        altered[bit // 8] ^= 1 << bit % 8
+        obstore.put(store, row.key, bytes(altered))
+        try:
+            found = list(map(step_files.digest, StepFiles(lambda: store).groups(file)))
+        except StepsUnreadable:
+            failed += 1
+        else:
+            assert found == intact
+    assert failed > 500
+
+
+def test_a_program_without_the_store_reports_it(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Nothing reads the remaining rows as if they were all."""
+    make_history(database, running)
+    freeze_run(database, MemoryStore(), running, tmp_path)
+    with database.reading() as session, pytest.raises(StepsUnreadable, match="has not opened"):
+        series.raw_steps(session, running.id)
+
+
+def test_due_are_long_runs_that_ended_and_changed(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Not active, deleted, short or frozen runs, nor those of an open trial."""
+
+    def due(days: float = 0.0) -> list[int]:
+        with database.reading() as session:
+            return freeze.due(session, days, most=5)
+
+    record(database, running, make_steps([1.0] * 20))
+    assert due() == []
+    end(database, running)
+    assert (due(), due(days=1.0)) == ([running.id], [])
+    freeze_run(database, MemoryStore(), running, tmp_path)
+    assert due() == []
+    end(database, begin_again(database, running))
+    assert due() == [running.id]
+    with database.writing() as session:
+        session.get_one(Run, running.id).deleted_at = 1.0
+    assert due() == []
+
+
+def _keys(store: ObjectStore) -> list[str]:
+    return [meta["path"] for page in obstore.list(store, prefix="steps") for meta in page]
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.extended)])
+def test_a_kill_at_any_point_loses_nothing(
+    database: Database, running: Run, tmp_path: Path, kills: int
+) -> None:
+    """Killed between any two calls, all steps are readable, and the next freeze completes it."""
+    url = database.engine.url.render_as_string(hide_password=False)
+    make_history(database, running)
+    with frozen_made.Freezer(url, tmp_path) as freezer:
+        points = freezer.freeze(running.id, None)
+        assert points > 100
+        step = max(1, points // kills)
+        with frozen_made.reading_files(database, freezer.store) as other:
+            for point in range(step, points, step):
+                run = _another(database, running)
+                before = everything(other, run.id, ZOOMS)
+                assert freezer.freeze(run.id, point) == -signal.SIGKILL
+                _assert_same(everything(other, run.id, ZOOMS), before)
+                row = freeze_run(other, freezer.store, run, tmp_path)
+                _assert_same(everything(other, run.id, ZOOMS), before)
+                assert row.is_settled
+                assert rows_of(other, run) < 300
+
+
+def _another(database: Database, run: Run) -> Run:
+    """Make another run of the same values, with a history of its own."""
+    with database.writing() as session:
+        copy = session.get_one(Run, run.id)
+        node = session.scalars(select(RunNode).where(RunNode.run_id == run.id)).first()
+        assert node is not None
+        for row in (copy, node):
+            session.expunge(row)
+            make_transient(row)
+        copy.id, copy.status, copy.step, copy.stored_bytes = None, "running", 0, 0  # type: ignore
+        copy.attempt, copy.skipped, copy.recorded_steps, copy.not_stepped = 1, 0, 0, 0
+        session.add(copy)
+        session.flush()
+        node.run_id, node.attempt, node.ended_at = copy.id, 1, None
+        session.add(node)
+    make_history(database, copy)
+    return copy
