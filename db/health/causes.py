@@ -340,7 +340,11 @@ def _scaler_lost(signs: Signs) -> Iterator[Finding]:
 
 def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the first location of non-finite numbers, the most fundamental cause first."""
-    origins = signs.several(events.Origin)
+    origins = [
+        origin
+        for origin in signs.several(events.Origin)
+        if (origin.direction, origin.kind) != ("forward", "unobserved")  # see _forward
+    ]
     kinds = [origin.kind for origin in origins]
     if (event := signs.one(events.BadInputs)) and event.inputs:
         first = event.inputs[0]
@@ -377,12 +381,10 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield _adam_eps(adam)
     elif first_step := signs.one(events.FirstNonfinite):
         yield _first_nonfinite(signs, first_step)
-    elif set(kinds) == {"unobserved"} and (
-        backward := [origin for origin in origins if origin.direction == "backward"]
-    ):
+    elif "unobserved" in kinds and len(set(kinds)) == 1:
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
-            f"At step {backward[0].step:,} the loss was finite and gradients were not. The graph "
+            f"At step {origins[0].step:,} the loss was finite and gradients were not. The graph "
             "has more than 200,000 nodes, too many to observe each: the operation may be one of "
             "the others, on another rank, or a gradient hook.",
             is_certain=False,
@@ -535,8 +537,8 @@ def _forward(
         return Finding(
             "The loss of a skipped step was not finite",
             f"{text}Whether the batch held a NaN or an inf, or the forward pass overflowed, is "
-            "unknown: on a GPU neither is examined before a skip was seen. Check the batch of "
-            "that step.",
+            "unknown: on a GPU, inputs and modules are examined in the first steps and after a "
+            "skip. Check the batch of that step.",
             before=before,
             part="skipped",
             is_certain=False,

@@ -78,6 +78,7 @@ class Collector:
         self._input_searches = 0
         self.inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
         self._examined_inputs: set[int] = set()  # steps, on a device
+        self._examined_passes = 0
         self._inputs_by_design: set[str] = set()
         self._has_read_buffers = False
         self._by_design: set[str] = set()
@@ -107,7 +108,14 @@ class Collector:
         return False
 
     def pass_begins(
-        self, step: int, count: int, roots: Any, losses: list[Value] | None, *, has_stepped: bool
+        self,
+        step: int,
+        count: int,
+        roots: Any,
+        losses: list[Value] | None,
+        *,
+        has_stepped: bool,
+        is_scaled: bool,
     ) -> None:
         """Examine a backward pass. step: the current one.  count: passes so far."""
         if count in PRECISION_PASSES:
@@ -123,7 +131,7 @@ class Collector:
         if losses is None:
             return
         if any(isinstance(loss, Tensor) for loss in losses):
-            self._examine_inputs(step, losses)
+            self._examine_inputs(step, count, losses, is_scaled=is_scaled)
         elif not all(map(_is_finite, losses)):
             self._record_inputs(step)
         elif self.inputs is not None and any(isinstance(loss, float) for loss in losses):
@@ -395,30 +403,43 @@ class Collector:
         if self.inputs is None and (inputs := nonfinite_inputs()):
             self.inputs = step, inputs
 
-    def _examine_inputs(self, step: int, losses: list[Value]) -> None:
+    def _examine_inputs(
+        self, step: int, count: int, losses: list[Value], *, is_scaled: bool
+    ) -> None:
         """Count the nonfinite elements of the loop's inputs on their device, without waiting.
 
-        The loss, which arrives with them, tells whether they are nonfinite by design.
+        The loss, which arrives with them, tells whether they are nonfinite by design. Without a
+        scaler only the first nonfinite loss counts: the weights, and what is computed from them,
+        are lost after it.
         """
-        if len(self._examined_inputs) == MOST_EXAMINED:
+        self._examined_passes += 1
+        if self._examined_passes > MOST_EXAMINED:
             return
-        self._examined_inputs.add(step)
         device = next(loss.device for loss in losses if isinstance(loss, Tensor))
-        if not (inputs := device_inputs(device)):
+        inputs, are_all = device_inputs(device)
+        is_whole = are_all and count != PRECISION_PASSES[-1]  # later passes of this step are not
+        (self._examined_inputs.add if is_whole else self._examined_inputs.discard)(step)
+        if not inputs:
             return
-        names = [name for name, _ in inputs]
+        names = list(inputs)
         total = torch.stack([_on_device(loss, device) for loss in losses]).sum()
 
         def report(arrived: list[Tensor]) -> None:
             counted = zip(names, arrived[0].tolist(), strict=True)
             found = [(name, inf, nan) for name, (inf, nan) in counted if inf or nan]
-            self._judge_inputs(step, found, loss_is_finite=math.isfinite(arrived[1]))
+            searches = MAX_INPUT_SEARCHES if is_scaled else 1
+            self._judge_inputs(step, found, searches, loss_is_finite=math.isfinite(arrived[1]))
 
-        counts = torch.stack([counts_of(tensor) for _, tensor in inputs])
+        counts = torch.stack([counts_of(tensor) for tensor in inputs.values()])
         self._host_copies.send(report, counts, total)
 
     def _judge_inputs(
-        self, step: int, found: list[tuple[str, int, int]], *, loss_is_finite: bool
+        self,
+        step: int,
+        found: list[tuple[str, int, int]],
+        searches: int,
+        *,
+        loss_is_finite: bool,
     ) -> None:
         if loss_is_finite:
             self._inputs_by_design |= {name for name, _inf, _nan in found}
@@ -427,7 +448,7 @@ class Collector:
                 left = [each for each in inputs if each[0] not in self._inputs_by_design]
                 self.inputs = (first, left) if left else None
                 self._report_inputs()
-        elif self._input_searches < MAX_INPUT_SEARCHES:
+        elif self._input_searches < searches:
             self._input_searches += 1
             new = [each for each in found if each[0] not in self._inputs_by_design]
             if new and self.inputs is None:

@@ -9,7 +9,6 @@ parameters and scalars do not count as inputs; a mask of -inf does, and is valid
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from halfstep.evidence.source_files import is_of_script
 
 DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 40, 3, 1000, 2**26
 MOST_ON_DEVICE = 16  # tensors
+SEARCHABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def nonfinite_inputs() -> list[tuple[str, int, int]]:
@@ -33,14 +33,21 @@ def nonfinite_inputs() -> list[tuple[str, int, int]]:
     return list(results.values())
 
 
-def device_inputs(device: torch.device) -> list[tuple[str, Tensor]]:
-    """Return the calling loop's inputs on a device by name, at most MOST_ON_DEVICE."""
-    inputs = (
-        (name, tensor)
-        for name, tensor in _of_callers()
-        if tensor.device == device and _is_input(tensor)
-    )
-    return list(dict(islice(inputs, MOST_ON_DEVICE)).items())
+def device_inputs(device: torch.device) -> tuple[dict[str, Tensor], bool]:
+    """Return the calling loop's inputs on a device, and whether there are any and these are all.
+
+    Inputs elsewhere may be what a model gets, by a copy that no variable holds.
+    """
+    inputs: dict[str, Tensor] = {}
+    are_all = True
+    for name, tensor in _of_callers():
+        if name in inputs or not _may_be_input(tensor):
+            continue
+        if tensor.device == device and _is_countable(tensor) and len(inputs) < MOST_ON_DEVICE:
+            inputs[name] = tensor
+        else:
+            are_all = False
+    return inputs, are_all and bool(inputs)
 
 
 def counts_of(tensor: Tensor) -> Tensor:
@@ -98,14 +105,19 @@ def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
 
 def _counts(tensor: Tensor) -> tuple[int, int] | None:
     """Return the numbers of +inf and NaN elements; None if there are none or it is no input."""
-    if not tensor.is_cpu or not _is_input(tensor):
+    if not tensor.is_cpu or not _may_be_input(tensor) or not _is_countable(tensor):
         return None
     with torch.no_grad():
         infinite, nan = counts_of(tensor).tolist()
     return (infinite, nan) if infinite or nan else None
 
 
-def _is_input(tensor: Tensor) -> bool:
-    is_input = tensor.grad_fn is None and tensor.ndim > 0 and tensor.is_floating_point()
-    is_whole = not tensor.is_sparse and not hasattr(tensor, "to_local")
-    return is_input and is_whole and 0 < tensor.numel() <= MOST_ELEMENTS
+def _may_be_input(tensor: Tensor) -> bool:
+    return tensor.grad_fn is None and tensor.is_floating_point() and tensor.dim() > 0
+
+
+def _is_countable(tensor: Tensor) -> bool:
+    """Return whether a tensor is small, plain, and of a type that torch can search."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested
+    is_plain = is_plain and tensor.dtype in SEARCHABLE and not hasattr(tensor, "to_local")
+    return is_plain and tensor.numel() <= MOST_ELEMENTS

@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
 
 from halfstep.evidence.operations import kind_of
 from halfstep.evidence.source_files import is_of_script
-from halfstep.monitor.async_host_copy import HostCopies
+from halfstep.monitor.async_host_copy import HostCopies, is_capturing
 from halfstep.monitor.current_step import Value
 from halfstep.monitor.headroom import has_compiled
 from halfstep.telemetry import events
@@ -76,6 +76,7 @@ class Origin:
         self._hooks: list[Any] = []
         self._handles: list[Any] = []
         self._has_anomaly_mode = False
+        self._has_observed = False  # a module or a pass, since it was armed
         self._spans: list[tuple[int, int, str]] = []
         self._open: list[tuple[nn.Module, int]] = []
         self._forward: list[Suspect] = []
@@ -113,7 +114,7 @@ class Origin:
 
     def check(self) -> None:
         """Arm the step that begins."""
-        self.is_armed = True
+        self.is_armed, self._has_observed = True, False
         self._spans, self._open, self._forward, self._backward = [], [], [], []
         self._has_all_nodes = True
         if has_compiled():  # inner modules are not called, and torch warns of such hooks
@@ -129,7 +130,7 @@ class Origin:
     def arm(self, roots: Any) -> None:
         """Register hooks on the graph of a backward pass that begins."""
         self._leave_anomaly_mode()
-        self._in_backward = True
+        self._in_backward = self._has_observed = True
         for root in roots:
             if isinstance(root, Tensor):
                 self._note(self._backward, root, None, None, "root", "the scaled loss")
@@ -147,11 +148,11 @@ class Origin:
         self._handles.clear()
 
     def end(self, step: int, scale: Value, found_inf: Value, loss: Value) -> None:
-        """End the armed step, and report its origin once the copy is complete.
+        """End the armed step, if it has begun, and report its origin once the copy is complete.
 
         found_inf: whether the step was skipped; a NaN may have been masked on the way.
         """
-        if not self.is_armed:
+        if not self.is_armed or not self._has_observed:
             return
         self.disarm()
         suspects = [*self._forward, *self._backward]
@@ -159,7 +160,8 @@ class Origin:
         self._forward, self._backward = [], []
         if not suspects and isinstance(found_inf, float) and not found_inf:
             return
-        device = suspects[0].total.device if suspects else torch.device("cpu")
+        of_flag = found_inf.device if isinstance(found_inf, Tensor) else torch.device("cpu")
+        device = suspects[0].total.device if suspects else of_flag
         numbers = [each.total.to(device, non_blocking=True) for each in suspects]
         numbers += [_tensor(each, device) for each in (scale, found_inf, loss)]
         self._host_copies.send(
@@ -186,6 +188,9 @@ class Origin:
         if self._in_backward or torch.compiler.is_compiling():
             return
         try:
+            if is_capturing():
+                return
+            self._has_observed = True
             parent = self._name(self._open[-1][0]) if self._open else None
             is_first = parent is None and not self._spans
             self._open.append((module, _get_sequence_nr()))
@@ -199,6 +204,8 @@ class Origin:
         if self._in_backward or torch.compiler.is_compiling():
             return
         try:
+            if is_capturing():
+                return
             while self._open:
                 entered, first = self._open.pop()
                 if entered is module:
@@ -216,7 +223,7 @@ class Origin:
 
     def _passed(self, node: Any, gradients: Any, _outputs: Any) -> None:
         try:
-            for gradient in gradients:
+            for gradient in () if is_capturing() else gradients:
                 if isinstance(gradient, Tensor):
                     module, source = self._module(node), _source(node)
                     self._note(self._backward, gradient, module, source, "node", node.name())

@@ -11,6 +11,15 @@ import torch
 from torch import Tensor
 
 
+def is_capturing() -> bool:
+    """Return whether the script is capturing a CUDA graph.
+
+    A copy to the host, or a question about one, would end the capture.
+    """
+    has_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return has_cuda and torch.cuda.is_current_stream_capturing()
+
+
 class HostCopy:
     """Copies of tensors in host memory, valid once the transfer is complete."""
 

@@ -32,6 +32,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from halfstep.monitor.async_host_copy import is_capturing
 from halfstep.monitor.usual_steps import UsualSteps
 
 #: Calls a function, and keeps its exceptions out of the training.
@@ -123,16 +124,18 @@ class Hooks:
         guard: calls the listener, and keeps its errors out of the training loop.
         """
 
+        def unless_capturing(call: Callable[..., None], *given: Any, **named: Any) -> None:
+            if not is_capturing():
+                call(*given, **named)
+
         def guarded(call: Callable[..., None], *given: Any, **named: Any) -> None:
-            # While a CUDA graph is captured, a copy or a question about one would end the capture.
-            has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-            if not (has_cuda and torch.cuda.is_current_stream_capturing()):
-                guard(call, *given, **named)
+            guard(unless_capturing, call, *given, **named)
 
         unguarded = [getattr(listener, name) for name in UNGUARDED]
         for function in (
             guard,
             guarded,
+            unless_capturing,
             *unguarded,
             *(getattr(listener.usual, name) for name in USUAL),
         ):

@@ -216,7 +216,11 @@ class Loop:
         if passes.count != count and evidence.is_due(passes.count, losses):
             self._best_effort(
                 "evidence",
-                partial(evidence.pass_begins, has_stepped=bool(self._known)),
+                partial(
+                    evidence.pass_begins,
+                    has_stepped=bool(self._known),
+                    is_scaled=scaler is not None,
+                ),
                 self.closed_steps + 1,
                 passes.count,
                 roots,
@@ -533,6 +537,7 @@ class Loop:
         self._uncleared.clear()
 
     def _clip(self, parameters: Any, max_norm: Any) -> None:
+        norms: list[Value] = []  # of optimizers without a scaler
         clipped = {id(parameters)} if isinstance(parameters, Tensor) else set(map(id, parameters))
         for identity, gradients in self._known.items():
             first = next(iter(gradients.parameters), None)
@@ -543,13 +548,14 @@ class Loop:
                 if self._current is self._unscaled:
                     measured = self._before_clip[identity] = gradients.measure()
                     gradients.steps -= 1
-                    if measured is not None:
-                        steps = self.closed_steps + bool(self._unscaled.stepped)
-                        self._evidence.clipped(steps, measured[0], self._passes.latest_loss)
+                    norms += [] if measured is None else [measured[0]]
                 continue
             if self._is_clip_early(row.scaler, identity):
                 self._measure(row, gradients.optimizer, row.scaler._scale)
                 self._evidence.scaled_clip(self.closed_steps + 1, gradients.name, max_norm)
+        if norms:
+            steps = self.closed_steps + bool(self._unscaled.stepped)
+            self._evidence.clipped(steps, sum(norms), self._passes.latest_loss)
         if self._ring is None:  # no optimizer is known yet
             several = [parameters] if isinstance(parameters, Tensor) else parameters
             scaler = self._current.scaler if self._passes.is_scaled else None

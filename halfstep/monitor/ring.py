@@ -1,8 +1,9 @@
 """Ring buffer of rows on the device, copied to the host asynchronously.
 
 A loop writes one row per step. Complete rows are copied to pinned memory every DRAIN_ROWS rows or
-DRAIN_SECONDS, on the stream of the steps; an event, polled at each step's end, signals their
-arrival. The host waits for the device only in `drain` and when the ring is full.
+DRAIN_SECONDS, and the first ones and those after a skip as soon as the copy before has arrived. The
+copies run on the stream of the steps; an event, polled at each step's end, signals their arrival.
+The host waits for the device only in `drain` and when the ring is full.
 
 The host keeps a step's number and times in a second ring, and on a CPU also the row: then there is
 no ring on the device. They are handed over with the rows as records of the spool's format,
@@ -118,7 +119,7 @@ class Ring:
             or self.number - self._sent >= DRAIN_ROWS
             or now - self._drained_at >= DRAIN_SECONDS
         ):
-            self._send(now, keep=int(self.holds_last))
+            self._send(now, keep=int(self.holds_last or is_eager))
         return ended
 
     def hurry(self) -> None:

@@ -599,7 +599,7 @@ class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
     # forward: "inputs", "weights" or "inside" of module, "outside" of all modules.
     # backward: "overflow" of half precision, "singular" gradient, "hidden" in an activation,
     # "elsewhere" than in this process's graph, "compiled" into one node, "unobserved" in a graph
-    # with more nodes than are observed.
+    # with more nodes than are observed. forward, too: "unobserved" in a step that was not examined.
     kind: Literal[
         "overflow",
         "singular",

@@ -111,8 +111,11 @@ def install(settings: Settings, database: Database, operator: User) -> Installat
 
 
 def tables() -> list[Table]:
-    """Return all tables, those that others point to first."""
-    return list(Base.metadata.sorted_tables)
+    """Return all tables, those that others point to first.
+
+    Not that of frozen steps, whose rows need their file: they show a run's steps, as other rows do.
+    """
+    return [each for each in Base.metadata.sorted_tables if each.name != "frozen_steps"]
 
 
 def empty_tables(session: Session) -> list[str]:
