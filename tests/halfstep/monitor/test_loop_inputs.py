@@ -1,5 +1,6 @@
 """The inputs of a loop on a device, as its variables hold them."""
 
+import pytest
 import torch
 
 from halfstep.evidence.loop_inputs import MOST_ON_DEVICE, counts_of, device_inputs
@@ -19,6 +20,7 @@ def test_all_inputs_on_the_device_are_found() -> None:
     assert "result" not in inputs
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_inputs_that_are_not_counted_are_not_all() -> None:
     """On another device, of a type that torch cannot search, nested, or too many."""
     for other in (
