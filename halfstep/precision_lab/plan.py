@@ -63,9 +63,11 @@ def precision_plan(
     measured.  scale: the loss scale of fp16 to start from.
     Raises ValueError for a model or an argument of which no plan can be made.
     """
-    random = RandomState([])
-    taken = list(islice(batches, MOST_BATCHES + 1))
-    random.restore()
+    random = RandomState(sorted({p.device for p in model.parameters()}, key=str))
+    try:
+        taken = list(islice(batches, MOST_BATCHES + 1))
+    finally:
+        random.restore()
     if not 1 <= len(taken) <= MOST_BATCHES:
         count = f"more than {MOST_BATCHES} batches" if taken else "no batch"
         raise ValueError(f"batches has {count}: pass 1 to {MOST_BATCHES}")

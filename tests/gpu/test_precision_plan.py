@@ -1,6 +1,7 @@
 """Precision plans on a real GPU: measured times, and the same answers as on a CPU."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -54,3 +55,18 @@ def test_generators_stay():
     precision_plan(model, [tokens], loss)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(torch.cuda.get_rng_state(), states[1])
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_drawing_the_batches_leaves_the_generators(is_torn):
+    """Batches that are drawn on the device leave its generator as it was, also by an error."""
+
+    def drawn():
+        yield tuple(torch.randn(8, 16, device=CUDA) for _ in range(2))
+        if is_torn:
+            raise OSError("the file is gone")
+
+    model, state = nn.Linear(16, 16).to(CUDA), torch.cuda.get_rng_state()
+    with pytest.raises(OSError, match="the file is gone") if is_torn else nullcontext():
+        precision_plan(model, drawn(), squared)
+    assert torch.equal(torch.cuda.get_rng_state(), state)

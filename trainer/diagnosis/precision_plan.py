@@ -33,6 +33,7 @@ from halfstep.precision_lab.plan_result import (
 )
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig, parse_config
+from halfstep.session.nesting import flat
 from halfstep.telemetry.plain_json import ENCODER, JsonObject
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
@@ -73,7 +74,7 @@ def main(
             folder = tempfile.TemporaryDirectory(prefix="halfstep-plan-")
         with folder as path:
             files = list(checkpoints) if run is None else downloaded(run, Path(path))
-            plan = plan_recipe(
+            plan, config = plan_recipe(
                 recipe_class,
                 nested(settings),
                 device=chosen_device(device),
@@ -97,7 +98,7 @@ def main(
         values = {"recipe": recipe_class.name, **plan.as_dict()}
         sys.stdout.write(f"{ENCODER.encode(values)}\n")
     else:
-        _print(name, plan)
+        _print(name, plan, config)
 
 
 def plan_recipe(
@@ -109,17 +110,19 @@ def plan_recipe(
     with_fresh: bool = True,
     batches: int = 2,
     bounds: Bounds,
-) -> PrecisionPlan:
-    """Return the plan of a recipe.
+) -> tuple[PrecisionPlan, RunConfig[Any]]:
+    """Return the plan of a recipe, and the configuration that it was made with.
 
     values: settings of a run, over those of the first checkpoint.  with_fresh: also with the
     weights that the recipe draws.  batches: with each of the weights.
     Raises ConfigError, CheckpointError, and ValueError for a model of which no plan can be made.
     """
-    states = {path: checkpoint.load(path) for path in checkpoints}
-    for path, state in states.items():
+    loaded = {path.absolute(): checkpoint.load(path) for path in checkpoints}
+    labels = _labels(list(loaded))
+    states = {labels[path]: state for path, state in loaded.items()}
+    for label, state in states.items():
         if state["recipe"] != recipe_class.name:
-            text = f"{path.name} is of the recipe {state['recipe']}, not {recipe_class.name}"
+            text = f"{label} is of the recipe {state['recipe']}, not {recipe_class.name}"
             raise CheckpointError(f"{text}; allowed: checkpoints of that one")
     config = _config(recipe_class, values, list(states.values()))
     count = with_fresh + len(states)
@@ -152,7 +155,7 @@ def plan_recipe(
         comparison = Comparison(tuple(modules.values()), loss, given=batch, own_names=names)
         return Situation(comparison, load, label)
 
-    return plan_of(
+    plan = plan_of(
         lambda: [
             situation(label, batch)
             for label in weights.labels
@@ -162,6 +165,20 @@ def plan_recipe(
         bounds,
         fp32_cost=TF32_COST if config.training.tf32 else FP32_COST,
     )
+    return plan, config
+
+
+def _labels(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the shortest end of each path that no other path has, of different absolute paths."""
+    labels = {}
+    for path in paths:
+        ends = (path.parts[-count:] for count in range(1, len(path.parts) + 1))
+        labels[path] = next(
+            str(Path(*end))
+            for end in ends
+            if end != (FRESH,) and [p.parts[-len(end) :] for p in paths].count(end) == 1
+        )
+    return labels
 
 
 class _Weights:
@@ -171,15 +188,15 @@ class _Weights:
         self,
         recipe: Recipe,
         modules: Mapping[str, nn.Module],
-        states: Mapping[Path, dict[str, Any]],
+        states: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._recipe, self._modules = recipe, modules
         fresh = {name: module.state_dict() for name, module in modules.items()}
         self._states: dict[str, tuple[Mapping[str, Any], Any]] = {
             FRESH: (checkpoint.in_memory(deepcopy(fresh)), deepcopy(recipe.state_dict()))
         }
-        for path, state in states.items():
-            self._states[path.name] = state["modules"], state.get("recipe_state", {})
+        for label, state in states.items():
+            self._states[label] = state["modules"], state.get("recipe_state", {})
         self._loaded, self.recipe_state = FRESH, self._states[FRESH][1]
 
     @property
@@ -233,7 +250,7 @@ def downloaded(run: int, folder: Path) -> list[Path]:
     return [client.download(run, folder, step=step, kind="checkpoint") for step in chosen]
 
 
-def _print(name: str, plan: PrecisionPlan) -> None:
+def _print(name: str, plan: PrecisionPlan, config: RunConfig[Any]) -> None:
     from halfstep.cli.tables import print_tables, table
 
     sys.stdout.write("\n".join(plan.sentences()) + "\n\n")
@@ -245,17 +262,26 @@ def _print(name: str, plan: PrecisionPlan) -> None:
     )
     print_tables(points, modules)
     if plan.best.is_within and not plan.best.is_loss_in_fp32:
-        sys.stdout.write(f"\n{submit_command(name, plan.best)}\n")
+        sys.stdout.write(f"\n{submit_command(name, plan.best, config)}\n")
     sys.stdout.flush()
 
 
-def submit_command(name: str, point: PlanPoint) -> str:
-    """Return the command that submits a run of a point."""
+def submit_command(name: str, point: PlanPoint, config: RunConfig[Any]) -> str:
+    """Return the command that submits a run of a point.
+
+    config: that of the plan. Its settings come first, unless they are the recipe's defaults.
+    """
+    own = flat(point.config)
+    planned = _fields(config) | {"modules.fp32": point.fp32, "modules.bf16": point.bf16}
+    defaults = _fields(type(config).model_validate({})).items()
+    further = {k: v for k, v in planned.items() if k not in own and (k, v) not in defaults}
     words = ["halfstep", "submit", name]
-    for group, value in point.config.items():
-        if isinstance(value, Mapping):
-            for field, own in value.items():
-                words += ["--set", f"{group}.{field}={json.dumps(own)}"]
-        else:
-            words += ["--set", f"{group}={value}"]
+    for field, value in (further | own).items():
+        words += ["--set", f"{field}={value if field == 'precision' else json.dumps(value)}"]
     return shlex.join(words)
+
+
+def _fields(config: RunConfig[Any]) -> dict[str, Any]:
+    """Return the settings of all groups by name, as JSON has them."""
+    groups = config.model_dump(mode="json", exclude={"precision"})
+    return {f"{group}.{field}": value for group in groups for field, value in groups[group].items()}

@@ -186,7 +186,7 @@ def test_training_is_bit_identical(name: str) -> None:
 
 
 def test_drawing_the_batches_leaves_the_generators() -> None:
-    """Batches that are drawn at random leave the random generators as they were."""
+    """Batches that are drawn at random leave the generators as they were, also by an error."""
 
     def drawn() -> Iterator[Any]:
         for _ in range(3):
@@ -194,6 +194,14 @@ def test_drawing_the_batches_leaves_the_generators() -> None:
 
     model, state = chain(), torch.get_rng_state()
     assert precision_plan(model, drawn(), squared).batches == 3
+    assert torch.equal(torch.get_rng_state(), state)
+
+    def torn() -> Iterator[Any]:
+        yield vectors()
+        raise OSError("the file is gone")
+
+    with pytest.raises(OSError, match="the file is gone"):
+        precision_plan(model, torn(), squared)
     assert torch.equal(torch.get_rng_state(), state)
 
 

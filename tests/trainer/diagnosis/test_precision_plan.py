@@ -3,15 +3,20 @@
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
+from halfstep.cli.options import configuration
 from halfstep.precision_lab.plan_measurement import Bounds
+from halfstep.recipe import RecipeConfig
 from halfstep.run_config import ConfigError, parse_config
+from halfstep.session.nesting import merged
 from tests.halfstep.precision_lab.cases_made import between
 from tests.halfstep.precision_lab.plans_made import cancelled
 from tests.site import halfstep
@@ -19,7 +24,7 @@ from tests.trainer.conftest import CPU, Pair, Regression
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.data.sampler import Sampler
 from trainer.data.sources import drawn
-from trainer.diagnosis.precision_plan import plan_recipe, submit_command
+from trainer.diagnosis.precision_plan import FRESH, plan_recipe, submit_command
 from trainer.loop import train
 from trainer.precision.module_precision import set_precisions
 from trainer.recipes.digits import Digits
@@ -58,7 +63,7 @@ def gradient(config: Any, scale: float) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_planned_error_is_that_of_the_run(precision: str) -> None:
     """A run configured as a point says has the gradient that the plan has measured."""
-    plan = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
+    plan, _ = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
     point = plan.of_precision[precision]
     assert point.fp32 == ["model.1"]
     exact = gradient(parse_config(Cancelling, {"precision": "fp32"}), 1.0)
@@ -97,12 +102,12 @@ def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
     """Errors are given by weights, the configuration is the checkpoint's, fresh ones may go."""
     files = saved(tmp_path, Regression)
     assert len(files) == 2
-    plan = plan_recipe(Regression, {}, device=CPU, checkpoints=files, bounds=BOUNDS)
+    plan, _ = plan_recipe(Regression, {}, device=CPU, checkpoints=files, bounds=BOUNDS)
     errors = plan.of_precision["fp16"].by_weights
     assert list(errors) == ["fresh weights", "step-00000003.pt", "step-00000006.pt"]
     assert len(set(errors.values())) == 3
     assert plan.batches == 6
-    trained = plan_recipe(
+    trained, _ = plan_recipe(
         Regression, {}, device=CPU, checkpoints=files, with_fresh=False, bounds=BOUNDS
     )
     assert trained.of_precision["fp16"].by_weights == {
@@ -111,13 +116,39 @@ def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
     assert max(errors.values()) == plan.of_precision["fp16"].error
 
 
+def test_checkpoints_of_one_name_are_all_planned_with(tmp_path: Path) -> None:
+    """Files are told apart by their folders where their names are the same."""
+    first, second = saved(tmp_path / "saved", Regression)
+    files = [tmp_path / name for name in ("a/x/last.pt", "b/x/last.pt", "b/last.pt", FRESH)]
+    for file, source in zip(files, (first, second, second, first), strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, file)
+    files.append(second)
+    plan, _ = plan_recipe(
+        Regression, {}, device=CPU, checkpoints=files, batches=1, bounds=Bounds(0.1, 0.99)
+    )
+    errors = plan.of_precision["fp16"].by_weights
+    assert list(errors) == [
+        FRESH,
+        "a/x/last.pt",
+        "b/x/last.pt",
+        "b/last.pt",
+        f"{tmp_path.name}/{FRESH}",
+        second.name,
+    ]
+    _, *own = errors.values()
+    assert own == [own[0], own[1], own[1], own[0], own[1]]
+    assert len(set(errors.values())) == 3
+    assert plan.batches == 6
+
+
 @pytest.mark.parametrize(
     "recipe", [pytest.param(Pair, marks=pytest.mark.extended), Regression, Digits]
 )
 def test_healthy_recipe_is_in_fp16_everywhere(recipe: Any) -> None:
     """Also one of several optimizers, of which the first loss counts."""
     values = {"training": {"batch_size": 16}, "modules": {"fp32": ["model"]}}
-    plan = plan_recipe(recipe, values, device=CPU, bounds=Bounds(0.1, 0.99))
+    plan, _ = plan_recipe(recipe, values, device=CPU, bounds=Bounds(0.1, 0.99))
     assert str(plan.best) == "fp16 everywhere"
     assert {name.split(".")[0] for row in plan.modules for name in row.names} <= {
         "model",
@@ -162,11 +193,50 @@ def test_recipe_plan_from_the_command() -> None:
 
 def test_submit_command_is_quoted() -> None:
     """Each setting is one word of the shell, with its value as JSON."""
-    plan = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
-    words = shlex.split(submit_command("my recipes/a.py", plan.best))
+    plan, config = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
+    words = shlex.split(submit_command("my recipes/a.py", plan.best, config))
     assert words[:3] == ["halfstep", "submit", "my recipes/a.py"]
     assert words[3:] == [
         *("--set", "precision=fp16"),
         *("--set", 'modules.fp32=["model.1"]'),
         *("--set", "scaler.init_scale=65536.0"),
     ]
+
+
+class Labelled(Cancelling):
+    """One whose defaults name modules, with fields of several types."""
+
+    name: ClassVar = "labelled"
+    defaults: ClassVar = {
+        "training": {"steps": 5, "batch_size": 8},
+        "modules": {"fp32": ["model.0"], "bf16": ["model.2"]},
+    }
+
+    class Config(RecipeConfig):
+        """A text and a mapping."""
+
+        label: str = "none"
+        sizes: dict[str, int] = Field({"a": 1, "b": 2})
+
+
+def test_submit_command_is_what_was_planned(tmp_path: Path) -> None:
+    """The run has the settings of the call and of the checkpoint, and the point's precisions."""
+    [file, _] = saved(tmp_path, Labelled, seed=7, schedule="cosine")
+    values = {
+        "precision": "bf16",
+        "training": {"batch_size": 16},
+        "modules": {"fp32": ["model"], "checkpointed": ["model.1"]},
+        "recipe": {"label": "123", "sizes": {"a": 1, "b": 3}},
+    }
+    plan, config = plan_recipe(
+        Labelled, values, device=CPU, checkpoints=[file], batches=1, bounds=BOUNDS
+    )
+    planned = config.model_dump()
+    assert (planned["training"]["seed"], planned["training"]["batch_size"]) == (7, 16)
+    for point in {str(point): point for point in [plan.best, *plan.points]}.values():
+        words = shlex.split(submit_command("labelled", point, config))
+        submitted = parse_config(Labelled, configuration(words[4::2], None)).model_dump()
+        modules = {"fp32": point.fp32, "bf16": point.bf16}
+        assert submitted == merged(merged(planned, point.config), {"modules": modules})
+    assert plan.best.fp32 == ["model.1"]
+    assert not any(word.startswith(("data.", "recipe.learning_rate")) for word in words)
