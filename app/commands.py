@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -72,6 +72,7 @@ def up() -> None:
     settings, database = _open()
     check_store(settings)
     listening = _listen(settings)
+    _on_signals(_exit)
     # A session of its own, so that a Ctrl-C reaches the worker only once, from this process. The
     # worker is killed with this process, to release its name for the next one, which continues its
     # runs. It starts before the server's modules are loaded, which takes seconds, too.
@@ -80,11 +81,11 @@ def up() -> None:
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
-    server = make_server(settings, database)
-    handle_signals(server)
-    watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
-    watcher.start()
     try:
+        server = make_server(settings, database)
+        handle_signals(server)
+        watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
+        watcher.start()
         with _found_by_scripts(settings, database):
             _serve(server, listening, settings, database)
     finally:
@@ -403,9 +404,20 @@ def handle_signals(server: "Server") -> None:
     def stop(*_signal: Any) -> None:
         server.should_exit = True
 
+    _on_signals(stop)
+
+
+def _on_signals(handler: Callable[..., None]) -> None:
+    """Call a handler on SIGINT, SIGTERM and SIGHUP."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, stop)
+            signal.signal(number, handler)
+
+
+def _exit(*_signal: Any) -> None:
+    """Exit on the first signal; later ones do not end the wait for the worker."""
+    _on_signals(lambda *_signal: None)
+    sys.exit()
 
 
 def _serve(

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 #: Runs of one call; the next call continues.
 MOST_RUNS = 100
-#: Delay before another attempt if the steps of a run cannot be frozen.
+#: Delay before another call for a run that cannot be frozen, or whose old files must wait.
 AGAIN_SECONDS = 3600.0
 
 
@@ -27,22 +27,28 @@ class FreezeJob:
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
         self._settings, self._database = settings, database
         self._stopping = stopping
-        self._retry_at: dict[int, float] = {}  # of runs that could not be frozen
+        self._retry_at: dict[int, float] = {}
 
     def freeze_due(self) -> None:
         """Freeze the steps of due runs once; an error of one does not affect the others."""
         if not self._settings.freeze_after_days:
             return
+        begun = time.monotonic()
+        self._retry_at = {run: at for run, at in self._retry_at.items() if at > begun}
         most = MOST_RUNS + len(self._retry_at)
         with self._database.reading() as session:
             due = freeze.due(session, self._settings.freeze_after_days, most=most)
         store = open_store(self._settings, retry_seconds=RETRY_SECONDS) if due else None
         for run_id in due:
-            if store is None or time.monotonic() < self._retry_at.get(run_id, 0.0):
+            if store is None or run_id in self._retry_at:
                 continue
             try:
                 folder = self._settings.data
-                freeze.freeze(self._database, store, run_id, folder=folder, stopping=self._stopping)
+                has_files_left = freeze.freeze(
+                    self._database, store, run_id, folder=folder, stopping=self._stopping
+                )
+                if has_files_left:
+                    self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
             except freeze.Stopped:
                 return
             except Exception as error:

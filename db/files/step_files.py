@@ -187,7 +187,7 @@ class StepFiles:
             raise StepsUnreadable.of(file.key, _one_line(error)) from error
 
     def _named(self, file: StepFile, error: Exception) -> Exception:
-        """Return whether a store that does not return bytes of a file has a truncated one."""
+        """Return the error of a file whose bytes a store does not return: truncated or not."""
         try:
             size_bytes = obstore.head(self._store, file.key)["size"]
         except (OSError, obstore.exceptions.BaseError):

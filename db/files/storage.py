@@ -204,7 +204,9 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     # Read first: a run that is not in training now publishes no more files.
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     skipped = tuple(f"runs/{run_id}/" for run_id in in_training)
-    result, orphans = [], []
+    result: list[Mismatch] = []
+    orphans: list[str] = []
+    refrozen: set[str] = set()  # folders with a new file of steps
     seen: dict[type[Checked], set[int]] = {
         table: set() for table in (CheckpointFile, Artifact, FrozenSteps, Blob, ReportImage)
     }
@@ -218,10 +220,17 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
         orphans += [
             key for key in unnamed if not key.startswith(skipped) and not _is_new(files[key])
         ]
+        refrozen |= {
+            _folder(key)
+            for key, file in files.items()
+            if key.startswith(f"{STEPS}/") and is_recent(file)
+        }
     for table in seen:
         for row in _unseen(session, table, seen[table]):
             result.append(Mismatch(row.key, "the file is missing", row))
-    return result + [Mismatch(key, "no row names the file", None) for key in sorted(orphans)]
+    # `db.telemetry.freeze` keeps the file before a new one for as long.
+    orphans = sorted(key for key in orphans if _folder(key) not in refrozen)
+    return result + [Mismatch(key, "no row names the file", None) for key in orphans]
 
 
 def mend(database: Database, store: ObjectStore, mismatched: list[Mismatch]) -> None:
@@ -309,13 +318,19 @@ def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
             yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
 
 
+def is_recent(file: "ObjectMeta") -> bool:
+    """Return whether a file was stored within ORPHAN_SECONDS."""
+    return file["last_modified"].timestamp() > time.time() - ORPHAN_SECONDS
+
+
 def _is_new(file: "ObjectMeta") -> bool:
     """Return whether the row of content may not be committed yet."""
-    is_recent = file["last_modified"].timestamp() > time.time() - ORPHAN_SECONDS
-    has_late_row = (
-        file["path"].startswith((f"{BLOBS}/", f"{REPORTS}/")) or "/steps/" in file["path"]
-    )
-    return is_recent and has_late_row
+    has_late_row = file["path"].startswith((f"{BLOBS}/", f"{REPORTS}/", f"{STEPS}/"))
+    return has_late_row and is_recent(file)
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def _may_have_row(key: str) -> bool:

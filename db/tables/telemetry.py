@@ -266,4 +266,5 @@ class FrozenSteps(StoredFile):
 
     footer_sha256: Mapped[str]  # checked when the file is opened; its pages have checksums
     attempt: Mapped[int]  # the run's last attempt when the file was written
-    is_settled: Mapped[bool] = mapped_column(default=False)  # whether the rows are deleted
+    # Whether the rows, and files before this one, are deleted.
+    is_settled: Mapped[bool] = mapped_column(default=False)

@@ -4,6 +4,7 @@
 2. The stored file is read back; the number of steps and each column must be those of the rows.
 3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
 4. The rows are deleted in batches, except those that other queries read, see `_retained`.
+5. Files of the run without a row are deleted by a call ORPHAN_SECONDS after its file was stored.
 
 Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
 adds rows; at its end all steps are frozen into a new file.
@@ -21,7 +22,7 @@ from typing import Any
 
 import obstore
 from obstore.store import LocalStore, ObjectStore
-from sqlalchemy import delete, exists, func, or_, select
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
@@ -29,11 +30,12 @@ from db.errors import StepsUnreadable
 from db.files import step_files
 from db.files.step_files import GROUP_STEPS, Columns, StepFile, StepFiles
 from db.files.storage import (
-    ORPHAN_SECONDS,
     PART_BYTES,
     PARTS_AT_ONCE,
     STEPS,
     delete_file,
+    delete_files,
+    is_recent,
     sha256_of,
 )
 from db.runs.trash import DAY_SECONDS
@@ -93,26 +95,27 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
 
 def freeze(
     database: Database, store: ObjectStore, run_id: int, *, folder: Path, stopping: Event
-) -> None:
+) -> bool:
     """Freeze the steps of a run, or continue an interrupted freeze.
 
-    folder: for the temporary file.  Nothing happens if the run is active or deleted. Raises
-    Stopped, or the error of the store; then all steps are still readable.
+    folder: for the temporary file.  Returns whether only old files are left to delete, by a call
+    after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped, or the
+    error of the store; then all steps are still readable.
     """
     with database.reading() as session:
         run, row = session.get_one(Run, run_id), _row(session, run_id)
         state = _State.of(run, row)
     if state is None:
-        return
+        return False
     if row is None or row.attempt != state.attempt:
         stored = _store(database, store, run_id, folder, stopping)
         if stored is None:
-            return
+            return False
         if not _publish(database, run_id, stored, state):
             delete_file(store, stored.file.key)
-            return
-    if _delete_rows(database, run_id, stopping):
-        _delete_other_files(database, store, run_id, superseded=state.key)
+            return False
+    key = _delete_rows(database, run_id, stopping)
+    return key is not None and not _delete_other_files(database, store, run_id, key)
 
 
 @dataclass(frozen=True)
@@ -214,24 +217,25 @@ def _publish(database: Database, run_id: int, stored: _Stored, state: _State) ->
         return True
 
 
-def _delete_rows(database: Database, run_id: int, stopping: Event) -> bool:
+def _delete_rows(database: Database, run_id: int, stopping: Event) -> str | None:
     """Delete the rows whose steps the file has, in batches, with a pause as long as each took.
 
-    Returns whether that is done: False if the run continues meanwhile.
+    Returns the key of the file, or None if the run continues meanwhile.
     """
     first: int | None = -END
+    key: str | None = None
     while first is not None:
         begun = time.monotonic()
         with database.writing() as session:
             run = session.get_one(Run, run_id, with_for_update=True)
             row = _row(session, run_id)
             if _State.of(run, row) is None or row is None or row.attempt != run.attempt:
-                return False
+                return None
+            key = row.key
             first = _delete_batch(session, run, row, first)
-            row.is_settled = first is None
         if first is not None and stopping.wait(time.monotonic() - begun):
             raise Stopped
-    return True
+    return key
 
 
 def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> int | None:
@@ -281,16 +285,22 @@ def _retained(session: Session, run: Run) -> set[int]:
     return {step for step in steps if step is not None} | {*evenly_spaced(run, SPARKLINE_POINTS)}
 
 
-def _delete_other_files(
-    database: Database, store: ObjectStore, run_id: int, *, superseded: str | None
-) -> None:
-    """Delete the file before this one, and what interrupted freezes have left."""
+def _delete_other_files(database: Database, store: ObjectStore, run_id: int, key: str) -> bool:
+    """Delete files of a run without a row, unless one was stored recently; return whether all are.
+
+    A backup copies files after it has read their rows, so the file before this one stays a while.
+    """
+    prefix = f"{STEPS}/{run_id}/"
+    files = [meta for page in obstore.list(store, prefix=prefix) for meta in page]
+    others = [meta["path"] for meta in files if meta["path"] != key]
+    if others and any(map(is_recent, files)):
+        return False
     with database.reading() as session:
         row = _row(session, run_id)
-    named, prefix = row.key if row else None, f"{STEPS}/{run_id}/"
-    is_old = time.time() - ORPHAN_SECONDS
-    for page in obstore.list(store, prefix=prefix):
-        for meta in page:
-            is_left = meta["path"] == superseded or meta["last_modified"].timestamp() < is_old
-            if meta["path"] != named and is_left:
-                delete_file(store, meta["path"])
+    if row is None or row.key != key:
+        return True
+    delete_files(store, others)
+    with database.writing() as session:
+        its = (FrozenSteps.run_id == run_id, FrozenSteps.key == key)
+        session.execute(update(FrozenSteps).where(*its).values(is_settled=True))
+    return True

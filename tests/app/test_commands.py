@@ -1,9 +1,12 @@
 """The operator's commands, as a person types them."""
 
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,19 @@ from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.marks import extended
-from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
+from tests.site import (
+    GATED,
+    SECONDS,
+    Site,
+    answers,
+    free_port,
+    halfstep,
+    heeded,
+    is_running,
+    type_command,
+    until,
+    up,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +149,31 @@ def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
     with up(HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         family = psutil.Process(process.pid).children(recursive=True)
     assert process.returncode == 0
+    assert not any(map(is_running, family))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGINT, signal.SIGHUP])])
+def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Signals) -> None:
+    """The worker starts before the server's modules are loaded, and is asked to stop."""
+    port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
+    with heeded(stop):
+        process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
+            [sys.executable, "-m", "halfstep.cli.main", "up"],
+            env=os.environ | port,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def workers() -> list[psutil.Process]:
+        children = psutil.Process(process.pid).children()
+        return [each for each in children if each.cmdline()[-1:] == ["worker"]]
+
+    until(lambda: bool(workers()))
+    family = workers()
+    process.send_signal(stop)
+    printed, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert "Stopping" in printed
     assert not any(map(is_running, family))
 
 

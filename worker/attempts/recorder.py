@@ -15,7 +15,7 @@ from obstore.store import ObjectStore
 from sqlalchemy.exc import DBAPIError
 
 from db.database import Database, is_outage
-from db.errors import StaleAttempt
+from db.errors import StaleAttempt, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
 from db.files.storage import delete_files, is_in_place, is_plain, put_file
 from db.queue import queue
@@ -61,7 +61,8 @@ class CannotRecord(Exception):
 def may_pass(error: Exception) -> bool:
     """Return whether the error is a database, store or disk outage that may pass."""
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
+    is_store = isinstance(error, obstore.exceptions.BaseError | StorageUnreachable)
+    return is_full or is_outage(error) or is_store
 
 
 def in_short(error: Exception) -> str:

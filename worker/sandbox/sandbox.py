@@ -57,6 +57,8 @@ SOCKETS = (
 )
 SOCKETS_OF_USER = ("docker.sock", "podman/podman.sock", "systemd/private")
 PACKAGES = ("app", "db", "halfstep", "migrations", "trainer", "worker")
+#: Devices of NVIDIA's driver, and of any GPU in WSL.
+DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 PROBE_SECONDS = 60.0
 NAMED = 3  # paths in a message
 
@@ -92,8 +94,8 @@ def sandbox_of_run(
 
 
 def has_cuda() -> bool:
-    """Return whether this machine has NVIDIA's driver."""
-    return Path("/dev/nvidiactl").exists()
+    """Return whether this machine has NVIDIA's driver, or may have it in WSL."""
+    return any(Path(device).exists() for device in DEVICES)
 
 
 def caches(folder: Path) -> dict[str, str]:

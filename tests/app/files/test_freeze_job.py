@@ -1,6 +1,7 @@
 """Frozen runs as the server's pages, API, uploads, backups and trash meet them."""
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from functools import partial
@@ -17,6 +18,7 @@ from app.files.freeze_job import FreezeJob
 from app.files.json_lines import MOST_LINES
 from db.database import Database
 from db.errors import StorageUnreachable
+from db.files import backup
 from db.files.backup import back_up, restore
 from db.files.erasure import erase
 from db.files.step_files import StepFiles
@@ -224,6 +226,36 @@ def test_a_backup_has_the_file(
     assert everything(target, 1, ZOOMS) == everything(database, 1, ZOOMS)
     assert _stones(target) == _stones(database)
     target.dispose()
+
+
+def test_a_backup_has_the_file_of_a_run_that_is_frozen_again(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file is copied although its row, which the backup has, names another one by then."""
+    [key] = freeze_due(settings, database)
+    os.utime(settings.data / key, (0, 0))
+    keys, copy = [key], backup._copy_file
+
+    def freeze_and_copy(*arguments: Any) -> bool:
+        send(uploader, 500, first=STEPS + 1)
+        keys.extend(freeze_due(settings, database))
+        return copy(*arguments)
+
+    monkeypatch.setattr(backup, "_copy_file", freeze_and_copy)
+    saved = back_up(database, open_store(settings), tmp_path / "backup")
+    assert (saved["files"], saved["left_out"]) == (1, [])
+    assert (tmp_path / "backup/files" / key).is_file()
+    assert keys[1] != key
+    job = FreezeJob(settings, database, Event())
+    job.freeze_due()
+    assert job._retry_at.keys() == {1}
+    os.utime(settings.data / keys[1], (0, 0))
+    freeze_due(settings, database)
+    assert not (settings.data / key).exists()
 
 
 def _stones(database: Database) -> list[Any]:

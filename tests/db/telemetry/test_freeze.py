@@ -1,5 +1,6 @@
 """Frozen steps: every reader returns the same bits as before, whatever the steps are."""
 
+import os
 import signal
 from pathlib import Path
 from threading import Event
@@ -17,7 +18,7 @@ from sqlalchemy.orm import make_transient
 
 from db.database import Database
 from db.errors import StepsUnreadable
-from db.files import step_files
+from db.files import step_files, storage
 from db.files.step_files import StepFile, StepFiles
 from db.files.storage import mend, mismatches
 from db.tables import FrozenSteps, Run, RunNode, StepBucket
@@ -167,7 +168,7 @@ def test_a_second_call_changes_nothing(database: Database, running: Run, tmp_pat
 def test_the_rows_of_a_second_file_replace_the_first(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """The file of a resumed run has all steps; the one before it is deleted."""
+    """The file of a resumed run has all steps; the one before it is deleted an hour later."""
     store = LocalStore(tmp_path)
     make_history(database, running)
     first = freeze_run(database, store, running, tmp_path)
@@ -179,10 +180,31 @@ def test_the_rows_of_a_second_file_replace_the_first(
         second = freeze_run(other, store, run, tmp_path)
         _assert_same(everything(other, run.id, ZOOMS), before)
     assert (first.attempt, second.attempt, second.step) == (1, 2, 949)
-    assert _keys(store) == [second.key]
     with database.reading() as session:
+        assert mismatches(session, store) == []
         stored_bytes = session.get_one(Run, run.id).stored_bytes
     assert stored_bytes == second.size_bytes
+    # A backup that has read the first row still copies its file, however old that is.
+    os.utime(tmp_path / first.key, (0, 0))
+    for is_settled in (False, True):
+        assert freeze_run(database, store, run, tmp_path).is_settled is is_settled
+        assert sorted(_keys(store)) == sorted([first.key, second.key][is_settled:])
+        with database.reading() as session:
+            assert mismatches(session, store) == []
+            assert freeze.due(session, 0.0, most=5) == [run.id][is_settled:]
+        os.utime(tmp_path / second.key, (0, 0))
+
+
+def test_a_file_may_be_older_than_its_row(database: Database, running: Run, tmp_path: Path) -> None:
+    """A check lists a file without a row only once no freeze may publish it any more."""
+    store = LocalStore(tmp_path)
+    end(database, running)
+    key = f"steps/{running.id}/0.parquet"
+    obstore.put(store, key, b"x")
+    with database.reading() as session:
+        assert mismatches(session, store) == []
+        os.utime(tmp_path / key, (0, 0))
+        assert [each.key for each in mismatches(session, store)] == [key]
 
 
 class _Begins(Event):
@@ -220,9 +242,10 @@ class _Stops(Event):
 
 
 def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
-    database: Database, running: Run, tmp_path: Path
+    database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of its rows stay until the next freeze."""
+    monkeypatch.setattr(storage, "ORPHAN_SECONDS", 0.0)
     store = MemoryStore()
     make_history(database, running)
     with frozen_made.reading_files(database, store) as other:
@@ -330,9 +353,10 @@ def _keys(store: ObjectStore) -> list[str]:
 
 @pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.extended)])
 def test_a_kill_at_any_point_loses_nothing(
-    database: Database, running: Run, tmp_path: Path, kills: int
+    database: Database, running: Run, tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between any two calls, all steps are readable, and the next freeze completes it."""
+    monkeypatch.setattr(storage, "ORPHAN_SECONDS", 0.0)
     url = database.engine.url.render_as_string(hide_password=False)
     make_history(database, running)
     with frozen_made.Freezer(url, tmp_path) as freezer:
@@ -348,6 +372,7 @@ def test_a_kill_at_any_point_loses_nothing(
                 row = freeze_run(other, freezer.store, run, tmp_path)
                 _assert_same(everything(other, run.id, ZOOMS), before)
                 assert row.is_settled
+                assert [key for key in _keys(freezer.store) if f"/{run.id}/" in key] == [row.key]
                 assert rows_of(other, run) < 300
 
 

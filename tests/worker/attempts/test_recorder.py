@@ -4,8 +4,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from sqlalchemy import select, text
 
 from app.runs.summary import summarise
 from db.database import Database
+from db.errors import StorageUnreachable
+from db.files.step_files import StepFiles
 from db.files.storage import open_store
 from db.health import findings
 from db.queue import queue
@@ -38,6 +41,7 @@ from db.tables import (
     User,
     Worker,
 )
+from db.telemetry import freeze
 from db.telemetry.recording import Recording
 from db.telemetry.series import Cursor, changes, log_lines, raw_steps
 from db.telemetry.windows import window
@@ -738,6 +742,41 @@ def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucke
     bucket.proxy.is_broken = False
     until(recorder.flush)
     assert len(bucket.keys()) == 1
+
+
+@pytest.mark.xdist_group("bucket")
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
+    attempts: Attempts, bucket: Bucket, database_url: str, tmp_path: Path, exact: bool
+) -> None:
+    """Recording reads the file with its steps; nothing is quarantined without the bucket."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next()
+    spool.steps(attempts.steps(1, 300))
+    drain(attempts.supervisor())
+    with attempts.database.writing() as session:
+        queue.end(session, attempts.run_id, attempts.number, Status.FINISHED)
+    store = open_store(attempts.settings)
+    freeze.freeze(attempts.database, store, attempts.run_id, folder=tmp_path, stopping=Event())
+    with attempts.database.writing() as session:
+        session.get_one(Run, attempts.run_id).status = Status.QUEUED
+    attempts.number = 0  # which has ended
+    files = StepFiles(partial(open_store, attempts.settings, retry_seconds=0.1))
+    attempts.database = Database(database_url, files)
+    attempts.closing.callback(attempts.database.dispose)
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    spool.event(event_of(resumed(200, exact=exact)))
+    spool.steps(attempts.steps(201, 210))
+    for _ in range(2):
+        with pytest.raises(StorageUnreachable):
+            recorder.flush()
+    assert not recorder.quarantine.exists()
+    bucket.proxy.is_broken = False
+    drain(recorder)
+    repeated = span(211, 300, 1) if exact else {}  # until the attempt has made them, too
+    assert attempts.made_by() == span(1, 200, 1) | span(201, 210, 2) | repeated
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:

@@ -288,3 +288,12 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
     assert sandbox.obstacle(settings).startswith("its probe failed: ")
     monkeypatch.setattr(sandbox, "version", lambda: 0)
     assert "no Landlock" in sandbox.obstacle(settings)
+
+
+@pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/dxg", ""])
+def test_the_driver_of_gpus_is_found_by_its_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA names its threads, in WSL too; without a device no run may."""
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == device)
+    assert sandbox.has_cuda() is bool(device)
