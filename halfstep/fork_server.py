@@ -244,7 +244,8 @@ def serve(
             load()
         gc.collect()
         gc.freeze()  # a collection in a forked process would copy all of it
-        control.send(READY)
+        with suppress(BrokenPipeError):  # whoever started it has ended, unlike a forked process
+            control.send(READY)
         client = server.run()
     message, files, _flags, _sender = socket.recv_fds(client, REQUEST_BYTES, MOST_FILES)
     client.close()
@@ -352,7 +353,10 @@ class _Server:
         os.close(file)
 
     def _accept(self, _events: int) -> bool:
-        _message, files, _flags, _sender = socket.recv_fds(self._control, 1, 1)
+        try:
+            _message, files, _flags, _sender = socket.recv_fds(self._control, 1, 1)
+        except ConnectionResetError:  # the starter ended without having read READY
+            files = []
         for file in files:
             self._watch(file, partial(self._fork, file))
         if not files:

@@ -35,6 +35,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     load_probe()
     check()
+    outlive_parent()  # a training may be among the first requests
     begun = fork_server.serve(control, is_tied=True, load=_load_rest)
     # From here on this is the process of a training, or of a probe.
     os.environ["HALFSTEP_PARENT_PID"] = str(begun.server)
@@ -49,7 +50,6 @@ def main() -> None:
 def _load_rest() -> None:
     load_training()
     check()
-    outlive_parent()
 
 
 def load_training() -> None:

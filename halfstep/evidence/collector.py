@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.loop_inputs import counts_of, device_inputs, nonfinite_inputs
-from halfstep.evidence.nonfinite_tensors import search
+from halfstep.evidence.nonfinite_tensors import are_finite, search
 from halfstep.evidence.origin import Origin, unobserved_origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
@@ -115,7 +115,6 @@ class Collector:
         losses: list[Value] | None,
         *,
         has_stepped: bool,
-        is_scaled: bool,
     ) -> None:
         """Examine a backward pass. step: the current one.  count: passes so far."""
         if count in PRECISION_PASSES:
@@ -131,7 +130,7 @@ class Collector:
         if losses is None:
             return
         if any(isinstance(loss, Tensor) for loss in losses):
-            self._examine_inputs(step, count, losses, is_scaled=is_scaled)
+            self._examine_inputs(step, count, losses)
         elif not all(map(_is_finite, losses)):
             self._record_inputs(step)
         elif self.inputs is not None and any(isinstance(loss, float) for loss in losses):
@@ -403,14 +402,11 @@ class Collector:
         if self.inputs is None and (inputs := nonfinite_inputs()):
             self.inputs = step, inputs
 
-    def _examine_inputs(
-        self, step: int, count: int, losses: list[Value], *, is_scaled: bool
-    ) -> None:
+    def _examine_inputs(self, step: int, count: int, losses: list[Value]) -> None:
         """Count the nonfinite elements of the loop's inputs on their device, without waiting.
 
-        The loss, which arrives with them, tells whether they are nonfinite by design. Without a
-        scaler only the first nonfinite loss counts: the weights, and what is computed from them,
-        are lost after it.
+        The loss, which arrives with them, shows whether they are nonfinite by design. They explain
+        no loss of weights that are lost: some were computed from these.
         """
         self._examined_passes += 1
         if self._examined_passes > MOST_EXAMINED:
@@ -427,19 +423,17 @@ class Collector:
         def report(arrived: list[Tensor]) -> None:
             counted = zip(names, arrived[0].tolist(), strict=True)
             found = [(name, inf, nan) for name, (inf, nan) in counted if inf or nan]
-            searches = MAX_INPUT_SEARCHES if is_scaled else 1
-            self._judge_inputs(step, found, searches, loss_is_finite=math.isfinite(arrived[1]))
+            loss, weights_are_finite = arrived[1].tolist()
+            if weights_are_finite:
+                self._judge_inputs(step, found, loss_is_finite=math.isfinite(loss))
 
         counts = torch.stack([counts_of(tensor) for tensor in inputs.values()])
-        self._host_copies.send(report, counts, total)
+        weights = [p for each in self._modules for p in each.parameters() if p.requires_grad]
+        both = torch.stack([total, are_finite(weights, device)])
+        self._host_copies.send(report, counts, both)
 
     def _judge_inputs(
-        self,
-        step: int,
-        found: list[tuple[str, int, int]],
-        searches: int,
-        *,
-        loss_is_finite: bool,
+        self, step: int, found: list[tuple[str, int, int]], *, loss_is_finite: bool
     ) -> None:
         if loss_is_finite:
             self._inputs_by_design |= {name for name, _inf, _nan in found}
@@ -448,7 +442,7 @@ class Collector:
                 left = [each for each in inputs if each[0] not in self._inputs_by_design]
                 self.inputs = (first, left) if left else None
                 self._report_inputs()
-        elif self._input_searches < searches:
+        elif self._input_searches < MAX_INPUT_SEARCHES:
             self._input_searches += 1
             new = [each for each in found if each[0] not in self._inputs_by_design]
             if new and self.inputs is None:

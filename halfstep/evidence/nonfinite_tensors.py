@@ -31,6 +31,13 @@ def search(
         host_copies.send(arrived, *is_finite)
 
 
+def are_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Return whether those of the tensors that are on a device are finite: 1 or 0, there."""
+    local = [local_elements(tensor.detach()) for tensor in tensors]
+    own = [each for each in local if each.device == device and _has_norm(each)]
+    return _is_finite(own).all().float() if own else torch.ones((), device=device)
+
+
 def _has_norm(tensor: Tensor) -> bool:
     """Return whether torch computes norms of a tensor, unlike fp8 and empty ones."""
     is_dense = tensor.layout == torch.strided and tensor.numel() > 0

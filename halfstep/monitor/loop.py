@@ -216,11 +216,7 @@ class Loop:
         if passes.count != count and evidence.is_due(passes.count, losses):
             self._best_effort(
                 "evidence",
-                partial(
-                    evidence.pass_begins,
-                    has_stepped=bool(self._known),
-                    is_scaled=scaler is not None,
-                ),
+                partial(evidence.pass_begins, has_stepped=bool(self._known)),
                 self.closed_steps + 1,
                 passes.count,
                 roots,

@@ -97,7 +97,6 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
         assert not any(map(is_running, family))
 
 
-@pytest.mark.extended
 def test_up_continues_after_a_kill(site: Site) -> None:
     """Its worker ends with it, so that the next one has the name, and finds the trainings."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
