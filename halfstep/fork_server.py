@@ -244,7 +244,7 @@ def serve(
             load()
         gc.collect()
         gc.freeze()  # a collection in a forked process would copy all of it
-        with suppress(BrokenPipeError):  # whoever started it has ended, unlike a forked process
+        with suppress(BrokenPipeError):  # its starter has ended, unlike a forked process
             control.send(READY)
         client = server.run()
     message, files, _flags, _sender = socket.recv_fds(client, REQUEST_BYTES, MOST_FILES)
