@@ -241,12 +241,15 @@ def _measured(
     whole = config_schema.with_defaults(recipe["schema"], config)
     sizes = {name: forms.input_text(value) for name, value in whole.get("recipe", {}).items()}
     places, _ = numbers(dict.fromkeys(WHOLE_NUMBERS, "") | values, ())
+    batch_size = whole.get("training", {}).get("batch_size")
+    if not isinstance(batch_size, int | None):  # of a form that is shown with its errors
+        return {}
     return estimates.measured(
         session,
         recipes={recipe["name"], recipe.get("reference", recipe["name"])},
         nodes=places["nodes"],
         devices_per_node=places["devices_per_node"],
-        batch_size=whole.get("training", {}).get("batch_size"),
+        batch_size=batch_size,
         has_same_sizes=lambda settings: same_sizes(settings, sizes),
     )
 
