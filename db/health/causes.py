@@ -537,8 +537,8 @@ def _forward(
         return Finding(
             "The loss of a skipped step was not finite",
             f"{text}Whether the batch held a NaN or an inf, or the forward pass overflowed, is "
-            "unknown: on a GPU, inputs and modules are examined in the first steps and after a "
-            "skip. Check the batch of that step.",
+            "unknown: on a GPU, inputs are examined in the first steps and after a skip, modules "
+            "after a skip only. Check the batch of that step.",
             before=before,
             part="skipped",
             is_certain=False,

@@ -51,7 +51,7 @@ from halfstep.telemetry.spool import Steps
 NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20
 CLIPS_ON_DEVICE = 100  # whose norms are handed over, of a loop without a scaler
-MOST_EXAMINED = 1000  # steps whose inputs are counted on a device
+MOST_EXAMINED = 1000  # backward passes whose inputs are counted on a device
 MAX_INPUT_SEARCHES = 3  # searches of the loop's variables, each a pass over its batch
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
@@ -108,13 +108,7 @@ class Collector:
         return False
 
     def pass_begins(
-        self,
-        step: int,
-        count: int,
-        roots: Any,
-        losses: list[Value] | None,
-        *,
-        has_stepped: bool,
+        self, step: int, count: int, roots: Any, losses: list[Value] | None, *, has_stepped: bool
     ) -> None:
         """Examine a backward pass. step: the current one.  count: passes so far."""
         if count in PRECISION_PASSES:
