@@ -85,6 +85,7 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
     assert ":8000/?token=" in halfstep("link", "operator", **environment).stdout
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGHUP])])
 def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
     """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
@@ -151,6 +152,7 @@ def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
     assert not any(map(is_running, family))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGINT, signal.SIGHUP])])
 def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Signals) -> None:
     """The worker starts before the server's modules are loaded, and is asked to stop."""

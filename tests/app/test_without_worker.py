@@ -34,6 +34,7 @@ def run_without_worker(code: str) -> str:
     ).stdout
 
 
+@pytest.mark.extended
 def test_server_and_database_need_nothing_of_the_extra() -> None:
     """Every module of `app` and `db` is imported without it."""
     code = """

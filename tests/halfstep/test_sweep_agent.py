@@ -139,6 +139,7 @@ def agent(sweep_id: int, *words: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.extended
 def test_two_agents_run_a_command_and_none_twice(database: Database) -> None:
     """Each point has one run, that finished."""
     sweep_id = begin()

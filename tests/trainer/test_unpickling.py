@@ -25,6 +25,7 @@ OURS = (
 #: Modules that make what bytes describe, by whatever function.
 TRUSTING = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 READING = {"load", "loads", "Unpickler", "open"}
+SWITCHES = {"weights_only", "allow_pickle"}
 #: From one process of a run to another, by a pipe; and a reader that makes tensors alone.
 KNOWN = {
     ("trainer/data/examples.py", "pickle.loads"),
@@ -118,7 +119,8 @@ def trusting(source):
                 ):
                     yield f"{node.module}.{each.name}"
         elif isinstance(node, ast.Call):
-            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            named = (each for each in node.keywords if each.arg in SWITCHES)
+            given = {each.arg: ast.unparse(each.value) for each in named}
             if given.get("weights_only") == "True":
                 sound.add(node.func)
             if given.get("allow_pickle", "False") != "False":

@@ -33,6 +33,7 @@ print(json.dumps([sorted(names), sorted(modules), warm_process.obstacle()]))
 """
 
 
+@pytest.mark.extended
 def test_imports_read_no_variable_that_a_run_sets() -> None:
     """A new version of a library that reads one of READ_LATE at import shows here."""
     own = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}

@@ -40,6 +40,7 @@ class Mine(Digits):
 """
 
 
+@pytest.mark.extended
 def test_a_probe_that_ends_with_the_warm_process_starts_as_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from db.settings import Settings
 from db.tables import Status
 from tests.faults.sameness import assert_same, config
+from tests.marks import extended
 from tests.site import Site, is_running, until
 from worker.warm_start import differs_early, environment
 
@@ -59,7 +60,7 @@ def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
         assert site.wait(run_id).attempt == 1
 
 
-@pytest.mark.parametrize("sandbox", ["no", "yes"])
+@pytest.mark.parametrize("sandbox", ["yes", *extended(["no"])])
 def test_a_warm_process_is_isolated_like_a_fresh_one(
     site: Site, sandbox: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
             until(lambda: not is_running(warm))
 
 
+@pytest.mark.extended
 def test_a_warm_process_that_is_stopped_delays_a_start_only(site: Site) -> None:
     """The training starts as a program, and the one that was asked for never begins."""
     with site.gated_worker(**WARM):

@@ -318,6 +318,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_ddp_is_unchanged_and_fsdp_is_rejected(tmp_path: Path) -> None:
     """A diff on one rank of DDP waits for no other, and changes no step; FSDP2 is rejected."""

@@ -210,7 +210,7 @@ ENDS: dict[str, tuple[str, int | None, str | None]] = {
 }
 #: Further exit codes and signals; the others are tested in `make test`, too.
 VARIATIONS = {f"exit {value}" for value in ("None", "nothing", "True", "False", "0", "-1", "256")}
-VARIATIONS |= {"exit 2.5", "SIGHUP", "SIGQUIT", "SIGXCPU"}
+VARIATIONS |= {"exit 2.5", "exit in except", "SIGHUP", "SIGQUIT", "SIGXCPU"}
 #: Of these Python learns no exit code: the C library writes it down after the outcome.
 UNHOOKED = ["raise SystemExit", "exit()", "imported exit"]
 CHILD_ENDS = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3", "SIGTERM"]

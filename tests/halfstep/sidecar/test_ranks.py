@@ -94,7 +94,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("launcher", [LAUNCHER, MACHINES], ids=["machine", "machines"])
+@pytest.mark.parametrize("launcher", [MACHINES, *extended([LAUNCHER])])
 def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, launcher: str) -> None:
     """Lines of a further rank say so; one run has all; what each prints stays where it went."""
     script = "print('hello of', rank, flush=True)\ntime.sleep(0.5)"

@@ -99,6 +99,7 @@ with joined(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
 """
 
 
+@pytest.mark.extended
 def test_a_save_may_take_longer_than_ranks_wait_for_each_other(tmp_path):
     """The disk holds rank 0 until rank 1 has seen the patience of a group like the main one run
     out; both finish, and the checkpoint is whole.

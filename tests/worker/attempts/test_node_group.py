@@ -123,6 +123,7 @@ SMALL = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("recipe", ["digits", *extended(["gpt"])])
 def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, recipe: str) -> None:
