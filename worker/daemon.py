@@ -506,8 +506,9 @@ class Worker:
 
     def _beat(self) -> None:
         """Send a heartbeat, apply its reply, and poll for lost runs of other workers."""
+        memory = self.warm.memory_bytes() if self.warm else None
         with self.database.single_write() as session:
-            pending = workers.heartbeat(session, self.id)
+            pending = workers.heartbeat(session, self.id, memory)
         self._apply_heartbeat(pending)  # a lost notification costs at most one heartbeat interval
         self.lost.check(is_lost=pending.is_lost)
 

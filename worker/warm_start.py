@@ -1,12 +1,16 @@
 """The warm process of a worker, which forks its training processes: trainer.warm_process."""
 
 import logging
+import math
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from db.settings import Settings
 from halfstep.fork_server import (
@@ -22,6 +26,8 @@ from worker.sandbox import run_environment
 from worker.sandbox.sandbox import CACHES
 
 logger = logging.getLogger(__name__)
+
+MEMORY_SECONDS = 60.0  # between two measurements of its memory
 
 #: Variables of a run that nothing reads before the fork; of all others the warm process has the
 #: values that the run gets. tests/trainer/test_warm_process.py checks what its imports read.
@@ -46,6 +52,7 @@ class WarmProcess:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._memory_bytes: int | None = None
         self._start()
 
     def _start(self) -> None:
@@ -62,6 +69,7 @@ class WarmProcess:
             )
         self._server = ForkServer(ours)
         self._has_forked = self._has_been_ready = False
+        self._measured_at = -math.inf
 
     def connect(self) -> socket.socket | None:
         """Return the socket of a new client, or None if the process is not about to fork for it."""
@@ -92,6 +100,19 @@ class WarmProcess:
             return None
         self._has_forked = True
         return forked
+
+    def memory_bytes(self) -> int | None:
+        """Return its memory: of pages that its forks use too, its share; None if it has ended.
+
+        Measured once a minute, which takes about 10 ms.
+        """
+        if time.monotonic() >= self._measured_at + MEMORY_SECONDS:
+            try:
+                self._memory_bytes = int(psutil.Process(self._process.pid).memory_full_info().pss)
+            except psutil.Error:
+                self._memory_bytes = None
+            self._measured_at = time.monotonic()
+        return self._memory_bytes
 
     def check(self) -> None:
         """Start the process again if it has ended; if it never was ready, only log that."""

@@ -50,6 +50,13 @@ class WorkerState(BaseModel):
     only_run_id: Annotated[int | None, Field(description="The run that a cluster started it for")]
     placement: Annotated[str | None, Field(description="The cluster that it requests workers from")]
     versions: dict[str, Any]
+    warm_memory_bytes: Annotated[
+        int | None,
+        Field(
+            description="Memory of the process that its trainings are forked from, without the "
+            "other processes' shares of common pages; null without such a process"
+        ),
+    ]
     started_at: float
     seen_at: float
 

@@ -117,9 +117,15 @@ class PendingWork:
     is_lost: bool  # there are expired leases
 
 
-def heartbeat(session: Session, worker_id: int) -> PendingWork:
-    """Send a worker's heartbeat, and return its work, in one statement."""
-    alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
+def heartbeat(
+    session: Session, worker_id: int, warm_memory_bytes: int | None = None
+) -> PendingWork:
+    """Send a worker's heartbeat, and return its work, in one statement.
+
+    warm_memory_bytes: of its warm process; None without one.
+    """
+    values = {"seen_at": now(), "warm_memory_bytes": warm_memory_bytes}
+    alive = update(Worker).where(Worker.id == worker_id).values(values)
     alive = alive.execution_options(synchronize_session=False)
     return PendingWork(*session.execute(alive.returning(*_pending_work(worker_id))).one())
 

@@ -50,6 +50,8 @@ class Worker(Table):
     # The drain also stops its runs.
     drain_stops: Mapped[bool] = mapped_column(default=False, server_default=false())
     versions: Mapped[dict[str, Any]]
+    # Memory of the process that its trainings are forked from.
+    warm_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     started_at: Mapped[float] = mapped_column(default=now())
     seen_at: Mapped[float] = mapped_column(default=now())
     stopped_at: Mapped[float | None]

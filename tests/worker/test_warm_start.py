@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from db.queue import workers
 from db.settings import Settings
 from db.tables import Status
 from tests.faults.sameness import assert_same, config
@@ -55,9 +56,17 @@ def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
         until(lambda: site.offers("gated"))
         run_id = site.submit(recipe="gated", steps=2)
         site.wait_for_step(run_id, 1)
-        assert warm_process(site, run_id)
+        warm = warm_process(site, run_id)
+        until(lambda: (memory(site) or 0) > 2**20)
+        assert memory(site) <= warm.memory_info().rss
         site.open_gate()
         assert site.wait(run_id).attempt == 1
+
+
+def memory(site: Site) -> int | None:
+    """The memory of the warm process, as the worker reports it."""
+    with site.database.reading() as session:
+        return workers.get(session, 1).warm_memory_bytes
 
 
 @pytest.mark.parametrize("sandbox", ["yes", *extended(["no"])])

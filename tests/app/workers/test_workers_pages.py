@@ -33,8 +33,21 @@ def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient)
     """Runs, devices and versions; a missing worker is reported."""
     page = browser.get("/workers/1").text
     assert "7.45 GiB" in page
+    assert "forked from" not in page
     assert "torch 2" in page
     assert "There is no worker 9." in browser.get("/workers/9").text
+
+
+def test_the_memory_of_a_warm_process_is_shown(
+    database: Database, offered: None, browser: TestClient
+) -> None:
+    """As of the worker's last heartbeat, on its page and in the API."""
+    for memory in (3 * 2**28, None):
+        with database.single_write() as session:
+            workers.heartbeat(session, 1, memory)
+        [listed] = browser.get("/api/v1/workers").json()["workers"]
+        assert listed["warm_memory_bytes"] == memory
+        assert ("forked from: 768 MiB" in browser.get("/workers/1").text) == bool(memory)
 
 
 def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
