@@ -62,11 +62,14 @@ def _listen(watched: watch_session.Watch, engine: Any) -> None:
 
 
 class _Place:
-    """A parameter's gradient, from wherever the engine stores it."""
+    """A parameter with its gradient from wherever the engine stores it."""
 
     def __init__(self, parameter: Any) -> None:
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self._parameter = parameter
         self.grad: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parameter, name)
 
 
 def _partition(optimizer: Any) -> dict[Any, Any] | None:
