@@ -101,6 +101,12 @@ def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -
     assert loss["y"] == scale["y"]
     assert max(loss["bottom"], scale["bottom"]) <= 880
     expect(page.locator(".primary:visible")).to_have_count(1)
+    page.set_viewport_size({"width": 320, "height": 844})
+    label = "Start again with recipe.learning_rate 0.001, and scaler.init_scale 65536"
+    add = "(card, label) => card.insertAdjacentHTML('beforeend', `<a class=button>${label}</a>`)"
+    page.locator(".diagnosis").evaluate(add, label)
+    card, button = _box(page, ".diagnosis"), _box(page, f".button:text('{label}')")
+    assert button["x"] + button["width"] <= card["x"] + card["width"]
 
 
 @pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1440, 1920, 2560])
