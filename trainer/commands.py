@@ -249,7 +249,7 @@ def _register(reference: str, *, as_json: bool) -> None:
     holder = next((other for other, each in names.items() if each == declared != name), None)
     result = {"reference": reference, "kept_in": str(registered_recipes.path()), "name": name}
     folder = registered_recipes.path().parent
-    text = f"{reference} is kept: workers of {folder} offer it soon, as {name}."
+    text = f"{reference} is registered: workers of {folder} offer it soon, as {name}."
     if holder:
         whose = "a recipe that comes along" if holder == declared else holder
         text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."

@@ -99,7 +99,7 @@ class Row:
     label: str
     values: list[Any]
     winners: frozenset[int] = frozenset()  # indexes of the runs with the best value
-    differs: bool = False  # a setting that differs
+    differs: bool = False  # a setting with several values
 
     @property
     def key(self) -> str:
@@ -149,7 +149,14 @@ class Comparison:
 
     @property
     def _differing(self) -> list[tuple[str, list[Any]]]:
-        return [row for row in self.settings if len(set(map(repr, row[1]))) > 1]
+        """Settings that differ; those that only some runs have, with one value, come last."""
+        differing = [row for row in self.settings if len(set(map(repr, row[1]))) > 1]
+        return sorted(differing, key=lambda row: not _has_several(row[1]))
+
+    @property
+    def known_differences(self) -> list[str]:
+        """Paths of the settings that have several values."""
+        return [path for path, values in self._differing if _has_several(values)]
 
     @property
     def _telling(self) -> list[tuple[str, list[Any]]]:
@@ -172,13 +179,14 @@ class Comparison:
     @property
     def legend_figures(self) -> list[str]:
         """Names of the figures in the legend: the loss and a metric, where runs have them."""
-        known = [name for name in self.names if any(self._has(each, name) for each in self.columns)]
-        metrics = [name for name in known if name not in LABELS]
-        return [name for name in known if name == "loss"] + metrics[:1]
+        metrics = [name for name in self.names if name not in LABELS]
+        metrics.sort(key=lambda name: -self.count(name))
+        return [name for name in ["loss", *metrics[:1]] if self.count(name)]
 
-    @staticmethod
-    def _has(column: Column, name: str) -> bool:
-        return column.figures[name].value is not None
+    def count(self, name: str) -> int:
+        """Return how many runs have a figure."""
+        none = Figure(None, None)
+        return sum(column.figures.get(name, none).value is not None for column in self.columns)
 
     @property
     def labels(self) -> dict[int, str]:
@@ -201,7 +209,7 @@ class Comparison:
         empty: list[Any] = [None] * len(self.columns)
         differing = self._differing
         for path, values in differing:
-            yield Row("config", path, path, _texts(values), differs=True)
+            yield Row("config", path, path, _texts(values), differs=_has_several(values))
         for name, label in (("status", "Status"), ("health", "Health"), ("step", "Steps")):
             yield Row("fact", name, label, empty)
         yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
@@ -378,6 +386,11 @@ def _compared(
         step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
         is_low=is_low,
     )
+
+
+def _has_several(values: list[Any]) -> bool:
+    """Return whether runs that have a setting have different values of it."""
+    return len({repr(value) for value in values if value is not MISSING}) > 1
 
 
 def _texts(values: list[Any]) -> list[str]:

@@ -156,7 +156,8 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
         try:
             fields[name] = int(values[name]) if values[name] or name != "runs" else None
         except ValueError:
-            errors[name] = f"{values[name][:100]} is not allowed; allowed: a whole number"
+            text = f"{values[name][:100]} is not allowed" if values[name] else "it is empty"
+            errors[name] = f"{text}; allowed: a whole number"
     if errors:
         raise Invalid(errors)
     return fields

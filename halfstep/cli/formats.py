@@ -32,6 +32,11 @@ def scale(value: Any) -> str:
     return f"2^{exponent - 1}" if mantissa == 0.5 else number(value)
 
 
+def run_scale(run: "RunSummary") -> str:
+    """Return the loss scale of a run that has a scaler."""
+    return scale(run["scale"]) if run["is_scaled"] else MISSING
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration in its two largest units, short enough for a column: 5h 36m."""
     if seconds is None:
@@ -99,7 +104,7 @@ def run_line(run: "RunSummary") -> str:
     """Return the status of a run on one line."""
     parts = [f"run {run['id']}  {state(run)}", run["name"], f"step {progress(run)}"]
     parts += [f"loss {number(run['loss'])}"] if run["loss"] is not None else []
-    parts += [f"scale {scale(run['scale'])}"] if run["scale"] is not None else []
+    parts += [f"scale {run_scale(run)}"] if run["scale"] is not None and run["is_scaled"] else []
     parts += [f"skipped {run['skipped']:,}"]
     parts += [health(run)] if run.get("health") else []
     left = run.get("seconds_left")

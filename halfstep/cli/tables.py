@@ -144,7 +144,7 @@ def _run_row(run: "ListedRun", extra: Sequence[str]) -> list[str]:
         formats.state(run),
         formats.progress(run),
         formats.number(run["loss"]),
-        formats.scale(run["scale"]),
+        formats.run_scale(run),
         f"{run['skipped']:,}",
         formats.health(run),
         formats.duration(left),

@@ -101,6 +101,12 @@ def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -
     assert loss["y"] == scale["y"]
     assert max(loss["bottom"], scale["bottom"]) <= 880
     expect(page.locator(".primary:visible")).to_have_count(1)
+    page.set_viewport_size({"width": 320, "height": 844})
+    label = "Start again with recipe.learning_rate 0.001, and scaler.init_scale 65536"
+    add = "(card, label) => card.insertAdjacentHTML('beforeend', `<a class=button>${label}</a>`)"
+    page.locator(".diagnosis").evaluate(add, label)
+    card, button = _box(page, ".diagnosis"), _box(page, f".button:text('{label}')")
+    assert button["x"] + button["width"] <= card["x"] + card["width"]
 
 
 @pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1440, 1920, 2560])
@@ -141,3 +147,32 @@ def test_the_progress_bar_of_a_diverged_run_is_not_green(
     page.goto("/runs/1")
     value = "getComputedStyle(document.querySelector('.fact progress')).getPropertyValue('{}')"
     assert page.evaluate(value.format("--bar")) == page.evaluate(value.format(colour)) != ""
+
+
+@pytest.mark.journey
+def test_a_phone_shows_skips_and_tiles_whole(trained: Run, page: Page) -> None:
+    """A skipped step is a card with its culprit; no value of a tile is cut."""
+    page.set_viewport_size(PHONE)
+    page.goto("/runs/1#skips")
+    row = page.locator(".skips tbody tr").first
+    expect(row.locator("[data-called=culprit]")).to_be_in_viewport(ratio=1)
+    is_cut = "cells => cells.filter((cell) => cell.scrollWidth > cell.clientWidth)"
+    for cells in (".facts .fact > *", "[data-fragment=skips]"):
+        assert page.locator(cells).evaluate_all(f"{is_cut}.map((cell) => cell.textContent)") == []
+
+
+def test_the_scaler_card_shows_whole_rows(database: Database, running: Run, page: Page) -> None:
+    """Skipped steps for which the card has no room are left out, not cut through."""
+    skipped = range(3, 90, 2)
+    record(database, running, make_steps([1.0] * 90, skipped=skipped), events=make_events(skipped))
+    page.set_viewport_size(DESK)
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-plot=scale][data-drawn]")
+    low = _box(page, ".scaler-card")["bottom"]
+    right = _box(page, ".skip-list")["x"] + _box(page, ".skip-list")["width"]
+    rows = page.locator(".skip-list li").evaluate_all(
+        "rows => rows.map((row) => row.getBoundingClientRect()).map(({ x, bottom }) => [x, bottom])"
+    )
+    shown = [bottom for x, bottom in rows if x < right]
+    assert 5 < len(shown) < len(rows)
+    assert max(shown) <= low

@@ -136,3 +136,13 @@ def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
     page.get_by_role("button", name="Save").click()
     page.wait_for_url("**/projects")
     page.wait_for_function("document.querySelector('.note img')?.naturalWidth === 1")
+
+
+def test_a_report_without_text_invites_to_write(page: Page) -> None:
+    """Its page has nothing to draw, and no script complains."""
+    page.goto("/reports/new")
+    page.get_by_label("Title").fill("Empty")
+    page.get_by_role("button", name="Create report").click()
+    page.wait_for_url("**/reports/1/edit")
+    page.goto("/reports/1")
+    expect(page.get_by_role("heading", name="Empty report")).to_be_visible()

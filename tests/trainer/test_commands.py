@@ -48,7 +48,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     added = halfstep("recipe", "add", str(file), **data)
     assert added.returncode == 0, added.stderr
     reference = f"{file}:Diabetes"
-    assert f"{reference} is kept" in added.stdout
+    assert f"{reference} is registered" in added.stdout
     written = (tmp_path / "recipes.json", tmp_path / ".recipes.lock")
     assert [each.stat().st_mode & 0o777 for each in written] == [0o600, 0o600]
     check = registered_recipes.check_of(reference)
@@ -125,7 +125,7 @@ def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
     result = halfstep("recipe", "add", str(typo), **data)
     assert result.returncode == 1
     assert "AttributeError" in result.stdout
-    assert "is kept" not in result.stdout
+    assert "is registered" not in result.stdout
     assert (
         f"{typo}:Diabetes is not added: the check found 1 error; --no-check adds" in result.stderr
     )

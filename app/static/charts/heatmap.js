@@ -51,7 +51,7 @@ export const heatFigure = ({ samples, log2scale }, colors) => {
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, uirevision: 'same',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: { color: colors.text } },
-    xaxis: { title: { text: 'attempted step', standoff: 6 }, gridcolor: colors.grid, zeroline: false },
+    xaxis: { title: { text: 'attempted step', standoff: 6 }, gridcolor: colors.grid, zeroline: false, ...(steps.length > 1 && { range: [steps[0], steps.at(-1)] }) },
     yaxis: { title: { text: 'size of a gradient, unscaled' }, gridcolor: colors.grid, zeroline: false, tickprefix: '2<sup>', ticksuffix: '</sup>', dtick: 8, range: [lowest, highest] },
   }
   return { data, layout, drawn: samples.length }

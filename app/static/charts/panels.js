@@ -17,8 +17,8 @@ const made = (tag, fields = {}, ...children) => {
 /** @param {string} group */
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
-/** What marks of single steps look like and mean. @type {Record<string, [string, string]>} */
-const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], 'loss not finite': ['▲', 'loss not finite'], resumed: ['┊', 'resumed'] }
+/** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
+const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], 'loss not finite': ['▲', 'loss not finite'], resumed: ['┊', 'resumed', 'quiet'] }
 
 /**
  * @param {HTMLElement} section
@@ -65,7 +65,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
           onHide([...hidden])
         })
         return button
-      }), ...signs.map(([sign, label]) => made('span', { className: 'sign', title: label }, made('i', { textContent: sign }), label)))
+      }), ...signs.map(([sign, label, className = '']) => made('span', { className: 'sign', title: label }, made('i', { textContent: sign, className }), label)))
     }
     panel.drawn.lines.forEach(({ name, color }, i) => {
       const button = /** @type {any} */ (list.children[i])

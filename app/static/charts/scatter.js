@@ -117,7 +117,9 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
   const choose = (choices) => {
     const names = [...columns.keys()]
     const numeric = names.find((name) => columns.get(name)?.every((value) => typeof value === 'number'))
-    const best = [...figures.keys()].find((name) => name.endsWith(', best')) ?? (names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1))
+    const runsWith = (name) => columns.get(name)?.filter((value) => typeof value === 'number').length ?? 0
+    const [metric] = [...figures.keys()].filter((name) => name.endsWith(', best')).sort((a, b) => runsWith(b) - runsWith(a))
+    const best = metric ?? (names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1))
     const usual = [numeric ?? names[0], names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1), best]
     selects.forEach((select, i) => {
       const offered = select === figure ? [...figures.keys()] : names

@@ -185,7 +185,7 @@ def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
         "Reason": formats.reason(run),
         "Step": formats.progress(run),
         "Loss": formats.number(run["loss"]),
-        "Scale": formats.scale(run["scale"]),
+        "Scale": formats.run_scale(run),
         "Skipped": f"{run['skipped']:,}",
         "Health": health["word"] if health else formats.MISSING,
         "Health reason": health["reason"] if health else "",

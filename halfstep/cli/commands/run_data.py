@@ -79,6 +79,8 @@ def findings(run_id: RunId, as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
+    if not rows:
+        warn("No findings.")
     for finding in rows:
         print(f"{finding['title']}\n  {finding['text']}")
 
@@ -163,7 +165,7 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
     fields = {
         "Status": [formats.state(row["run"]) for row in compared],
         "Step": [formats.progress(row["run"]) for row in compared],
-        "Scale": [formats.scale(row["run"]["scale"]) for row in compared],
+        "Scale": [formats.run_scale(row["run"]) for row in compared],
         "Skipped": [f"{row['run']['skipped']:,}" for row in compared],
         "Health": [formats.health(row["run"]) for row in compared],
         "ETA": [formats.duration(row["run"]["seconds_left"]) for row in compared],

@@ -172,7 +172,7 @@ def _trial_row(
     if run is not None:
         loss = "" if is_loss else formats.number(run["loss"])
         skipped, left = f"{run['skipped']:,}", formats.duration(run["seconds_left"])
-        scale, health = formats.scale(run["scale"]), formats.health(run)
+        scale, health = formats.run_scale(run), formats.health(run)
         live = [formats.progress(run), loss, scale, skipped, health, left]
     settings = [formats.value(trial["params"].get(path)) for path in paths]
     value = formats.number(trial["value"])

@@ -44,6 +44,32 @@ def test_runs_are_in_the_requested_order(
     assert "val/score" not in second["best"]  # nobody knows which way it is better
 
 
+def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Settings with several values come first and are named; a script without any changes none.
+
+    The metric beside the loss, in the legend and as a panel, is one that most runs have.
+    """
+    for lr in (0.1, 0.2):
+        trained(database, ada, [3.0, 1.0], lr=lr)
+    script = start_run(
+        database, ada, name="script", config={"precision": "fp16", "training": {"steps": 400}}
+    )
+    record(database, script, make_steps([3.0]), events=[make_metric(1, 1.0, "a/own")])
+    page = browser.get("/compare?runs=1,2,3").text
+    assert re.findall(r"differ in (.*?)</span>", page) == ['<b title="training.lr">lr</b>']
+    keys = re.findall(r'<tr data-key="config\.([\w.]+)">', page)
+    assert keys[0] == "training.lr"
+    assert "training.batch_size" in keys
+    assert len(re.findall(r'<td class="differs">', page)) == 3
+    assert re.findall(r'data-figure="([^"]+)" data-of="3"', page) == ["loss", "val/accuracy"]
+    assert re.findall(r'class="chart-panel" data-row="([^"]+)"', page)[:2] == [
+        "loss",
+        "val/accuracy",
+    ]
+
+
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [

@@ -315,6 +315,7 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
         ({"parameter.lr.maximum": "much"}, "command.parameters.lr", "allowed: a number"),
         ({"command.variables": "A"}, "command.variables", "allowed: NAME=value"),
         ({"runs": "many"}, "runs", "many is not allowed; allowed: a whole number"),
+        ({"at_once": ""}, "at_once", "it is empty; allowed: a whole number"),
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
     ],
 )

@@ -9,6 +9,7 @@ RUN = {
     "steps_total": 3_000_000,
     "loss": 0.01812,
     "scale": 524288.0,
+    "is_scaled": True,
     "skipped": 1234,
     "health": {"word": "healthy", "reason": "No step was skipped."},
     "seconds_left": 20160.0,

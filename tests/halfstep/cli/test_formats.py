@@ -57,6 +57,14 @@ def test_the_status_line_has_the_key_figures() -> None:
     assert "loss" not in line
 
 
+@pytest.mark.parametrize(("is_scaled", "text"), [(True, "2^0"), (False, "–")])
+def test_a_run_without_a_scaler_has_no_scale(is_scaled: bool, text: str) -> None:
+    """Its steps are recorded with a scale of 1, which is not shown."""
+    run = RUN | {"scale": 1.0, "is_scaled": is_scaled}
+    assert formats.run_scale(run) == text
+    assert ("scale 2^0" in formats.run_line(run)) == is_scaled
+
+
 def test_a_failed_run_has_the_reason_of_its_failure() -> None:
     """Not that of a later action; in a list, which has no history, the last line of the error."""
     failed = RUN | {"status": "failed", "error": "Traceback:\n\nValueError: bye\n"}
