@@ -21,7 +21,7 @@ from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.static_charts import has_only_metrics, static_charts
 from app.runs.summary import RunSummary, summarise
-from app.telemetry import config_values, precision_diffs
+from app.telemetry import config_values, precision_diffs, precision_plans
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
@@ -34,7 +34,7 @@ from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
-from db.tables import RECIPE, Run
+from db.tables import Run
 from db.telemetry import histograms, ingest, series, windows
 from halfstep.cli import command_line
 
@@ -142,7 +142,11 @@ def show_run(
         settings=run_settings,
         changed_settings=len(config_values.changed(run_settings)),
         most_seeds=comparison.MOST_SEEDS,
-        variants=comparison.variants(session, run) if run.source == RECIPE else (),
+        variants=comparison.variants(session, run) if precision_plans.is_measurable(run) else (),
+        task=run.task,
+        measured=precision_plans.measured_of(session, run_id),
+        is_measurable=precision_plans.is_measurable(run),
+        checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
 
 

@@ -1,4 +1,4 @@
-"""`halfstep run series, events, findings, compare, parity, precision-diff`: numbers of runs."""
+"""`halfstep run series, events, findings, compare, parity, precision-…`: numbers of runs."""
 
 import csv
 import json
@@ -15,12 +15,18 @@ from halfstep.cli.options import AsJson, RunId, RunIds
 from halfstep.cli.output import print_json, print_list, print_result, warn
 
 if TYPE_CHECKING:
-    from halfstep.api_client.response_types import ComparedRun, Event, PrecisionDiffRow
+    from halfstep.api_client.response_types import (
+        ComparedRun,
+        Event,
+        PlanPoint,
+        PrecisionDiffRow,
+        RunSummary,
+    )
 
 
 def add_to(app: App) -> None:
     """Add the commands to the group `run`."""
-    for command in (series, events, findings, compare, parity, precision_diff):
+    for command in (series, events, findings, compare, parity, precision_diff, precision_plan):
         app.command(command.__name__.replace("_", "-"))(command)
 
 
@@ -88,10 +94,17 @@ def precision_diff(
     request: Annotated[
         bool, typer.Option("--request", help="Request one of the next step of a running run")
     ] = False,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", min=1, help="Queue one at this checkpoint, as a run"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a run's last precision diff: errors by module against fp32, and what needs fp32."""
     with connect() as client:
+        if checkpoint is not None:
+            _print_measurement(client.request_checkpoint_diff(run_id, checkpoint), as_json=as_json)
+            return
         if request:
             accepted = client.request_precision_diff(run_id)
             text = f"run {run_id}: a precision diff of the next step is requested"
@@ -111,6 +124,60 @@ def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:
     errors = (row["error"], row["local"], row["inherited"])
     numbers = ("–" if error is None else f"{float(error):.2g}" for error in errors)
     return row["name"], str(row["call"] or ""), row["direction"], *numbers
+
+
+def precision_plan(
+    run_id: RunId,
+    request: Annotated[
+        bool, typer.Option("--request", help="Queue one with checkpoints of this run, as a run")
+    ] = False,
+    checkpoint: Annotated[
+        list[int] | None,
+        typer.Option(metavar="STEP", min=1, help="With --request: of up to three; repeatable"),
+    ] = None,
+    no_fresh: Annotated[
+        bool, typer.Option("--no-fresh", help="With --request: checkpoints only")
+    ] = False,
+    max_error: Annotated[
+        float, typer.Option(min=0, max=10, help="Bound of the gradient's relative error")
+    ] = 0.1,
+    min_cosine: Annotated[
+        float, typer.Option(min=-1, max=1, help="Bound of its cosine similarity")
+    ] = 0.99,
+    as_json: AsJson = False,
+) -> None:
+    """Print the precision plan that a run has measured: the fastest mixes within a bound."""
+    with connect() as client:
+        if request:
+            run = client.request_precision_plan(
+                run_id,
+                *(checkpoint or ()),
+                fresh_weights=not no_fresh,
+                max_error=max_error,
+                min_cosine=min_cosine,
+            )
+            _print_measurement(run, as_json=as_json)
+            return
+        plan = client.precision_plan(run_id)
+    if plan is None:
+        warn(f"run {run_id} has no precision plan; --request queues one of its checkpoints")
+        raise typer.Exit(1)
+    if as_json:
+        print_json([plan])
+        return
+    for line in plan["sentences"]:
+        print(line)
+    columns = ("Mix", "Error", "Cosine", "Time", "Memory")
+    print_list(plan["points"], columns, _point_row, as_json=False)
+
+
+def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
+    print_result(run, f"run {run['id']}  {run['status']}  {run['name']}", as_json=as_json)
+
+
+def _point_row(point: "PlanPoint") -> tuple[str, ...]:
+    numbers = (point["error"], point["cosine"], point["time"], point["memory"])
+    return point["label"], *(f"{float(number or 0):.4g}" for number in numbers)
 
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
