@@ -34,7 +34,7 @@ from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
-from db.tables import Run
+from db.tables import PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
 from db.telemetry import histograms, ingest, series, windows
 from halfstep.cli import command_line
 
@@ -92,7 +92,7 @@ def show_run(
         destinations=elsewhere(session, principal, run.project),
         sharing=sharing_panel(session, principal, [run]),
         tabs=TABS.items(),
-        tab=tab if tab in TABS else next(iter(TABS)),
+        tab=tab if tab in TABS else _first_tab(run),
         run=summary,
         trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
@@ -134,7 +134,7 @@ def show_run(
         has_log=bool(log),
         log=log,
         config=run.whole_config,
-        training_settings=run.settings,
+        training_settings=run.settings if run.task == TRAIN else {},
         examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),
         command=_command(run),
@@ -148,6 +148,11 @@ def show_run(
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
+
+
+def _first_tab(run: Run) -> str:
+    """Return the tab that is open at first."""
+    return {PRECISION_DIFF: "gradients", PRECISION_PLAN: "log"}.get(run.task, next(iter(TABS)))
 
 
 def _is_usual_view(request: Request, run: Run) -> bool:

@@ -34,7 +34,7 @@ from db.files.uploads import SETTING
 from db.queue import estimates, workers
 from db.queue.estimates import Measured
 from db.runs import presets, runs
-from db.tables import TRAIN, Run
+from db.tables import PRECISION_PLAN, TRAIN, Run
 from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
@@ -203,7 +203,8 @@ def submit_run(
         return form(request, session, principal, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:
         return form(request, session, principal, recipe, config, values, error.errors)
-    return RedirectResponse(f"/runs/{run.id}", status_code=303)
+    part = "/precision-plan" if run.task == PRECISION_PLAN else ""
+    return RedirectResponse(f"/runs/{run.id}{part}", status_code=303)
 
 
 @router.post("/runs/sample")
