@@ -710,6 +710,7 @@ class PrecisionDiff(TypedDict):
     suggested_error: float | str | None  # The same with the suggested modules in fp32, if any
     suggestions: list[PrecisionSuggestion]
     notes: list[str]
+    causes: "list[PlanModule]"  # By the error that each causes alone; empty: not measured
     rows: list[PrecisionDiffRow]  # In order of the calls
 
 

@@ -513,6 +513,25 @@ class PrecisionRow(Part, frozen=True, kw_only=True):
     unknown: Text | None = None  # why the local error is unknown
 
 
+_PlanErrors: TypeAlias = Annotated[
+    dict[Text, Number],
+    Meta(max_length=PLAN_WEIGHTS, description=f"at most {PLAN_WEIGHTS} numbers"),
+]
+_PlanNumber: TypeAlias = Annotated[float, Meta(ge=0, description="a number of at least 0")]
+
+
+class PlanModule(Part, frozen=True, kw_only=True):
+    """Modules of one type and role: what they cost, and the error that they cause."""
+
+    role: Text
+    names: _PrecisionTexts
+    type: Text
+    errors: _PlanErrors
+    operations: _PlanNumber
+    memory: _PlanNumber
+    ms: Number | None
+
+
 class PrecisionDiff(StepEvent, frozen=True, kw_only=True, tag="precision_diff"):
     """One batch in two precisions, compared module by module, in the order of the calls."""
 
@@ -527,6 +546,11 @@ class PrecisionDiff(StepEvent, frozen=True, kw_only=True, tag="precision_diff"):
     suggested: _PrecisionTexts  # modules that should stay in fp32
     suggested_error: Number | None = None  # `error` with these in fp32, measured
     notes: _PrecisionTexts = []
+    #: Modules by the error of the gradient that each causes alone; empty: not measured.
+    causes: Annotated[
+        list[PlanModule],
+        Meta(max_length=PLAN_MODULES, description=f"at most {PLAN_MODULES} modules"),
+    ] = []
     rows: Annotated[
         list[PrecisionRow],
         Meta(max_length=PRECISION_ROWS, description=f"at most {PRECISION_ROWS} rows"),
@@ -537,11 +561,6 @@ _PlanPatterns: TypeAlias = Annotated[
     list[Text],
     Meta(max_length=PLAN_PATTERNS, description=f"at most {PLAN_PATTERNS} names or patterns"),
 ]
-_PlanErrors: TypeAlias = Annotated[
-    dict[Text, Number],
-    Meta(max_length=PLAN_WEIGHTS, description=f"at most {PLAN_WEIGHTS} numbers"),
-]
-_PlanNumber: TypeAlias = Annotated[float, Meta(ge=0, description="a number of at least 0")]
 
 
 class PlanPoint(Part, frozen=True, kw_only=True):
@@ -559,18 +578,6 @@ class PlanPoint(Part, frozen=True, kw_only=True):
     time: _PlanNumber
     memory: _PlanNumber
     ms: _PlanNumber | None
-
-
-class PlanModule(Part, frozen=True, kw_only=True):
-    """Modules of one type and role: what they cost, and the error that they cause."""
-
-    role: Text
-    names: _PrecisionTexts
-    type: Text
-    errors: _PlanErrors
-    operations: _PlanNumber
-    memory: _PlanNumber
-    ms: Number | None
 
 
 class PrecisionPlan(StepEvent, frozen=True, kw_only=True, tag="precision_plan"):

@@ -32,6 +32,9 @@ from trainer.precision.module_precision import set_precisions
 from trainer.setup import make_recipe, set_up_process
 from trainer.step import make_scaler
 
+#: Modules whose own share in the gradient's error a diff measures.
+CAUSES = 20
+
 
 def measure(
     recipe_class: type[Recipe],
@@ -116,6 +119,7 @@ def _diff(
             step=step,
             given=given,
             names=module_names(modules),
+            causes=CAUSES,
         )
         on_event(event)
         sys.stdout.write(f"{in_words(event)}\n")

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from halfstep.api_client.response_types import (
         ComparedRun,
         Event,
+        PlanModule,
         PlanPoint,
         PrecisionDiffRow,
         RunSummary,
     )
+
+
+#: Of the modules that a precision diff lists by the error that they cause.
+CAUSES_SHOWN = 10
 
 
 def add_to(app: App) -> None:
@@ -116,8 +121,19 @@ def precision_diff(
         raise typer.Exit(1)
     columns = ("Module", "Call", "Direction", "Error", "Local", "Inherited")
     print_list([diff] if as_json else diff["rows"], columns, _diff_row, as_json=as_json)
-    for each in () if as_json else diff["suggestions"]:
+    if as_json:
+        return
+    for each in diff["suggestions"]:
         print(f"Should stay in fp32: {each['name']}: {each['evidence'][0]}")
+    if diff["causes"]:
+        titles = ("Causes alone", "Error", "Operations", "Memory")
+        print_list(diff["causes"][:CAUSES_SHOWN], titles, _cause_row, as_json=False)
+
+
+def _cause_row(module: "PlanModule") -> tuple[str, ...]:
+    [error] = module["errors"].values()
+    shares = (f"{100 * float(module[name] or 0):.0f} %" for name in ("operations", "memory"))
+    return module["role"], f"{float(error or 0):.2g}", *shares
 
 
 def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:

@@ -197,12 +197,9 @@ def make_plan_point(precision: str = "fp16", **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def make_precision_plan(**fields: Any) -> dict[str, Any]:
-    """Return the event of a plan: fp16 within the bounds only with its head in fp32."""
-    bad = {"error": math.inf, "cosine": math.nan, "is_within": False, "time": 0.1}
-    exact = {"error": 0.0, "by_weights": {}, "cosine": 1.0, "time": 1.0, "memory": 1.0}
-    mixed = make_plan_point(fp32=["model.head"])
-    module = {
+def make_plan_module() -> dict[str, Any]:
+    """Return a module of a plan, which overflows in fp16."""
+    return {
         "role": "model.head",
         "names": ["model.head"],
         "type": "Linear",
@@ -211,6 +208,13 @@ def make_precision_plan(**fields: Any) -> dict[str, Any]:
         "memory": 0.5,
         "ms": None,
     }
+
+
+def make_precision_plan(**fields: Any) -> dict[str, Any]:
+    """Return the event of a plan: fp16 within the bounds only with its head in fp32."""
+    bad = {"error": math.inf, "cosine": math.nan, "is_within": False, "time": 0.1}
+    exact = {"error": 0.0, "by_weights": {}, "cosine": 1.0, "time": 1.0, "memory": 1.0}
+    mixed = make_plan_point(fp32=["model.head"])
     return {
         "event": "precision_plan",
         "step": 0,
@@ -223,7 +227,7 @@ def make_precision_plan(**fields: Any) -> dict[str, Any]:
         "batch_deviation": 0.81,
         "points": [make_plan_point(**bad), mixed, make_plan_point("fp32", **exact)],
         "of_precision": {"fp16": mixed},
-        "modules": [module],
+        "modules": [make_plan_module()],
         "notes": [],
     } | fields
 
@@ -244,6 +248,7 @@ def make_precision_diff(step: int, **changes: Any) -> dict[str, Any]:
         "suggested": ["head"],
         "suggested_error": 5e-4,
         "notes": [],
+        "causes": [make_plan_module() | {"errors": {"fp16": math.inf}}],
         "rows": [
             make_precision_row("(loss)", type="", dtype="float32"),
             make_precision_row("body"),

@@ -57,6 +57,7 @@ def test_a_diff_at_a_checkpoint_is_of_the_next_step(tmp_path: Path, run_loop: An
     assert diff.scale == following["scale"]
     assert 0 < float(diff.error) < 0.01
     assert {row.name for row in diff.rows} >= {"model.0.weight"}
+    assert {each.role for each in diff.causes} >= {"model.0", "model.2"}
 
 
 def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
