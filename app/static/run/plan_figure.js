@@ -28,9 +28,14 @@ export const planFigure = (plan, colors) => {
       hovertemplate: '%{customdata[0]}<br>time %{x:.2f}, error %{customdata[1]}, cosine %{customdata[2]}<extra></extra>',
     }] : []
   })
-  const line = plan.points.map(({ time }) => time)
+  let least = Infinity // points with fewer modules may have the same time and more error
+  const beyond = plan.points.filter(({ error }) => {
+    const isLess = Number(error) < least
+    if (isLess) least = Number(error)
+    return isLess
+  })
   const front = {
-    type: 'scatter', mode: 'lines', name: 'front', x: line, y: plan.points.map(({ error }) => drawable(error)),
+    type: 'scatter', mode: 'lines', name: 'front', x: beyond.map(({ time }) => time), y: beyond.map(({ error }) => drawable(error)),
     line: { shape: 'hv', width: 1, dash: 'dot', color: colors.quiet }, hoverinfo: 'skip', showlegend: false,
   }
   const bound = {

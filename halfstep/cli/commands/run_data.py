@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -192,8 +192,9 @@ def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
 
 
 def _point_row(point: "PlanPoint") -> tuple[str, ...]:
-    numbers = (point["error"], point["cosine"], point["time"], point["memory"])
-    return point["label"], *(f"{float(number or 0):.4g}" for number in numbers)
+    formats_of = {"error": ".2g", "cosine": ".6f", "time": ".2f", "memory": ".2f"}
+    numbers = ((cast("float | None", point[name]), text) for name, text in formats_of.items())  # type: ignore[literal-required]
+    return point["label"], *("–" if n is None else f"{float(n):{text}}" for n, text in numbers)
 
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:

@@ -1,5 +1,6 @@
 """Precision plans and diffs at checkpoints: requested, shown, and submitted."""
 
+import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,11 +13,13 @@ from db.files import checkpoints
 from db.queue import claims, queue, workers
 from db.runs import runs
 from db.tables import AuditEvent, CheckpointFile, Run, Status, User
+from halfstep.client import Client
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model, config_schema
 from tests.app.conftest import csrf_token
 from tests.db.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_plan_point, make_precision_plan, record
+from tests.site import halfstep
 from tests.spool_made import checkpoint_of
 
 
@@ -311,3 +314,36 @@ def test_measurement_is_neither_compared_nor_measured(planned: Run, browser: Tes
         answer = browser.post(f"/api/v1/runs/{planned.id}/{path}", json=body)
         assert answer.status_code == 409, path
         assert "trains nothing" in answer.json()["detail"]
+
+
+def test_client_and_command(database: Database, ended: Run, address: str, token: str) -> None:
+    """They request measurements, print a plan, and queue its best points."""
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    with Client(address, token) as client:
+        plan = client.request_precision_plan(1, 50, 300, fresh_weights=False, max_error=0.05)
+        lab = get(database, plan["id"]).config["lab"]
+        assert (lab["checkpoints"], lab["fresh_weights"], lab["max_error"]) == (
+            ["50", "300"],
+            False,
+            0.05,
+        )
+        assert client.precision_plan(plan["id"]) is None
+        with database.writing() as session:
+            run = start(session)
+        record(database, run, events=[make_precision_plan()])
+        found = client.precision_plan(plan["id"])
+        assert found is not None
+        assert found["points"][found["best"]]["fp32"] == ["model.head"]
+        assert len(client.queue_best_of_plan(plan["id"], seeds=1)) == 2
+        assert client.request_checkpoint_diff(1, 100)["parent_step"] == 100
+    command = ("run", "precision-plan", str(plan["id"]))
+    table = halfstep(*command, **known).stdout
+    assert "Fastest within the bounds: fp16 with model.head in fp32." in table
+    assert json.loads(halfstep(*command, "--json", **known).stdout)["best"] == 1
+    without = halfstep("run", "precision-plan", "1", **known)
+    assert (without.returncode, without.stdout) == (1, "")
+    assert "--request queues one" in without.stderr
+    asked = halfstep("run", "precision-plan", "1", "--request", "--checkpoint", "200", **known)
+    assert "queued  own-fp16 precision plan" in asked.stdout
+    asked = halfstep("run", "precision-diff", "1", "--checkpoint", "200", **known)
+    assert "queued  own-fp16 precision diff" in asked.stdout
