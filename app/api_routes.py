@@ -23,7 +23,14 @@ from app.runs import (
 )
 from app.submission import estimates_api, presets_api
 from app.sweeps import agents_api, sweeps_api
-from app.telemetry import diagnosis_api, environment_api, export_api, series_api, system_api
+from app.telemetry import (
+    diagnosis_api,
+    environment_api,
+    export_api,
+    precision_plans_api,
+    series_api,
+    system_api,
+)
 from app.trash import retention_api, storage_api, trash_api
 from app.workers import workers_api
 
@@ -56,6 +63,7 @@ modules = (
     series_api,
     system_api,
     diagnosis_api,
+    precision_plans_api,
     environment_api,
     export_api,
     ingest_api,

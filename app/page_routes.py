@@ -13,6 +13,7 @@ from app.reports import reports_pages
 from app.runs import list_pages, run_control_pages, run_pages, views_pages
 from app.submission import new_command_pages, new_run_pages, presets_pages, recipe_pages
 from app.sweeps import sweeps_pages
+from app.telemetry import precision_plans_pages
 from app.trash import retention_pages, trash_pages
 from app.workers import workers_pages
 
@@ -26,6 +27,7 @@ for module in (
     presets_pages,
     run_control_pages,
     run_pages,
+    precision_plans_pages,
     trash_pages,
     comparison_pages,
     chart_pages,

@@ -580,6 +580,52 @@ class Spike(Group):
         return self
 
 
+class PrecisionLab(Group):
+    """What a run measures instead of training."""
+
+    task: Literal["train", "precision_plan", "precision_diff"] = Field(
+        "train",
+        title="Task",
+        description="precision_plan: search the fastest mix of precisions within the bounds, and "
+        "train nothing. precision_diff: compare one batch in this precision and in fp32, module "
+        "by module, likewise.",
+    )
+    checkpoints: Annotated[
+        list[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]], Field(max_length=3)
+    ] = Field(
+        [],
+        title="Checkpoints",
+        description="Steps of checkpoints of the run that it starts from, to measure with, such as "
+        "100, 200. Empty: the one that it starts from.",
+    )
+    fresh_weights: bool = Field(
+        True,
+        title="Fresh weights",
+        description="Plan with the weights that the recipe draws as well.",
+    )
+    batches: int = Field(
+        2,
+        ge=1,
+        le=4,
+        title="Batches",
+        description="Batches that a plan measures with each weights.",
+    )
+    max_error: float = Field(
+        0.1,
+        ge=0,
+        le=10,
+        title="Max error",
+        description="Bound of a plan: relative L2 error of the whole gradient against fp32.",
+    )
+    min_cosine: float = Field(
+        0.99,
+        ge=-1,
+        le=1,
+        title="Min cosine",
+        description="Bound of a plan: cosine similarity of the whole gradient with that of fp32.",
+    )
+
+
 class RecipeConfig(Group):
     """Base class of a recipe's own fields."""
 

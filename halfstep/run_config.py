@@ -23,6 +23,7 @@ from halfstep.config_groups import (
     Group,
     Modules,
     Precision,
+    PrecisionLab,
     RecipeConfig,
     Scaler,
     Spike,
@@ -56,12 +57,21 @@ class RunConfig(Group, Generic[Own]):
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")
     diagnosis: Diagnosis = Field(Diagnosis(), title="Diagnosis")
     spike: Spike = Field(Spike(), title="Loss spikes")
+    lab: PrecisionLab = Field(PrecisionLab(), title="Precision lab")
     recipe: Own = Field(title="Recipe")
 
     @model_validator(mode="after")
     def _a_rollback_needs_checkpoints(self) -> Self:
         if self.spike.rollback and self.checkpoints.every_steps is None:
             raise ValueError("spike.rollback is True, but checkpoints.every_steps is empty: set it")
+        return self
+
+    @model_validator(mode="after")
+    def _a_diff_compares_half_precision(self) -> Self:
+        if self.lab.task == "precision_diff" and self.precision not in ("fp16", "bf16"):
+            raise ValueError(
+                f"precision is {self.precision}, and lab.task precision_diff; allowed: fp16, bf16"
+            )
         return self
 
     @model_validator(mode="after")

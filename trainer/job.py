@@ -55,6 +55,19 @@ class Job:
                     spool.steps(records)
                     self.last_step = int(records["step"][-1])
 
+            weights = {name: Path(path) for name, path in job.weights.items()}
+            if config.lab.task != "train":
+                from trainer.diagnosis.measurement import measure  # loads what no training needs
+
+                measure(
+                    recipe,
+                    config,
+                    device=device,
+                    checkpoints={name: Path(path) for name, path in job.checkpoints.items()},
+                    weights=weights,
+                    on_event=on_event,
+                )
+                return Outcome("finished", 0)
             return train(
                 recipe,
                 config,
@@ -65,7 +78,7 @@ class Job:
                 checkpoint_folder=folder / "checkpoints",
                 artifact_folder=folder / "artifacts",
                 resume=folder / job.resume if job.resume else None,
-                weights={name: Path(path) for name, path in job.weights.items()},
+                weights=weights,
                 started_at=job.started_at,
                 seconds_before=job.seconds_before,
                 ranks=ranks,

@@ -6,7 +6,7 @@ a module in fp32, with ratios to the run.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,14 +20,14 @@ from app.submission import config_schema
 from app.submission.submission import LENGTHS, Submission, most_priority, submit
 from app.telemetry import metric_direction
 from app.telemetry.step_metrics import step_metrics_of
-from db.errors import NotFound
+from db.errors import Conflict, NotFound
 from db.health import scaling_health
 from db.queue import workers
 from db.runs import comparisons, groups, runs
 from db.runs.command_spec import read_command
 from db.runs.groups import FP8, TF32
 from db.settings import Settings
-from db.tables import ENDED, RECIPE, Run, User
+from db.tables import ENDED, RECIPE, TRAIN, Run, User
 from db.telemetry import windows
 from halfstep.telemetry.flags import NONFINITE_LOSS
 
@@ -45,6 +45,8 @@ MOST_RUNS = 50
 MOST_SEEDS = MOST_RUNS // len(groups.VARIANTS)
 #: Number of possible seeds.
 SEEDS = 2**32
+#: Limit of a variant's label in the name of its run.
+NAME_OF_VARIANT = 60
 #: With more runs, runs are the rows of the table.
 MOST_COLUMNS = 8
 #: Limits of the legend: columns, and characters of a setting's value.
@@ -242,27 +244,47 @@ def queue(session: Session, user: User, source: Run, seeds: int = 1) -> list[Run
     """Queue a run's configuration in each precision: a group for its seed, and for following ones.
 
     Raises Invalid if the recipe no longer accepts this configuration, Conflict if the run has no
-    recipe.
+    recipe, or trains nothing.
     """
     runs.check_has_recipe(source, "be compared with others of its configuration")
-    first = source.config.get("training", {}).get("seed", 0)
-    labels, queued = variants(session, source), []
+    if source.task != TRAIN:
+        raise Conflict(f"Run {source.id} trains nothing: there is nothing to compare.")
+    changes = {label: groups.VARIANTS[label] for label in variants(session, source)}
+    return queue_variants(session, user, source, changes, seeds)
+
+
+def queue_variants(
+    session: Session, user: User, source: Run, changes: Mapping[str, Mapping[str, Any]], seeds: int
+) -> list[Run]:
+    """Queue a run's configuration with changes: a group for its seed, and for following ones.
+
+    changes: values by path, for each label.  Raises Invalid.
+    """
+    first, queued = source.config.get("training", {}).get("seed", 0), []
     for seed in [(first + number) % SEEDS for number in range(seeds)] if seeds > 1 else [None]:
-        group = [_queue_variant(session, user, source, label, seed) for label in labels]
+        group = [_queue_variant(session, user, source, *each, seed) for each in changes.items()]
         for run in group:
             run.group_id = group[0].id
         queued += group
     return queued
 
 
-def _queue_variant(session: Session, user: User, source: Run, label: str, seed: int | None) -> Run:
-    config, ending = deepcopy(source.config), f" {label}"
-    for path, value in groups.VARIANTS[label].items():
+def _queue_variant(
+    session: Session,
+    user: User,
+    source: Run,
+    label: str,
+    changes: Mapping[str, Any],
+    seed: int | None,
+) -> Run:
+    config, ending = deepcopy(source.config), f" {label}"[:NAME_OF_VARIANT]
+    for path, value in changes.items():
         config_schema.put(config, path, value)
     if seed is not None:
         config_schema.put(config, "training.seed", seed)
         ending += f" seed {seed}"
-    has_own_name = source.name != f"{source.recipe}-{source.precision}"
+    is_training = source.task == TRAIN
+    has_own_name = is_training and source.name != f"{source.recipe}-{source.precision}"
     base = source.name if has_own_name else source.recipe
     submission = Submission(
         recipe=source.recipe,
@@ -273,8 +295,8 @@ def _queue_variant(session: Session, user: User, source: Run, label: str, seed: 
         priority=most_priority(session, source.project, source.priority),
         nodes=source.nodes,
         devices_per_node=source.devices_per_node,
-        parent_id=source.parent_id,
-        parent_step=source.parent_step,
+        parent_id=source.parent_id if is_training else None,
+        parent_step=source.parent_step if is_training else None,
     )
     return submit(session, user, submission)
 

@@ -21,8 +21,9 @@ from db.tables import Status
 Conclusion = Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
 
 PRECISION, SEED = "precision", "training.seed"
-#: Settings that the name of a precision includes.
-OF_PRECISION = (PRECISION, "scaler.enabled", "training.tf32")
+#: Settings that the name of a precision includes, and those that belong to a mix of precisions.
+OF_NAME = (PRECISION, "scaler.enabled", "training.tf32", "modules.fp32", "modules.bf16")
+OF_PRECISION = (*OF_NAME, "scaler.init_scale")
 #: Limit of names in a reason.
 MOST_NAMED = 3
 
@@ -167,11 +168,23 @@ def _group_name(values: _Settings, setting: str, run_id: int) -> str:
         return "not set" if value is MISSING else formats.value(value)
     if not value:
         return "unknown precision"
-    _, enabled, tf32 = (values.get(path, {}).get(run_id, MISSING) for path in OF_PRECISION)
+    _, enabled, tf32, fp32, bf16 = (values.get(path, {}).get(run_id, MISSING) for path in OF_NAME)
     # The comparison gives the scaler as off in precisions without one.
-    scaler = {"enabled": enabled is MISSING or enabled}
-    training = {"tf32": tf32 is not MISSING and tf32}
-    return groups.variant({"precision": value, "scaler": scaler, "training": training})
+    config = {
+        "precision": value,
+        "scaler": {"enabled": enabled is MISSING or enabled},
+        "training": {"tf32": tf32 is not MISSING and tf32},
+        "modules": {"fp32": [], "bf16": []},
+    }
+    differs = any(_differs(values.get(path, {})) for path in ("modules.fp32", "modules.bf16"))
+    if differs:
+        own = {"fp32": fp32, "bf16": bf16}
+        config["modules"] = {name: list(at) for name, at in own.items() if isinstance(at, list)}
+    return groups.full_name(config)
+
+
+def _differs(row: Mapping[int, Any]) -> bool:
+    return len({repr(value) for value in row.values()}) > 1
 
 
 def _by_seed(columns: Sequence[Column], seeds: Mapping[int, Any]) -> _BySeed:

@@ -21,7 +21,7 @@ from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.static_charts import has_only_metrics, static_charts
 from app.runs.summary import RunSummary, summarise
-from app.telemetry import config_values, precision_diffs
+from app.telemetry import config_values, precision_diffs, precision_plans
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
@@ -34,7 +34,7 @@ from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
-from db.tables import RECIPE, Run
+from db.tables import PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
 from db.telemetry import histograms, ingest, series, windows
 from halfstep.cli import command_line
 
@@ -92,7 +92,7 @@ def show_run(
         destinations=elsewhere(session, principal, run.project),
         sharing=sharing_panel(session, principal, [run]),
         tabs=TABS.items(),
-        tab=tab if tab in TABS else next(iter(TABS)),
+        tab=tab if tab in TABS else _first_tab(run),
         run=summary,
         trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
@@ -134,7 +134,7 @@ def show_run(
         has_log=bool(log),
         log=log,
         config=run.whole_config,
-        training_settings=run.settings,
+        training_settings=run.settings if run.task == TRAIN else {},
         examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),
         command=_command(run),
@@ -142,8 +142,17 @@ def show_run(
         settings=run_settings,
         changed_settings=len(config_values.changed(run_settings)),
         most_seeds=comparison.MOST_SEEDS,
-        variants=comparison.variants(session, run) if run.source == RECIPE else (),
+        variants=comparison.variants(session, run) if precision_plans.is_measurable(run) else (),
+        task=run.task,
+        measured=precision_plans.measured_of(session, run_id),
+        is_measurable=precision_plans.is_measurable(run),
+        checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
+
+
+def _first_tab(run: Run) -> str:
+    """Return the tab that is open at first."""
+    return {PRECISION_DIFF: "gradients", PRECISION_PLAN: "log"}.get(run.task, next(iter(TABS)))
 
 
 def _is_usual_view(request: Request, run: Run) -> bool:

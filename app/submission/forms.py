@@ -24,7 +24,7 @@ from halfstep.telemetry.plain_json import JsonObject
 #: Collapsed groups for advanced users; they open if they contain an error or a changed value.
 ADVANCED = {
     *("data", "modules", "weights", "scaler", "spike"),
-    *("checkpoints", "evaluation", "diagnosis"),
+    *("checkpoints", "evaluation", "diagnosis", "lab"),
 }
 #: Settings of `training` that most runs change; the others are a collapsed group of their own.
 BASIC = {

@@ -34,6 +34,7 @@ from db.files.uploads import SETTING
 from db.queue import estimates, workers
 from db.queue.estimates import Measured
 from db.runs import presets, runs
+from db.tables import PRECISION_PLAN, TRAIN, Run
 from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
@@ -111,14 +112,23 @@ def new_run(
             config_schema.put(config, FP32, [*config_schema.get(config, FP32, []), fp32])
             values["compared_with"] = str(run.id)
             step = checkpoints.newest_step(session, run.id, before=before) if before else None
-        for path, value in map(_change, changes):
-            config_schema.put(config, path, value)
         if weights_step is not None:
             config["weights"] = {"run": run.id, "step": weights_step}
         if step is not None:
             config.pop("weights", None)  # the checkpoint contains the weights
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
+    for path, value in map(_change, changes):
+        config_schema.put(config, path, value)
+    if source is not None and run.task != TRAIN:
+        is_training = config_schema.get(config, "lab.task", TRAIN) == TRAIN
+        values |= {"name": ""} if is_training else _parent(run)
     return form(request, session, principal, recipe, config, values)
+
+
+def _parent(run: Run) -> dict[str, str]:
+    """Return the form's fields of the checkpoint that a run starts from or measures."""
+    fields = {"parent_id": run.parent_id, "parent_step": run.parent_step}
+    return {name: str(value) for name, value in fields.items() if value is not None}
 
 
 def _preset(
@@ -193,7 +203,8 @@ def submit_run(
         return form(request, session, principal, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:
         return form(request, session, principal, recipe, config, values, error.errors)
-    return RedirectResponse(f"/runs/{run.id}", status_code=303)
+    part = "/precision-plan" if run.task == PRECISION_PLAN else ""
+    return RedirectResponse(f"/runs/{run.id}{part}", status_code=303)
 
 
 @router.post("/runs/sample")

@@ -20,7 +20,7 @@ from db.names import cleaned
 from db.queue import estimates, quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.runs import groups, run_metadata, runs
-from db.tables import LARGEST_ID, Project, Run, User
+from db.tables import LARGEST_ID, TRAIN, Project, Run, User
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -138,6 +138,8 @@ def _expected_seconds(
 ) -> float | None:
     """Return the time of the slowest similar run; None if there is none."""
     training = config["training"]
+    if config.get("lab", {}).get("task", TRAIN) != TRAIN:
+        return None
     if training.get("epochs") is not None:
         return None  # the number of steps is unknown before the data is read
     sizes = {
@@ -311,6 +313,7 @@ def check(session: Session, submission: Submission) -> Checked:
         if submission.compared_with is not None:
             text = "a command cannot be compared in a group; allowed: for recipes"
             errors["compared_with"] = text
+    errors |= _check_measurement(submission, config)
     if any(path in errors for path in ("recipe", "config")):
         return Checked(command, config, errors)  # further checks would add misleading errors
     errors |= _check_place(session, submission)
@@ -389,6 +392,24 @@ def _find_weights(session: Session, config: JsonObject) -> dict[str, str]:
         return {"weights.run": f"run {run_id} has saved no weights{at}"}
     weights["step"] = files[0].step
     return {}
+
+
+def _check_measurement(submission: Submission, config: JsonObject) -> dict[str, str]:
+    """Return errors of a run that measures instead of training."""
+    lab = config.get("lab")
+    if submission.command is not None or not isinstance(lab, dict):
+        return {}
+    task, errors = lab.get("task", TRAIN), {}
+    for name in ("nodes", "devices_per_node"):
+        if task != TRAIN and getattr(submission, name) > 1:
+            value = getattr(submission, name)
+            errors[name] = f"{value} is not allowed; allowed: 1 with lab.task {task}"
+    steps = lab.get("checkpoints")
+    if steps and isinstance(steps, list) and (task == TRAIN or submission.parent_id is None):
+        text = f"{', '.join(map(str, steps))[:100]} has no effect without"
+        what = "lab.task" if task == TRAIN else "parent_id, the run of the checkpoints"
+        errors["lab.checkpoints"] = f"{text} {what}"
+    return errors
 
 
 def _check_place(session: Session, submission: Submission) -> dict[str, str]:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.runs.summary import Number
 from app.submission import config_schema
+from app.telemetry.precision_plans import PlanModule
 from db.tables import RECIPE, Diagnosis, Run
 from db.telemetry.stored_events import StoredEvents
 from halfstep.precision_lab.suggestions import (
@@ -80,6 +81,13 @@ class PrecisionDiff(BaseModel):
     ]
     suggestions: list[PrecisionSuggestion]
     notes: list[str]
+    causes: Annotated[
+        list[PlanModule],
+        Field(
+            description="Modules by the error of the gradient that each causes alone, with their "
+            "costs; empty: not measured, as in a diff of a training"
+        ),
+    ]
     rows: Annotated[list[PrecisionDiffRow], Field(description="In order of the calls")]
 
 

@@ -126,6 +126,15 @@ def to_resume(session: Session, run: Run) -> list[CheckpointFile]:
     return [*own, *session.scalars(inherited)]
 
 
+def to_measure(session: Session, run: Run) -> dict[int, CheckpointFile | None]:
+    """Return the checkpoints that a run measures instead of training, by step; None: missing."""
+    if run.parent_id is None:
+        return {}
+    steps = sorted(map(int, run.config["lab"].get("checkpoints", ()))) or [run.parent_step or 0]
+    rows = {row.step: row for row in of_run(session, run.parent_id) if row.kind == "checkpoint"}
+    return {step: rows.get(step) for step in steps}
+
+
 def shards_of(
     session: Session, states: Sequence[CheckpointFile]
 ) -> dict[int, list[CheckpointFile]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, RECIPE, Diagnosis, Run, ScalerEvent, Step
+from db.tables import FLAGGED, RECIPE, TRAIN, Diagnosis, Run, ScalerEvent, Step
 from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 from halfstep.telemetry.scaling_health import (
     CALIBRATED_AFTER,
@@ -93,7 +93,9 @@ def has_scaler(run: Run) -> bool:
 
 
 def is_scaled(config: dict[str, Any]) -> bool:
-    """Return whether a configuration has a loss scale."""
+    """Return whether a configuration trains with a loss scale."""
+    if config.get("lab", {}).get("task", TRAIN) != TRAIN:
+        return False
     return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
 
 

@@ -80,6 +80,11 @@ def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def full_name(config: JsonObject) -> str:
+    """Name a configuration by its variant, with the modules that have a precision of their own."""
+    return ", ".join(filter(None, (variant(config), _special(config))))
+
+
 def _special(config: JsonObject) -> str:
     return ", ".join(
         f"{' and '.join(config['modules'][precision])} in {precision}"

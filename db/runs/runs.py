@@ -32,6 +32,7 @@ from db.tables import (
     ENDED,
     NOT_DELETED,
     RECIPE,
+    TRAIN,
     WATCH,
     CheckpointFile,
     Diagnosis,
@@ -78,15 +79,18 @@ def submit(
     """Queue a run behind the others of its priority. The configuration must be validated.
 
     after_id: the run does not start before that run has ended.
-    parent_id, parent_step: the run starts from that checkpoint and continues its step count.
+    parent_id, parent_step: the run starts from that checkpoint and continues its step count, or
+    measures it instead of training.
     Raises Invalid for a run or a checkpoint that does not exist.
     """
     if after_id is not None:
         check_not_deleted(session.get(Run, after_id), "after_id", after_id)
     if parent_id is not None:
         _check_parent(session, recipe, config, parent_id, parent_step)
+    task = config.get("lab", {}).get("task", TRAIN)
+    ending = config["precision"] if task == TRAIN else task.replace("_", "-")
     run = Run(
-        name=name or f"{recipe}-{config['precision']}",
+        name=name or f"{recipe}-{ending}",
         recipe=recipe,
         config=config,
         precision=config["precision"],
@@ -101,7 +105,7 @@ def submit(
         parent_step=parent_step,
         idempotency_key=idempotency_key,
         request_hash=request_hash,
-        steps_total=config["training"]["steps"],
+        steps_total=config["training"]["steps"] if task == TRAIN else 0,
     )
     _queue(session, run, owner)
     if parent_id is not None:
@@ -169,14 +173,18 @@ def _check_parent(
         .where(CheckpointFile.run_id == parent_id, CheckpointFile.kind == "checkpoint")
         .order_by(CheckpointFile.step)
     ).all()
+    has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
     if parent_step not in steps:
-        has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
         message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
         raise Invalid({"parent_step": message})
     check_has_recipe(parent, "be started from")
     if (of := parent.recipe) != recipe:
         raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
-    if config["training"]["steps"] <= parent_step:
+    lab = config.get("lab", {})
+    if missing := [step for step in lab.get("checkpoints", ()) if int(step) not in steps]:
+        message = f"{missing[0]} is not allowed; run {parent_id} {has}"
+        raise Invalid({"config.lab.checkpoints": message})
+    if lab.get("task", TRAIN) == TRAIN and config["training"]["steps"] <= parent_step:
         message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"
         raise Invalid({"config.training.steps": message})
 

@@ -40,6 +40,8 @@ ACTIVE = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.STOPPING, Stat
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 #: Source of a run: a recipe or a command on a worker, or a watched training elsewhere.
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
+#: lab.task of a recipe's configuration: a training, or a measurement without steps.
+TRAIN, PRECISION_PLAN, PRECISION_DIFF = "train", "precision_plan", "precision_diff"
 #: Columns by which lists of runs are filtered and sorted, in addition to settings and metrics.
 LISTED = (
     *("name", "recipe", "precision", "tags", "owner_id", "project"),
@@ -159,6 +161,12 @@ class Run(OfProject, Table):
     def settings(self) -> dict[str, Any]:
         """Configuration of a recipe run; of other runs only the precision."""
         return self.config if self.source == RECIPE else {"precision": self.precision}
+
+    @property
+    def task(self) -> str:
+        """What its recipe does: train, or a measurement instead."""
+        task: str = self.settings.get("lab", {}).get("task", TRAIN)
+        return task
 
     @property
     def whole_config(self) -> dict[str, Any]:

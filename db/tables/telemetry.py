@@ -146,8 +146,8 @@ class Diagnosis(OfRun, Table):
     """A diagnosis of a step, or of the whole run at step 0.
 
     Kinds of a step: histogram, headroom, updates, replay, retry, poison, precision_diff, and
-    checkpoint, with the duration of the save. Kinds at step 0: shapes and weights. content is the
-    spool's event of that kind.
+    checkpoint, with the duration of the save. Kinds at step 0: shapes, weights and precision_plan.
+    content is the spool's event of that kind.
     """
 
     __tablename__ = "diagnoses"

@@ -710,6 +710,7 @@ class PrecisionDiff(TypedDict):
     suggested_error: float | str | None  # The same with the suggested modules in fp32, if any
     suggestions: list[PrecisionSuggestion]
     notes: list[str]
+    causes: "list[PlanModule]"  # By the error that each causes alone; empty: not measured
     rows: list[PrecisionDiffRow]  # In order of the calls
 
 
@@ -718,6 +719,55 @@ class PrecisionDiffs(TypedDict):
 
     steps: list[int]
     diff: PrecisionDiff | None
+
+
+class PlanPoint(TypedDict):
+    """A mix of precisions, and what was measured with it."""
+
+    label: str  # In words
+    precision: str  # fp16, bf16 or fp32
+    fp32: list[str]  # Modules in fp32, by name or pattern
+    bf16: list[str]  # Modules in bf16, likewise
+    is_loss_in_fp32: bool  # Needs a change of the loss function
+    init_scale: float | str | None  # Loss scale of fp16; null: none
+    error: float | str | None  # Of the whole gradient, the worst of all batches
+    by_weights: dict[str, float | str | None]  # The same by weights
+    cosine: float | str | None  # The smallest of all batches
+    is_within: bool  # Whether it is within the bounds
+    time: float | str | None  # Of a forward and a backward pass, against fp32
+    memory: float | str | None  # Of a forward pass's results, against fp32
+    ms: float | str | None  # Time by CUDA events; null: not measured
+    config: dict[str, Any]  # Settings of a run
+
+
+class PlanModule(TypedDict):
+    """Modules of one type and role: what they cost, and the error that they cause alone."""
+
+    role: str  # Name, with * for numbers; (loss): the loss function
+    names: list[str]
+    type: str
+    errors: dict[str, float | str | None]  # By precision
+    operations: float | str | None  # Share of the model's
+    memory: float | str | None  # Share of the bytes of all results
+    ms: float | str | None  # What fp32 adds to a forward pass; null: unknown
+
+
+class PrecisionPlan(TypedDict):
+    """The fastest mixes of precisions within a bound of the gradient's error."""
+
+    sentences: list[str]
+    best: int  # Index of the best point
+    points: list[PlanPoint]  # The Pareto front, the fastest first
+    of_precision: dict[str, PlanPoint]  # The best of fp16 and bf16
+    modules: list[PlanModule]  # The largest error first
+    max_error: float | str | None
+    min_cosine: float | str | None
+    batches: int
+    cost: str  # measured, by CUDA events, or counted operations
+    device: str
+    fp32_cost: float | str | None  # Assumed for counted operations; or null
+    batch_deviation: float | str | None  # Of the batches' gradients; or null
+    notes: list[str]
 
 
 class ArtifactFile(TypedDict):

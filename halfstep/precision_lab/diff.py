@@ -27,12 +27,21 @@ from halfstep.precision_lab.error_statistics import (
     errors_of,
     quotient,
 )
+from halfstep.precision_lab.module_patterns import ModuleTree
+from halfstep.precision_lab.module_survey import Survey
 from halfstep.precision_lab.passes import MOST_CALLS, LowPass, ReferencePass
 from halfstep.precision_lab.report import PrecisionReport
 from halfstep.precision_lab.suggestions import LOSS, ROUNDING_UNIT, suggest
-from halfstep.telemetry.events import PRECISION_ROWS, PrecisionDiff, PrecisionRow
+from halfstep.telemetry.events import (
+    PLAN_MODULES,
+    PRECISION_ROWS,
+    PlanModule,
+    PrecisionDiff,
+    PrecisionRow,
+)
 
 REFERENCES = {torch.float32: "float32", torch.float64: "float64"}
+SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: Where more than half of the gradient's error stays with the suggested modules in fp32.
 UNREPAIRED = (
     "With the suggested modules in fp32 the whole gradient is not much better: they cast to half "
@@ -54,6 +63,7 @@ def precision_diff(
     *,
     scale: float | None = None,
     reference: torch.dtype = torch.float32,
+    causes: int = 0,
 ) -> PrecisionReport:
     """Compare one batch's forward and backward pass in low precision with a reference.
 
@@ -66,10 +76,20 @@ def precision_diff(
     scale: the loss scale; by default 1 for bfloat16, and 65,536 for float16. It is lowered, as by
     a scaler, if the gradients of float16 overflow.
     reference: float32, computed without TF32, or float64.
+    causes: measure the error of the whole gradient that single modules cause alone, for as many as
+    this with the largest local errors; a forward and a backward pass each.
     Raises ValueError for a model or an argument of which no diff can be made.
     """
     return PrecisionReport(
-        diff_of((model,), lambda: loss_fn(model, batch), dtype, scale, reference, given=batch)
+        diff_of(
+            (model,),
+            lambda: loss_fn(model, batch),
+            dtype,
+            scale,
+            reference,
+            given=batch,
+            causes=causes,
+        )
     )
 
 
@@ -83,17 +103,22 @@ def diff_of(
     step: int = 0,
     given: Any = None,
     names: Mapping[nn.Module, str] | None = None,
+    causes: int = 0,
 ) -> PrecisionDiff:
     """Return the event of a precision diff.
 
     closure: returns the loss; called several times.  given: what it reads, which is restored if
     the model overwrites it.  names: of the modules; by default the paths within their model.
+    causes: as of `precision_diff`.
     """
     check_arguments(dtype, scale, reference)
+    if not 0 <= causes <= PLAN_MODULES:
+        raise ValueError(f"causes = {causes}: must be a number of modules from 0 to {PLAN_MODULES}")
     check_models(models)
     diff = _Diff(models, closure, dtype, reference, given, names)
     with diff.preserved():
-        return diff.event(step, scale)
+        event = diff.event(step, scale)
+        return replace(event, causes=diff.causes(event, causes)) if causes else event
 
 
 def check_arguments(dtype: object, scale: object, reference: object) -> None:
@@ -185,6 +210,40 @@ class _Diff(Comparison):
             notes=self.notes,
             rows=rows[:PRECISION_ROWS],
         )
+
+    def causes(self, event: PrecisionDiff, count: int) -> list[PlanModule]:
+        """Return the errors of the gradient that modules cause alone, the largest first.
+
+        Of the modules with the largest local errors; of half-precision weights none, as their
+        modules cannot be computed in fp32 alone.
+        """
+        if self._mix.dtype is None:
+            return []
+        work, survey = Survey(self, None).work, Survey(self, self._dtype)
+        local: dict[str, float] = dict.fromkeys(work, 0.0)
+        for row in event.rows:
+            if row.name in local and row.local is not None:
+                local[row.name] = max(local[row.name], float(row.local))
+        types = ModuleTree.of(self.setting.names).types
+        references = self.reference_gradients()
+        operations = sum(each.operations for each in work.values())
+        size = sum(each.bytes for each in work.values())
+        scale = float(event.scale)
+        modules = [
+            PlanModule(
+                role=name,
+                names=[name],
+                type=types.get(name, ""),
+                errors={
+                    SHORT[self._dtype]: survey.isolated_error(self, (name,), scale, references)
+                },
+                operations=work[name].operations / (operations or 1),
+                memory=work[name].bytes / (size or 1),
+                ms=None,
+            )
+            for name in sorted(local, key=lambda name: -local[name])[:count]
+        ]
+        return sorted(modules, key=lambda module: -max(map(float, module.errors.values())))
 
     def _autocast(self) -> torch.autocast:
         enabled = self._mix.dtype is not None

@@ -148,10 +148,12 @@ class PrecisionPlan:
         Numbers that are not finite are texts.
         """
         values = asdict(self)
-        for own, point in zip(values["points"], self.points, strict=True):
-            own["config"] = point.config
-        for precision, point in self.of_precision.items():
-            values["of_precision"][precision]["config"] = point.config
+        of_precision = values["of_precision"]
+        for own, point in (
+            *zip(values["points"], self.points, strict=True),
+            *((of_precision[precision], point) for precision, point in self.of_precision.items()),
+        ):
+            own |= {"label": str(point), "config": point.config}
         best = self.points.index(self.best)
         plain: JsonObject = json_safe(values | {"best": best, "sentences": self.sentences()})
         return plain

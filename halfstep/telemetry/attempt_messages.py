@@ -47,6 +47,7 @@ class TrainingJob(Job, frozen=True, kw_only=True):
     seconds_before: float = 0.0  # that earlier attempts trained
     resume: str | None  # path of the checkpoint to continue from
     weights: dict[str, str] = {}  # paths of initial weights by module; "": of the only one
+    checkpoints: dict[str, str] = {}  # paths by name, to measure with instead of training
     device: str  # "cpu", or "cuda" for the device of each rank
     # Of a run on several nodes.
     host: str = "localhost"  # address of this machine for the other nodes

@@ -24,6 +24,7 @@ TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configura
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
 PRECISION_ROWS = 10_000
+PLAN_POINTS, PLAN_MODULES, PLAN_PATTERNS, PLAN_WEIGHTS = 200, 1000, 32, 8
 #: One event is one database row, which a page reads whole.
 EVENT_BYTES = 16 * 2**20
 
@@ -512,6 +513,25 @@ class PrecisionRow(Part, frozen=True, kw_only=True):
     unknown: Text | None = None  # why the local error is unknown
 
 
+_PlanErrors: TypeAlias = Annotated[
+    dict[Text, Number],
+    Meta(max_length=PLAN_WEIGHTS, description=f"at most {PLAN_WEIGHTS} numbers"),
+]
+_PlanNumber: TypeAlias = Annotated[float, Meta(ge=0, description="a number of at least 0")]
+
+
+class PlanModule(Part, frozen=True, kw_only=True):
+    """Modules of one type and role: what they cost, and the error that they cause."""
+
+    role: Text
+    names: _PrecisionTexts
+    type: Text
+    errors: _PlanErrors
+    operations: _PlanNumber
+    memory: _PlanNumber
+    ms: Number | None
+
+
 class PrecisionDiff(StepEvent, frozen=True, kw_only=True, tag="precision_diff"):
     """One batch in two precisions, compared module by module, in the order of the calls."""
 
@@ -526,10 +546,60 @@ class PrecisionDiff(StepEvent, frozen=True, kw_only=True, tag="precision_diff"):
     suggested: _PrecisionTexts  # modules that should stay in fp32
     suggested_error: Number | None = None  # `error` with these in fp32, measured
     notes: _PrecisionTexts = []
+    #: Modules by the error of the gradient that each causes alone; empty: not measured.
+    causes: Annotated[
+        list[PlanModule],
+        Meta(max_length=PLAN_MODULES, description=f"at most {PLAN_MODULES} modules"),
+    ] = []
     rows: Annotated[
         list[PrecisionRow],
         Meta(max_length=PRECISION_ROWS, description=f"at most {PRECISION_ROWS} rows"),
     ]
+
+
+_PlanPatterns: TypeAlias = Annotated[
+    list[Text],
+    Meta(max_length=PLAN_PATTERNS, description=f"at most {PLAN_PATTERNS} names or patterns"),
+]
+
+
+class PlanPoint(Part, frozen=True, kw_only=True):
+    """A mix of precisions; see halfstep/precision_lab/plan_result.py."""
+
+    precision: Literal["fp16", "bf16", "fp32"]
+    fp32: _PlanPatterns
+    bf16: _PlanPatterns
+    is_loss_in_fp32: bool
+    init_scale: _PlanNumber | None
+    error: Number
+    by_weights: _PlanErrors
+    cosine: Number
+    is_within: bool
+    time: _PlanNumber
+    memory: _PlanNumber
+    ms: _PlanNumber | None
+
+
+class PrecisionPlan(StepEvent, frozen=True, kw_only=True, tag="precision_plan"):
+    """The fastest mixes of precisions within a bound of the gradient's error."""
+
+    max_error: Number
+    min_cosine: Number
+    batches: Count
+    cost: Literal["measured", "operations"]
+    device: Text
+    fp32_cost: _PlanNumber | None
+    batch_deviation: Number | None
+    points: Annotated[
+        list[PlanPoint],
+        Meta(min_length=1, max_length=PLAN_POINTS, description=f"1 to {PLAN_POINTS} points"),
+    ]
+    of_precision: Annotated[dict[Text, PlanPoint], Meta(max_length=2, description="at most 2")]
+    modules: Annotated[
+        list[PlanModule],
+        Meta(max_length=PLAN_MODULES, description=f"at most {PLAN_MODULES} modules"),
+    ]
+    notes: _PrecisionTexts = []
 
 
 class Precision(StepEvent, frozen=True, kw_only=True, tag="precision"):
@@ -760,6 +830,7 @@ KINDS: dict[str, type[Event]] = {
             Updates,
             Precision,
             PrecisionDiff,
+            PrecisionPlan,
         ),
         *(Replay, Poison, Schedule, Origin, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, ScaledClip, BoundedNorms, Uncleared, AccumulatedGradients),

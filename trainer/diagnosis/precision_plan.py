@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -107,18 +107,21 @@ def plan_recipe(
     *,
     device: torch.device,
     checkpoints: Sequence[Path] = (),
+    names: Sequence[str] = (),
+    prepare: Callable[[Recipe], None] = lambda _: None,
     with_fresh: bool = True,
     batches: int = 2,
     bounds: Bounds,
 ) -> tuple[PrecisionPlan, RunConfig[Any]]:
     """Return the plan of a recipe, and the configuration that it was made with.
 
-    values: settings of a run, over those of the first checkpoint.  with_fresh: also with the
-    weights that the recipe draws.  batches: with each of the weights.
+    values: settings of a run, over those of the first checkpoint.  names: of the checkpoints; by
+    default the ends of their paths.  prepare: called with the new recipe.  with_fresh: also with
+    the weights that the recipe then has.  batches: with each of the weights.
     Raises ConfigError, CheckpointError, and ValueError for a model of which no plan can be made.
     """
     loaded = {path.absolute(): checkpoint.load(path) for path in checkpoints}
-    labels = _labels(list(loaded))
+    labels = dict(zip(loaded, names, strict=True)) if names else _labels(list(loaded))
     states = {labels[path]: state for path, state in loaded.items()}
     for label, state in states.items():
         if state["recipe"] != recipe_class.name:
@@ -139,10 +142,9 @@ def plan_recipe(
     device = set_up_process(device, config.training)
     recipe = make_recipe(recipe_class, config, device)
     recipe.scaler = make_scaler(config, device)
+    prepare(recipe)
     modules = dict(recipe.modules)
-    names: dict[nn.Module, str] = {}
-    for name, module in named(modules):
-        names.setdefault(module, name)
+    own_names = module_names(modules)
     given = _batches(recipe, config, batches, device)
     weights = _Weights(recipe, modules, states)
 
@@ -152,7 +154,7 @@ def plan_recipe(
 
         load = partial(weights.load, label)
         load()
-        comparison = Comparison(tuple(modules.values()), loss, given=batch, own_names=names)
+        comparison = Comparison(tuple(modules.values()), loss, given=batch, own_names=own_names)
         return Situation(comparison, load, label)
 
     plan = plan_of(
@@ -166,6 +168,14 @@ def plan_recipe(
         fp32_cost=TF32_COST if config.training.tf32 else FP32_COST,
     )
     return plan, config
+
+
+def module_names(modules: Mapping[str, nn.Module]) -> dict[nn.Module, str]:
+    """Return the names of a recipe's modules; of a module with several the first."""
+    names: dict[nn.Module, str] = {}
+    for name, module in named(modules):
+        names.setdefault(module, name)
+    return names
 
 
 def _labels(paths: Sequence[Path]) -> dict[Path, str]:

@@ -21,7 +21,7 @@ from db.files.storage import delete_files, is_in_place, is_plain, put_file
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
-from db.tables import COMMAND
+from db.tables import COMMAND, TRAIN
 from db.telemetry import series, telemetry
 from db.telemetry.recording import BlobId, Recording, in_words
 from halfstep.clock import clock
@@ -110,7 +110,7 @@ class Recorder:
             attempt,
             has_begun=newest == attempt,  # by a supervisor that has died
             last_line=last[0].number if last else 0,
-            may_log_alone=run.source == COMMAND and run.step == 0,
+            may_log_alone=run.step == 0 and (run.source == COMMAND or run.task != TRAIN),
             begins_anew=True,
             shares_log=run.nodes > 1,
         )

@@ -261,7 +261,7 @@ class Supervisor:
     def _follow(self, child: Child) -> Outcome:
         """Record until the training ends and all its output is in the database."""
         renewal_due = pause = 0.0
-        is_training = is_told = isinstance(self.work, Training)  # its first step reports running
+        is_training = is_told = isinstance(self.work, Training) and not self.work.measures
         while True:
             code = child.exit_code()
             if code is not None:
@@ -269,7 +269,7 @@ class Supervisor:
                 self.recorder.log.close()
                 self.has_lost_lease = self.has_lost_lease or clock() > self.lease.kill
             try:
-                if not is_told:
+                if not is_told:  # of a training the first step reports that it runs
                     with self.database.writing() as session:
                         queue.run_command(session, self.run_id, self.attempt)
                     is_told = True

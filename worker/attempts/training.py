@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from db.files import checkpoints
 from db.files.storage import get_file
 from db.queue import node_groups, queue
-from db.tables import CheckpointFile, Status
+from db.tables import TRAIN, CheckpointFile, Status
 from halfstep import data_paths
 from halfstep.fork_server import ForkFailed
 from halfstep.telemetry.attempt_messages import (
@@ -57,8 +57,11 @@ class Training:
 
     def __init__(self, attempt: Attempt, session: Session) -> None:
         self._attempt = attempt
-        self._states = checkpoints.to_resume(session, attempt.run)
-        self._shards = checkpoints.shards_of(session, self._states)
+        self.measures = attempt.run.task != TRAIN  # instead of training
+        self._measured = checkpoints.to_measure(session, attempt.run) if self.measures else {}
+        self._states = [] if self.measures else checkpoints.to_resume(session, attempt.run)
+        states = [*self._states, *filter(None, self._measured.values())]
+        self._shards = checkpoints.shards_of(session, states)
         self._weights = checkpoints.to_start_from(session, attempt.run.settings)
         self._control = ControlState()
 
@@ -66,7 +69,8 @@ class Training:
         """Fetch the checkpoint and write the job file. Raises CannotStart."""
         attempt, run = self._attempt, self._attempt.run
         resume = next(filter(None, map(self._fetch, self._states)), None)
-        if run.parent_id is not None and resume is None:
+        measured = {f"step {step}": self._required(step) for step in self._measured}
+        if run.parent_id is not None and resume is None and not self.measures:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
             raise CannotStart(f"{text} start from is missing or damaged")
         weights = bring_weights(attempt, self._weights) if resume is None else {}
@@ -82,16 +86,28 @@ class Training:
             seconds_before=attempt.seconds_before,
             resume=resume,
             weights=weights,
+            checkpoints=measured,
             device="cuda" if attempt.is_cuda else "cpu",
             host=host,
             timeout_seconds=timeout_seconds,
         )
         file = attempt.recipe_file
         # The shards of a sharded state are in a folder next to it.
-        states = [resume, resume.removesuffix(".pt")] if resume else []
+        files = [*([resume] if resume else []), *measured.values()]
+        states = [name for path in files for name in (path, path.removesuffix(".pt"))]
         self._read = [*states, *weights.values(), *([str(file)] if file else [])]
         write_message(attempt.files.job, job)
         write_message(attempt.files.control, self._control)
+
+    def _required(self, step: int) -> str:
+        """Return the path where the run can read a checkpoint to measure. Raises CannotStart."""
+        state = self._measured[step]
+        path = self._fetch(state) if state else None
+        if path is None:
+            parent = self._attempt.run.parent_id
+            text = f"the checkpoint of run {parent} at step {step} is missing or damaged"
+            raise CannotStart(text, "settings")
+        return self._attempt.staged(path)
 
     def _rendezvous(self) -> tuple[str, float | None]:
         """Return the rendezvous host and the timeout of collective operations."""
@@ -141,12 +157,14 @@ class Training:
         )
 
     def acknowledge(
-        self, requested: queue.DesiredState, _child: Child, *, is_preempted: bool
+        self, requested: queue.DesiredState, child: Child, *, is_preempted: bool
     ) -> None:
-        """Write user requests to the control file."""
+        """Write user requests to the control file; end a measurement, which has no steps."""
         stop = STOPS[requested.desired_state]
         if is_preempted:
             stop = stop or "preempt"
+        if stop and self.measures:
+            child.kill()
         requests = [
             ControlRequest(id=each.id, kind=cast("RequestKind", each.kind), value=each.value or 0.0)
             for each in requested.requests

@@ -43,9 +43,12 @@ let asked = ''
 const ask = async () => {
   const numbers = [...Object.values(ASKED), 'training.steps'].map((name) => form.elements.namedItem(name))
   if (numbers.some((input) => input?.validity?.valid === false)) return // the form says so itself
-  const query = question(new FormData(/** @type {any} */ (form)))
-  if (query === asked) return
-  asked = query
+  const data = new FormData(/** @type {any} */ (form))
+  const query = question(data)
+  const measures = !['train', null].includes(/** @type {string|null} */ (data.get('lab.task')))
+  const key = `${query} ${measures}`
+  if (key === asked) return
+  asked = key
   /** @type {string[]} */
   let words = []
   /** @type {Record<string, any>} */
@@ -56,7 +59,8 @@ const ask = async () => {
   } catch {
     asked = '' // the server is away: at the next change
   }
-  if (query !== asked && asked) return
+  if (key !== asked && asked) return
+  if (measures) words = ['It measures precisions, and trains nothing: its time is unknown']
   showMeasured(measured)
   output.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
 }

@@ -1,10 +1,10 @@
-"""`halfstep run series, events, findings, compare, parity, precision-diff`: numbers of runs."""
+"""`halfstep run series, events, findings, compare, parity, precision-…`: numbers of runs."""
 
 import csv
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,12 +15,23 @@ from halfstep.cli.options import AsJson, RunId, RunIds
 from halfstep.cli.output import print_json, print_list, print_result, warn
 
 if TYPE_CHECKING:
-    from halfstep.api_client.response_types import ComparedRun, Event, PrecisionDiffRow
+    from halfstep.api_client.response_types import (
+        ComparedRun,
+        Event,
+        PlanModule,
+        PlanPoint,
+        PrecisionDiffRow,
+        RunSummary,
+    )
+
+
+#: Of the modules that a precision diff lists by the error that they cause.
+CAUSES_SHOWN = 10
 
 
 def add_to(app: App) -> None:
     """Add the commands to the group `run`."""
-    for command in (series, events, findings, compare, parity, precision_diff):
+    for command in (series, events, findings, compare, parity, precision_diff, precision_plan):
         app.command(command.__name__.replace("_", "-"))(command)
 
 
@@ -90,10 +101,17 @@ def precision_diff(
     request: Annotated[
         bool, typer.Option("--request", help="Request one of the next step of a running run")
     ] = False,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", min=1, help="Queue one at this checkpoint, as a run"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a run's last precision diff: errors by module against fp32, and what needs fp32."""
     with connect() as client:
+        if checkpoint is not None:
+            _print_measurement(client.request_checkpoint_diff(run_id, checkpoint), as_json=as_json)
+            return
         if request:
             accepted = client.request_precision_diff(run_id)
             text = f"run {run_id}: a precision diff of the next step is requested"
@@ -105,14 +123,80 @@ def precision_diff(
         raise typer.Exit(1)
     columns = ("Module", "Call", "Direction", "Error", "Local", "Inherited")
     print_list([diff] if as_json else diff["rows"], columns, _diff_row, as_json=as_json)
-    for each in () if as_json else diff["suggestions"]:
+    if as_json:
+        return
+    for each in diff["suggestions"]:
         print(f"Should stay in fp32: {each['name']}: {each['evidence'][0]}")
+    if diff["causes"]:
+        titles = ("Causes alone", "Error", "Operations", "Memory")
+        print_list(diff["causes"][:CAUSES_SHOWN], titles, _cause_row, as_json=False)
+
+
+def _cause_row(module: "PlanModule") -> tuple[str, ...]:
+    [error] = module["errors"].values()
+    shares = (f"{100 * float(module[name] or 0):.0f} %" for name in ("operations", "memory"))
+    return module["role"], f"{float(error or 0):.2g}", *shares
 
 
 def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:
     errors = (row["error"], row["local"], row["inherited"])
     numbers = ("–" if error is None else f"{float(error):.2g}" for error in errors)
     return row["name"], str(row["call"] or ""), row["direction"], *numbers
+
+
+def precision_plan(
+    run_id: RunId,
+    request: Annotated[
+        bool, typer.Option("--request", help="Queue one with checkpoints of this run, as a run")
+    ] = False,
+    checkpoint: Annotated[
+        list[int] | None,
+        typer.Option(metavar="STEP", min=1, help="With --request: of up to three; repeatable"),
+    ] = None,
+    no_fresh: Annotated[
+        bool, typer.Option("--no-fresh", help="With --request: checkpoints only")
+    ] = False,
+    max_error: Annotated[
+        float, typer.Option(min=0, max=10, help="Bound of the gradient's relative error")
+    ] = 0.1,
+    min_cosine: Annotated[
+        float, typer.Option(min=-1, max=1, help="Bound of its cosine similarity")
+    ] = 0.99,
+    as_json: AsJson = False,
+) -> None:
+    """Print the precision plan that a run has measured: the fastest mixes within a bound."""
+    with connect() as client:
+        if request:
+            run = client.request_precision_plan(
+                run_id,
+                *(checkpoint or ()),
+                fresh_weights=not no_fresh,
+                max_error=max_error,
+                min_cosine=min_cosine,
+            )
+            _print_measurement(run, as_json=as_json)
+            return
+        plan = client.precision_plan(run_id)
+    if plan is None:
+        warn(f"run {run_id} has no precision plan; --request queues one of its checkpoints")
+        raise typer.Exit(1)
+    if as_json:
+        print_json([plan])
+        return
+    for line in plan["sentences"]:
+        print(line)
+    columns = ("Mix", "Error", "Cosine", "Time", "Memory")
+    print_list(plan["points"], columns, _point_row, as_json=False)
+
+
+def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
+    print_result(run, f"run {run['id']}  {run['status']}  {run['name']}", as_json=as_json)
+
+
+def _point_row(point: "PlanPoint") -> tuple[str, ...]:
+    formats_of = {"error": ".2g", "cosine": ".6f", "time": ".2f", "memory": ".2f"}
+    numbers = ((cast("float | None", point[name]), text) for name, text in formats_of.items())  # type: ignore[literal-required]
+    return point["label"], *("–" if n is None else f"{float(n):{text}}" for n, text in numbers)
 
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:

@@ -65,7 +65,7 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
     assert "<strong>plan</strong>" in scripts["viewer"].get("/projects").text
     assert "Edit the note" not in scripts["viewer"].get("/projects").text
     assert "Edit the note" in scripts["member"].get("/projects").text
-    assert "plan" not in scripts["outsider"].get("/projects").text
+    assert "<strong>plan" not in scripts["outsider"].get("/projects").text
     with database.writing() as session:
         notes.write(session, ada, notes.of_runs([1, 2]), "secret words", "")
     for name in roles:

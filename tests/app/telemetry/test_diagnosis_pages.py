@@ -253,13 +253,17 @@ def test_page_has_the_last_precision_diff(
 ) -> None:
     """Modules in order, with both parts of their errors, the suggestion and a fork with it."""
     healthy = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
-    record(database, running, events=[healthy, make_precision_diff(100)])
+    record(database, running, events=[healthy | {"causes": []}])
+    assert "was not measured" in section_of(browser.get("/runs/1").text)
+    record(database, running, events=[make_precision_diff(100)])
     section = section_of(browser.get("/runs/1").text)
     assert "In step 100" in section
     assert section.index("<code>(loss)</code>") < section.index("<code>body</code>")
     assert "Local 0.0003, inherited 0.0004; cosine 1, 11.0 bits" in section
     assert "Local error unknown: a number that arrives at it" in section
     assert "which would leave an error of 0.0005" in section
+    assert "Modules by the gradient error that each causes alone" in section
+    assert '<td class="number">25.0 %</td><td class="number">50.0 %</td>' in section
     assert "<code>head</code> <span" in section
     assert "set=modules.fp32%3D%5B%22head%22%5D" in section
     fork = browser.get("/runs/new?from=1&set=modules.fp32%3D%5B%22head%22%5D").text

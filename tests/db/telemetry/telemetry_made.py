@@ -1,5 +1,6 @@
 """Makes steps and events as a training would spool them, and records them."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -178,6 +179,59 @@ def make_precision_row(name: str, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
+def make_plan_point(precision: str = "fp16", **fields: Any) -> dict[str, Any]:
+    """Return a point of a precision plan."""
+    return {
+        "precision": precision,
+        "fp32": [],
+        "bf16": [],
+        "is_loss_in_fp32": False,
+        "init_scale": 65536.0 if precision == "fp16" else None,
+        "error": 0.0086,
+        "by_weights": {"fresh weights": 0.0086, "step 100": 0.0011},
+        "cosine": 0.99996,
+        "is_within": True,
+        "time": 0.12,
+        "memory": 0.6,
+        "ms": None,
+    } | fields
+
+
+def make_plan_module() -> dict[str, Any]:
+    """Return a module of a plan, which overflows in fp16."""
+    return {
+        "role": "model.head",
+        "names": ["model.head"],
+        "type": "Linear",
+        "errors": {"fp16": math.inf, "bf16": 0.0051},
+        "operations": 0.25,
+        "memory": 0.5,
+        "ms": None,
+    }
+
+
+def make_precision_plan(**fields: Any) -> dict[str, Any]:
+    """Return the event of a plan: fp16 within the bounds only with its head in fp32."""
+    bad = {"error": math.inf, "cosine": math.nan, "is_within": False, "time": 0.1}
+    exact = {"error": 0.0, "by_weights": {}, "cosine": 1.0, "time": 1.0, "memory": 1.0}
+    mixed = make_plan_point(fp32=["model.head"])
+    return {
+        "event": "precision_plan",
+        "step": 0,
+        "max_error": 0.1,
+        "min_cosine": 0.99,
+        "batches": 4,
+        "cost": "operations",
+        "device": "cpu",
+        "fp32_cost": 8.0,
+        "batch_deviation": 0.81,
+        "points": [make_plan_point(**bad), mixed, make_plan_point("fp32", **exact)],
+        "of_precision": {"fp16": mixed},
+        "modules": [make_plan_module()],
+        "notes": [],
+    } | fields
+
+
 def make_precision_diff(step: int, **changes: Any) -> dict[str, Any]:
     """Make the event of a precision diff that suggests fp32 for one module."""
     nonfinite = {"error": float("inf"), "local": float("inf"), "local_saturated": 0.5}
@@ -194,6 +248,7 @@ def make_precision_diff(step: int, **changes: Any) -> dict[str, Any]:
         "suggested": ["head"],
         "suggested_error": 5e-4,
         "notes": [],
+        "causes": [make_plan_module() | {"errors": {"fp16": math.inf}}],
         "rows": [
             make_precision_row("(loss)", type="", dtype="float32"),
             make_precision_row("body"),

@@ -7,6 +7,7 @@ from tests.db.telemetry.telemetry_made import (
     make_metric,
     make_module,
     make_precision_diff,
+    make_precision_plan,
     make_replay,
     make_skip,
 )
@@ -125,6 +126,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "no_inf_checks": {"step": 1, "method": "step", "optimizers": ["SGD"], "error": "No inf checks"},
     "fp16_gradients": {"step": 1, "count": 1, "parameters": ["head.weight"], "error": "Attempting"},
     "adam_eps": {"step": 1, "optimizer": "Adam", "eps": 1e-8, "count": 4},
+    "precision_plan": make_precision_plan(),
     "workload": {
         "step": 0,
         "examples": 128,

@@ -1,0 +1,76 @@
+"""Routes of measurements of a run's checkpoints, and of precision plans."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from app.auth import audit
+from app.auth.audit import audited
+from app.auth.authentication import SignedIn
+from app.auth.permissions import requires
+from app.compare.comparison import MOST_SEEDS
+from app.dependencies import Db, TheSettings
+from app.http.parameters import Body, RunId
+from app.runs.summary import RunSummary, summarise
+from app.telemetry import precision_plans
+from app.telemetry.precision_plans import Measurement, PlanOfRun
+from db.access.permissions import Permission
+from db.runs import runs
+
+router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
+
+
+class Seeds(Body):
+    """Request to queue the best points of a plan."""
+
+    seeds: Annotated[
+        int, Field(ge=1, le=MOST_SEEDS, description="Number of seeds, from the run's on")
+    ] = 3
+
+
+class QueuedRuns(BaseModel):
+    """Queued runs."""
+
+    queued: Annotated[list[int], Field(description="Their ids, seed by seed")]
+
+
+@router.post("/measurements", status_code=201)
+@requires(Permission.SUBMIT_RUN)
+@audited("task", "checkpoints")
+def queue_measurement(
+    run_id: RunId, body: Measurement, session: Db, settings: TheSettings, principal: SignedIn
+) -> RunSummary:
+    """Queue a precision plan, or precision diffs, of a run's checkpoints, as a run of its own.
+
+    The run trains nothing. A worker measures in the run's sandbox; `precision-plan` and
+    `precision-diffs` of that run return the result.
+    """
+    run = precision_plans.request(session, principal.user, runs.get(session, run_id), body)
+    audit.set_runs(session, [run_id, run.id])
+    return summarise(session, run, principal.user.name, settings)
+
+
+@router.get("/precision-plan")
+@requires(Permission.VIEW_RUN)
+def get_precision_plan(run_id: RunId, session: Db, _principal: SignedIn) -> PlanOfRun:
+    """Return the precision plan that a run has measured: the fastest mixes within its bounds."""
+    plan = precision_plans.of_run(session, runs.get(session, run_id))
+    return PlanOfRun(plan=None if plan is None else precision_plans.as_json(plan))
+
+
+@router.post("/precision-plan/runs", status_code=201)
+@requires(Permission.SUBMIT_RUN)
+@audited("seeds")
+def queue_best(
+    run_id: RunId, session: Db, principal: SignedIn, body: Seeds | None = None
+) -> QueuedRuns:
+    """Queue the three best points of a run's precision plan, and fp32, with several seeds.
+
+    Their parity with fp32 is that of `comparison/parity`.
+    """
+    seeds = body.seeds if body else Seeds().seeds
+    run = runs.get(session, run_id)
+    queued = precision_plans.queue_best(session, principal.user, run, seeds)
+    audit.set_runs(session, [each.id for each in queued])
+    return QueuedRuns(queued=[each.id for each in queued])

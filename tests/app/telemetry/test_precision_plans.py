@@ -1,0 +1,349 @@
+"""Precision plans and diffs at checkpoints: requested, shown, and submitted."""
+
+import json
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.files import checkpoints
+from db.queue import claims, queue, workers
+from db.runs import runs
+from db.tables import AuditEvent, CheckpointFile, Run, Status, User
+from halfstep.client import Client
+from halfstep.config_groups import RecipeConfig
+from halfstep.run_config import config_model, config_schema
+from tests.app.conftest import csrf_token
+from tests.db.conftest import CPU
+from tests.db.telemetry.telemetry_made import make_plan_point, make_precision_plan, record
+from tests.site import halfstep
+from tests.spool_made import checkpoint_of
+
+
+class Own:
+    """A recipe with all common settings."""
+
+    name = "own"
+    Config = RecipeConfig
+    defaults: dict[str, Any] = {}  # noqa: RUF012
+
+
+CONFIG = config_model(Own).model_validate({"training": {"steps": 300}}).model_dump(mode="json")
+
+
+@pytest.fixture
+def ended(database: Database, ada: User) -> Run:
+    """A finished run of a recipe that a worker offers, with checkpoints at four steps."""
+    recipe = {"name": "own", "title": "Own", "description": "", "schema": config_schema(Own)}
+    with database.writing() as session:
+        offer: dict[str, Any] = {"devices": [CPU], "recipes": [recipe], "versions": {"torch": "2"}}
+        workers.register(session, name="w1", host="host", pid=1, **offer)
+        runs.submit(session, recipe="own", config=CONFIG, owner=ada)
+        run = start(session)
+        for step in (50, 100, 200, 300):
+            file = {"kind": "checkpoint", "path": None, "size_bytes": 9, "sha256": "0" * 64}
+            fields = {"step": step, "reason": "interval", "request": None, "files": [file]}
+            times = {"write_seconds": 1.0, "stall_seconds": 0.0}
+            checkpoints.publish(
+                session, run.id, run.attempt, checkpoint_of(fields | times), [f"{step}.pt"]
+            )
+        queue.end(session, run.id, run.attempt, Status.FINISHED)
+        return run
+
+
+def start(session: Any) -> Run:
+    """Let the worker start the next run."""
+    run = claims.claim(
+        session,
+        1,
+        recipes=["own"],
+        precisions=["fp16", "bf16"],
+        free_devices=range(64),
+        lease_seconds=60.0,
+    )
+    assert run is not None
+    queue.seconds_since_start(session, run)
+    queue.start(session, run.id, run.attempt)
+    return run
+
+
+@pytest.fixture
+def planned(database: Database, ended: Run, browser: TestClient) -> Run:
+    """A run that has measured a plan of the ended run."""
+    browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"})
+    with database.writing() as session:
+        run = start(session)
+    record(database, run, events=[make_precision_plan()])
+    with database.writing() as session:
+        queue.end(session, run.id, run.attempt, Status.FINISHED)
+        return runs.get(session, run.id)
+
+
+def get(database: Database, run_id: int) -> Run:
+    with database.reading() as session:
+        return runs.get(session, run_id)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps", "parent"),
+    [
+        ({"task": "precision_plan"}, ["50", "200", "300"], 300),
+        ({"task": "precision_plan", "checkpoints": [200, 50]}, ["50", "200"], 200),
+        ({"task": "precision_diff"}, ["300"], 300),
+        ({"task": "precision_diff", "checkpoints": [100]}, ["100"], 100),
+    ],
+)
+def test_measurement_is_queued_as_a_run(
+    database: Database,
+    ended: Run,
+    browser: TestClient,
+    wanted: dict[str, Any],
+    steps: list[str],
+    parent: int,
+) -> None:
+    """With the configuration of the run, its checkpoints, and no steps of its own."""
+    answer = browser.post("/api/v1/runs/1/measurements", json=wanted)
+    assert answer.status_code == 201
+    run = get(database, answer.json()["id"])
+    assert (run.task, run.parent_id, run.parent_step) == (wanted["task"], 1, parent)
+    assert run.config["lab"]["checkpoints"] == steps
+    assert (run.steps_total, run.expected_seconds) == (0, None)
+    assert {k: v for k, v in run.config.items() if k not in ("lab", "weights")} == {
+        k: v for k, v in CONFIG.items() if k not in ("lab", "weights")
+    }
+    with database.reading() as session:
+        rows = checkpoints.to_measure(session, run)
+        assert [row and row.step for row in rows.values()] == list(map(int, steps))
+        audited = session.execute(select(AuditEvent.run_id, AuditEvent.detail)).all()
+    assert {row.run_id for row in audited if "task" in row.detail} == {1, run.id}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "text"),
+    [
+        ({"task": "precision_plan", "checkpoints": [70]}, 422, "has them at 50, 100, 200, 300"),
+        ({"task": "precision_plan", "checkpoints": [1, 2, 3, 4]}, 422, "checkpoints"),
+        ({"task": "train"}, 422, "task"),
+        ({"task": "precision_plan", "batches": 5}, 422, "batches"),
+        ({"task": "precision_plan", "max_error": -1}, 422, "max_error"),
+        ({"task": "precision_plan", "min_cosine": 2}, 422, "min_cosine"),
+    ],
+)
+def test_measurement_that_is_not_possible_names_the_field(
+    ended: Run, browser: TestClient, wanted: dict[str, Any], status: int, text: str
+) -> None:
+    """Nothing is queued."""
+    answer = browser.post("/api/v1/runs/1/measurements", json=wanted)
+    assert answer.status_code == status
+    assert text in answer.text
+    assert browser.get("/api/v1/runs").json()["total"] == 1
+
+
+def test_run_without_checkpoints_is_planned_with_fresh_weights(
+    database: Database, ended: Run, browser: TestClient
+) -> None:
+    """It has no parent then; a diff and a plan of checkpoints only are refused."""
+    with database.writing() as session:
+        for row in session.scalars(select(CheckpointFile)):
+            session.delete(row)
+    only = {"task": "precision_plan", "fresh_weights": False}
+    for wanted in (only, {"task": "precision_diff"}):
+        answer = browser.post("/api/v1/runs/1/measurements", json=wanted)
+        assert answer.status_code == 409
+        assert "no checkpoint to measure" in answer.text
+    answer = browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"})
+    run = get(database, answer.json()["id"])
+    assert (run.parent_id, run.config["lab"]["checkpoints"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"devices_per_node": 2}, "devices_per_node"),
+        ({"nodes": 2}, "nodes"),
+        ({"config": {"lab": {"task": "precision_plan", "checkpoints": ["5"]}}}, "lab.checkpoints"),
+        ({"config": {"lab": {"checkpoints": ["5"]}}}, "lab.checkpoints"),
+        ({"config": {"lab": {"task": "precision_diff"}, "precision": "fp32"}}, "precision"),
+        ({"config": {"lab": {"checkpoints": ["x"]}}}, "lab.checkpoints"),
+        ({"config": {"lab": 5}}, "lab"),
+        ({"config": {"lab": {"checkpoints": 5}}}, "lab.checkpoints"),
+    ],
+)
+def test_submitted_measurement_is_checked(
+    ended: Run, browser: TestClient, changes: dict[str, Any], field: str
+) -> None:
+    """On one device; checkpoints are those of the run that it starts from."""
+    body = {"recipe": "own", "config": {"lab": {"task": "precision_plan"}}} | changes
+    answer = browser.post("/api/v1/runs", json=body)
+    assert answer.status_code == 422
+    assert field in answer.json()["errors"]
+
+
+def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) -> None:
+    """Its points with their configurations, in words too; a run without a plan has none."""
+    plan = browser.get(f"/api/v1/runs/{planned.id}/precision-plan").json()["plan"]
+    assert plan["sentences"][0] == "Fastest within the bounds: fp16 with model.head in fp32."
+    assert [point["label"] for point in plan["points"]] == [
+        "fp16 everywhere",
+        "fp16 with model.head in fp32",
+        "fp32 everywhere",
+    ]
+    assert plan["best"] == 1
+    assert (plan["points"][0]["error"], plan["points"][0]["cosine"]) == ("Infinity", None)
+    assert plan["points"][1]["config"] == {
+        "precision": "fp16",
+        "modules": {"fp32": ["model.head"]},
+        "scaler": {"init_scale": 65536.0},
+    }
+    assert browser.get("/api/v1/runs/1/precision-plan").json() == {"plan": None}
+    assert browser.get("/api/v1/runs/99/precision-plan").status_code == 404
+
+
+def test_page_of_a_plan(planned: Run, browser: TestClient) -> None:
+    """Its points with bounds, how costs were found, and the modules with what is unknown."""
+    page = " ".join(browser.get(f"/runs/{planned.id}/precision-plan").text.split())
+    assert "Fastest within the bounds: fp16 with model.head in fp32." in page
+    assert "predicted from counted operations" in page
+    assert page.count("<td>outside</td>") == 1
+    assert '<td class="number">unknown</td>' in page  # the cosine of a gradient that overflows
+    assert "<code>model.head</code>" in page
+    run_page = browser.get("/runs/1?tab=gradients").text
+    assert f"/runs/{planned.id}/precision-plan" in run_page
+
+
+def test_measured_times_are_named_as_such(
+    database: Database, planned: Run, browser: TestClient
+) -> None:
+    """On a GPU they are of CUDA events; texts of the spool are escaped."""
+    point = make_plan_point("bf16", ms=1.5, fp32=["<b>"])
+    timed = {"cost": "measured", "device": "H100 <i>", "fp32_cost": None, "points": [point]}
+    with database.writing() as session:
+        row = runs.get(session, planned.id, lock=True)
+        row.status = Status.RUNNING
+    record(database, planned, events=[make_precision_plan(step=1, **timed)])
+    page = browser.get(f"/runs/{planned.id}/precision-plan").text
+    assert "measured by CUDA events on H100 &lt;i&gt;" in page
+    assert "<code>&lt;b&gt;</code>" in page
+    assert "1.5 ms" in page
+
+
+def test_page_before_and_without_a_plan(
+    database: Database, ended: Run, browser: TestClient
+) -> None:
+    """It says that the plan is being measured, or why there is none."""
+    answer = browser.post(
+        "/runs/1/measurements",
+        data={"csrf_token": csrf_token(browser), "task": "precision_plan", "checkpoints": ["100"]},
+        follow_redirects=False,
+    )
+    assert answer.headers["location"] == "/runs/2/precision-plan"
+    assert get(database, 2).config["lab"]["checkpoints"] == ["100"]
+    assert get(database, 2).config["lab"]["fresh_weights"] is False
+    assert "This page shows the plan when it is there" in browser.get("/runs/2/precision-plan").text
+    with database.writing() as session:
+        run = start(session)
+        error = "ValueError: the model has no parameter"
+        queue.end(session, run.id, run.attempt, Status.FAILED, error=error)
+    page = browser.get("/runs/2/precision-plan").text
+    assert "No plan" in page
+    assert "the model has no parameter" in page
+    assert "has measured none" in browser.get("/runs/1/precision-plan").text
+
+
+def test_point_opens_the_form_of_a_training(
+    planned: Run, database: Database, browser: TestClient
+) -> None:
+    """Filled in with its settings; submitted it trains, from the start and without a parent."""
+    page = browser.get(f"/runs/{planned.id}/precision-plan").text
+    links = [part.partition('"')[0] for part in page.split('href="/runs/new?')[1:]]
+    best = next(link for link in links if "model.head" in link).replace("&amp;", "&")
+    assert {'modules.fp32=["model.head"]', 'lab.task="train"'} <= set(parse_qs(best)["set"])
+    form = browser.get(f"/runs/new?{best}").text
+    assert 'value="model.head"' in form
+    assert 'name="parent_id" value=""' in form or 'name="parent_id"' not in form
+    clone = browser.get(f"/runs/new?from={planned.id}").text
+    assert 'name="parent_id" value="1"' in clone
+
+
+def test_best_points_are_queued_over_seeds(
+    planned: Run, database: Database, browser: TestClient
+) -> None:
+    """With fp32, as trainings of one group a seed; the comparison names each mix."""
+    answer = browser.post(
+        f"/runs/{planned.id}/precision-plan/runs",
+        data={"csrf_token": csrf_token(browser), "seeds": "2", "margin": "0.01"},
+        follow_redirects=False,
+    )
+    query = parse_qs(urlsplit(answer.headers["location"]).query)
+    ids = list(map(int, query["runs"][0].split(",")))
+    assert query["margin"] == ["0.01"]
+    queued = [get(database, run_id) for run_id in ids]
+    assert [(run.precision, run.config["training"]["seed"]) for run in queued] == [
+        ("fp16", 0),
+        ("fp32", 0),
+        ("fp16", 1),
+        ("fp32", 1),
+    ]
+    assert {run.task for run in queued} == {"train"}
+    assert {run.parent_id for run in queued} == {None}
+    assert queued[0].config["modules"]["fp32"] == ["model.head"]
+    assert queued[0].name == "own fp16 with model.head in fp32 seed 0"
+    parity = browser.get("/api/v1/comparison/parity", params={"runs": query["runs"][0]}).json()
+    assert parity["reference"] == "fp32"
+    assert [group["name"] for group in parity["groups"]] == ["fp16, model.head in fp32"]
+    [group] = parity["groups"]
+    assert group["also_differ"] == []
+    again = browser.post(f"/api/v1/runs/{planned.id}/precision-plan/runs", json={"seeds": 1})
+    assert (again.status_code, len(again.json()["queued"])) == (201, 2)
+
+
+def test_run_without_a_plan_queues_no_points(ended: Run, browser: TestClient) -> None:
+    """The conflict says what is missing."""
+    answer = browser.post("/api/v1/runs/1/precision-plan/runs", json={})
+    assert answer.status_code == 409
+    assert "no precision plan with a point within its bounds" in answer.json()["detail"]
+
+
+def test_measurement_is_neither_compared_nor_measured(planned: Run, browser: TestClient) -> None:
+    """It trains nothing."""
+    for path in ("comparison", "measurements"):
+        body = {"task": "precision_plan"} if path == "measurements" else None
+        answer = browser.post(f"/api/v1/runs/{planned.id}/{path}", json=body)
+        assert answer.status_code == 409, path
+        assert "trains nothing" in answer.json()["detail"]
+
+
+def test_client_and_command(database: Database, ended: Run, address: str, token: str) -> None:
+    """They request measurements, print a plan, and queue its best points."""
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    with Client(address, token) as client:
+        plan = client.request_precision_plan(1, 50, 300, fresh_weights=False, max_error=0.05)
+        lab = get(database, plan["id"]).config["lab"]
+        assert (lab["checkpoints"], lab["fresh_weights"], lab["max_error"]) == (
+            ["50", "300"],
+            False,
+            0.05,
+        )
+        assert client.precision_plan(plan["id"]) is None
+        with database.writing() as session:
+            run = start(session)
+        record(database, run, events=[make_precision_plan()])
+        found = client.precision_plan(plan["id"])
+        assert found is not None
+        assert found["points"][found["best"]]["fp32"] == ["model.head"]
+        assert len(client.queue_best_of_plan(plan["id"], seeds=1)) == 2
+        assert client.request_checkpoint_diff(1, 100)["parent_step"] == 100
+    command = ("run", "precision-plan", str(plan["id"]))
+    table = halfstep(*command, **known).stdout
+    assert "Fastest within the bounds: fp16 with model.head in fp32." in table
+    assert json.loads(halfstep(*command, "--json", **known).stdout)["best"] == 1
+    without = halfstep("run", "precision-plan", "1", **known)
+    assert (without.returncode, without.stdout) == (1, "")
+    assert "--request queues one" in without.stderr
+    asked = halfstep("run", "precision-plan", "1", "--request", "--checkpoint", "200", **known)
+    assert "queued  own-fp16 precision plan" in asked.stdout
+    asked = halfstep("run", "precision-diff", "1", "--checkpoint", "200", **known)
+    assert "queued  own-fp16 precision diff" in asked.stdout

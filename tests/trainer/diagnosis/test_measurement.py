@@ -1,0 +1,168 @@
+"""Runs that measure instead of training: precision plans, and diffs at checkpoints."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from db.queue import run_control
+from db.runs import runs
+from db.tables import CheckpointFile, Diagnosis, Status
+from halfstep.precision_lab.plan_event import event_of, plan_from
+from halfstep.run_config import ConfigError, parse_config
+from halfstep.telemetry.event_codec import fields_of, parse
+from halfstep.telemetry.events import PrecisionDiff, PrecisionPlan
+from tests.site import Site
+from tests.trainer.conftest import CPU, Regression
+from trainer.checkpoints.checkpoint import CheckpointError
+from trainer.diagnosis.measurement import measure
+from trainer.recipes.digits import Digits
+
+VALUES = {
+    "precision": "fp16",
+    "training": {"steps": 6, "batch_size": 8},
+    "checkpoints": {"every_steps": 3},
+    "evaluation": {"every_steps": None},
+    "diagnosis": {"histogram_every_steps": 0},
+}
+
+
+def measured(recipe: Any, values: dict[str, Any], files: Sequence[Path] = ()) -> list[Any]:
+    """Return the events of a measurement with checkpoints."""
+    events: list[Any] = []
+    measure(
+        recipe,
+        parse_config(recipe, VALUES | values),
+        device=CPU,
+        checkpoints={file.stem: file for file in files},
+        weights={},
+        on_event=events.append,
+    )
+    return events
+
+
+def test_a_diff_at_a_checkpoint_is_of_the_next_step(tmp_path: Path, run_loop: Any) -> None:
+    """Its loss and scale are those that the training then had, to the bit."""
+    run = run_loop(Regression, VALUES, tmp_path)
+    files = sorted(tmp_path.glob("*.pt"))
+    [diff] = measured(Regression, {"lab": {"task": "precision_diff"}}, files[:1])
+    assert isinstance(diff, PrecisionDiff)
+    assert diff.step == 3
+    [following] = run.records[run.records["step"] == 4]
+    assert np.float32(diff.loss) == following["loss"]
+    assert diff.scale == following["scale"]
+    assert 0 < float(diff.error) < 0.01
+    assert {row.name for row in diff.rows} >= {"model.0.weight"}
+    assert {each.role for each in diff.causes} >= {"model.0", "model.2"}
+
+
+def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
+    tmp_path: Path, run_loop: Any
+) -> None:
+    """Each belongs to its step; without a checkpoint to step 0."""
+    run_loop(Regression, VALUES, tmp_path)
+    files = sorted(tmp_path.glob("*.pt"))
+    values = {"lab": {"task": "precision_diff"}, "precision": "bf16"}
+    assert [diff.step for diff in measured(Regression, values, files)] == [3, 6]
+    [fresh] = measured(Regression, values)
+    assert (fresh.step, fresh.scale, fresh.dtype) == (0, 1.0, "bfloat16")
+
+
+def test_modules_keep_their_own_precision_in_a_diff() -> None:
+    """The low precision is the run's: a module in modules.fp32 computes in fp32."""
+    own = {"lab": {"task": "precision_diff"}, "modules": {"fp32": ["model.2"]}}
+    [diff] = measured(Regression, own)
+    dtypes = {row.name: row.dtype for row in diff.rows if row.direction == "forward"}
+    assert (dtypes["model.0"], dtypes["model.2"]) == ("float16", "float32")
+
+
+def test_a_plan_passes_through_its_event() -> None:
+    """Infinite errors too: the page and the API rebuild what the trainer planned."""
+    [event] = measured(Regression, {"lab": {"task": "precision_plan", "batches": 1}})
+    assert isinstance(event, PrecisionPlan)
+    plan = plan_from(event)
+    assert plan.batches == 1
+    assert plan.best.config["precision"] in ("fp16", "bf16")
+    point = plan.points[0].__class__(
+        **{**vars(plan.points[0]), "error": math.inf, "by_weights": {"Infinity": math.inf}}
+    )
+    worse = plan.__class__(**{**vars(plan), "points": [point]})
+    again = plan_from(parse(fields_of(event_of(worse))))  # type: ignore[arg-type]
+    assert again == worse
+    assert again.sentences() == worse.sentences()
+
+
+def test_a_plan_without_weights_is_rejected() -> None:
+    """Neither fresh weights nor a checkpoint."""
+    with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
+        measured(Regression, {"lab": {"task": "precision_plan", "fresh_weights": False}})
+
+
+def test_a_checkpoint_of_another_network_is_named(tmp_path: Path, run_loop: Any) -> None:
+    """The message has the file, and why it does not fit."""
+    run_loop(Regression, VALUES, tmp_path)
+    file = min(tmp_path.glob("*.pt"))
+    with pytest.raises(CheckpointError, match=r"step-00000003\.pt does not fit"):
+        measured(Digits, {"lab": {"task": "precision_diff"}}, [file])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+def test_a_diff_needs_half_precision(precision: str) -> None:
+    """The configuration is refused before anything is queued."""
+    with pytest.raises(ConfigError, match=f"precision is {precision}, and lab.task precision_diff"):
+        parse_config(Digits, {"precision": precision, "lab": {"task": "precision_diff"}})
+
+
+def test_a_worker_measures_checkpoints_of_an_ended_run(site: Site) -> None:
+    """In runs of their own without steps; a measurement can be cancelled; files must exist."""
+
+    def submit(task: str, **lab: Any) -> int:
+        config = {
+            "precision": "fp16",
+            "training": {"steps": 20},
+            "lab": {"task": task, "fresh_weights": True, "batches": 1, **lab},
+        }
+        return site.submit(config=config, parent_id=trained, parent_step=20)
+
+    def contents(run_id: int, kind: str) -> dict[int, Any]:
+        query = select(Diagnosis.step, Diagnosis.content)
+        query = query.where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
+        with site.database.reading() as session:
+            return {row.step: row.content for row in session.execute(query)}
+
+    training = {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}
+    with site.worker():
+        trained = site.submit(config={"precision": "fp16", **training})
+        site.wait(trained)
+        plan, diff = submit("precision_plan", checkpoints=["10", "20"]), submit("precision_diff")
+        assert site.wait(plan).error is None
+        assert site.wait(diff).error is None
+        cancelled = submit("precision_plan", batches=4)
+        site.wait(cancelled, Status.RUNNING)
+        with site.database.writing() as session:
+            run_control.cancel(session, cancelled, site.owner)
+        assert site.wait(cancelled).status == Status.CANCELLED
+        missing = submit("precision_plan", checkpoints=["10"])
+        with site.database.writing() as session:
+            gone = CheckpointFile.run_id == trained, CheckpointFile.step == 10
+            for row in session.scalars(select(CheckpointFile).where(*gone)):
+                session.delete(row)
+        site.wait(missing)
+    measured = contents(plan, "precision_plan")[0]
+    assert list(measured["of_precision"]["fp16"]["by_weights"]) == [
+        "fresh weights",
+        "step 10",
+        "step 20",
+    ]
+    assert list(contents(diff, "precision_diff")) == [20]
+    run = site.run(plan)
+    assert (run.status, run.step, run.steps_total) == (Status.FINISHED, 0, 0)
+    assert run.name == "digits-precision-plan"
+    with site.database.reading() as session:
+        statuses = [row.status for row in runs.statuses(session, plan)]
+    assert statuses == [Status.QUEUED, Status.STARTING, Status.RUNNING, Status.FINISHED]
+    assert not contents(cancelled, "precision_plan")

@@ -1,0 +1,150 @@
+"""Measurements that a run makes instead of training: lab.task of its configuration.
+
+They read weights, and change none. A precision plan is of the first batches of a training, a
+precision diff of the batch that a checkpoint would train next.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from halfstep.precision_lab.diff import diff_of
+from halfstep.precision_lab.plan_event import event_of
+from halfstep.precision_lab.plan_measurement import Bounds
+from halfstep.precision_lab.suggestions import suggest
+from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig
+from halfstep.telemetry.events import Event, PrecisionDiff
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.checkpoint import CheckpointError
+from trainer.checkpoints.initial_weights import start_from_weights
+from trainer.data.sampler import Sampler
+from trainer.data.sources import drawn
+from trainer.diagnosis.precision_diff import DTYPES, first_loss
+from trainer.diagnosis.precision_plan import module_names, plan_recipe
+from trainer.precision.module_precision import set_precisions
+from trainer.setup import make_recipe, set_up_process
+from trainer.step import make_scaler
+
+#: Modules whose own share in the gradient's error a diff measures.
+CAUSES = 20
+
+
+def measure(
+    recipe_class: type[Recipe],
+    config: RunConfig[Any],
+    *,
+    device: torch.device,
+    checkpoints: Mapping[str, Path],
+    weights: Mapping[str, Path],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Make the measurement of a run, report its events, and print its result.
+
+    checkpoints: files by name.  weights: initial weights, as of trainer.loop.train.
+    Raises ConfigError, RecipeError, CheckpointError, WeightsError or ValueError, for errors of the
+    user and for models of which it cannot be made.
+    """
+    if config.lab.task == "precision_plan":
+        _plan(recipe_class, config, device, checkpoints, weights, on_event)
+    else:
+        _diff(recipe_class, config, device, checkpoints, weights, on_event)
+
+
+def _plan(
+    recipe_class: type[Recipe],
+    config: RunConfig[Any],
+    device: torch.device,
+    checkpoints: Mapping[str, Path],
+    weights: Mapping[str, Path],
+    on_event: Callable[[Event], None],
+) -> None:
+    plan, _ = plan_recipe(
+        recipe_class,
+        config.model_dump(mode="json"),
+        device=device,
+        checkpoints=list(checkpoints.values()),
+        names=list(checkpoints),
+        prepare=lambda recipe: start_from_weights(weights, recipe.modules, config, on_event),
+        with_fresh=config.lab.fresh_weights,
+        batches=config.lab.batches,
+        bounds=Bounds(config.lab.max_error, config.lab.min_cosine),
+    )
+    on_event(event_of(plan))
+    sys.stdout.write("\n".join(plan.sentences()) + "\n")
+
+
+def _diff(
+    recipe_class: type[Recipe],
+    config: RunConfig[Any],
+    device: torch.device,
+    checkpoints: Mapping[str, Path],
+    weights: Mapping[str, Path],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Make a diff at each checkpoint; without one, of the first batch with initial weights."""
+    device = set_up_process(device, config.training)
+    recipe = make_recipe(recipe_class, config, device)
+    recipe.scaler = scaler = make_scaler(config, device)
+    modules = dict(recipe.modules)
+    if not checkpoints:
+        start_from_weights(weights, modules, config, on_event)
+    set_precisions(modules, config, device)
+    sampler = Sampler(recipe.train_size, config.training)
+    for path in checkpoints.values() or [None]:
+        step, position, scale = 0, 0, config.scaler.init_scale
+        recipe_state = recipe.state_dict()
+        if path is not None:
+            state = checkpoint.load(path)
+            step, position = state["progress"]["step"], state["progress"]["position"]
+            scale = state["scaler"].get("scale", scale)
+            recipe_state = checkpoint.in_memory(state["recipe_state"])
+            _load(modules, state, path)
+        given = _batch(recipe, config.training.batch_size, sampler, position, device)
+
+        def loss(given: Any = given, recipe_state: Any = recipe_state) -> Tensor:
+            return first_loss(recipe, given, deepcopy(recipe_state))
+
+        event = diff_of(
+            tuple(modules.values()),
+            loss,
+            DTYPES[config.precision],
+            scale if scaler.is_enabled() else 1.0,
+            step=step,
+            given=given,
+            names=module_names(modules),
+            causes=CAUSES,
+        )
+        on_event(event)
+        sys.stdout.write(f"{in_words(event)}\n")
+
+
+def _load(modules: Mapping[str, torch.nn.Module], state: Mapping[str, Any], path: Path) -> None:
+    try:
+        for name, module in modules.items():
+            module.load_state_dict(state["modules"][name])
+    except (KeyError, RuntimeError) as error:
+        text = f"{path.name} does not fit the recipe as it is configured: {error}"
+        raise CheckpointError(text) from error
+
+
+def _batch(recipe: Recipe, size: int, sampler: Sampler, position: int, device: torch.device) -> Any:
+    """Return the batch at a position of the training; of a stream the first one."""
+    if isinstance(recipe.dataset, IterableDataset):
+        return drawn(recipe, torch.arange(size), device)
+    return drawn(recipe, sampler.indices(position), device)
+
+
+def in_words(diff: PrecisionDiff) -> str:
+    """Return the result of a diff as a line of the run's log."""
+    names = [each.name for each in suggest(diff.rows, diff.dtype)]
+    return (
+        f"Step {diff.step}: error of the gradient {float(diff.error):.2g}, cosine "
+        f"{float(diff.cosine):.6f}; in fp32 should stay: {', '.join(names[:10]) or 'no module'}."
+    )
