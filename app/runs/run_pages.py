@@ -91,7 +91,7 @@ def show_run(
         may=principal.permissions(run),
         destinations=elsewhere(session, principal, run.project),
         sharing=sharing_panel(session, principal, [run]),
-        tabs=TABS.items(),
+        tabs=_tabs(run).items(),
         tab=tab if tab in TABS else _first_tab(run),
         run=summary,
         trial=sweeps.of_run(session, run_id),
@@ -148,6 +148,12 @@ def show_run(
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
+
+
+def _tabs(run: Run) -> dict[str, str]:
+    """Return the tabs of a run: a measurement has no steps."""
+    of_steps = set() if run.task == TRAIN else {"charts", "skips"}
+    return {name: label for name, label in TABS.items() if name not in of_steps}
 
 
 def _first_tab(run: Run) -> str:

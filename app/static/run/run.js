@@ -101,8 +101,9 @@ const replaceWords = () => {
   article.dataset.status = run.status
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
   for (const [name, html] of Object.entries(fragments)) {
+    const box = article.querySelector(`[data-fragment=${name}]`)
     if (name === 'environment') environment.show(html)
-    else show(article.querySelector(`[data-fragment=${name}]`), html)
+    else if (box) show(box, html) // a measurement has no figures of a training
   }
   for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title

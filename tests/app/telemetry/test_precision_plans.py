@@ -243,6 +243,10 @@ def test_page_before_and_without_a_plan(
     assert get(database, 2).config["lab"]["checkpoints"] == ["100"]
     assert get(database, 2).config["lab"]["fresh_weights"] is False
     assert "This page shows the plan when it is there" in browser.get("/runs/2/precision-plan").text
+    page = browser.get("/runs/2").text
+    assert 'data-tab="log"' in page
+    assert not [part for part in ("facts", "health") if f'data-fragment="{part}"' in page]
+    assert 'data-tab="charts"' not in page
     with database.writing() as session:
         run = start(session)
         error = "ValueError: the model has no parameter"
