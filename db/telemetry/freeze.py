@@ -243,14 +243,14 @@ def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> i
     mine = (Step.run_id == run.id, Step.step >= first, Step.step <= row.step)
     further = select(Step.step).where(*mine).order_by(Step.step).offset(BATCH_ROWS).limit(1)
     following = session.scalar(further)
-    end = row.step if following is None else following - 1
+    # One upper limit: of several SQLite may search by the largest, and read all later rows.
+    end = min(row.step if following is None else following - 1, row.step - LATEST_ROWS)
     retained = [step for step in _retained(session, run) if first <= step <= end]
     is_plain = Step.flags.op("&")(SKIPPED | NONFINITE_LOSS | NOT_STEPPED) == 0
     session.connection().execute(
         delete(Step).where(
-            *mine,
-            Step.step <= end,
-            Step.step <= run.step - LATEST_ROWS,
+            Step.run_id == run.id,
+            Step.step.between(first, end),
             is_plain,
             Step.step.not_in(retained),
         )
