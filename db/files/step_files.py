@@ -26,13 +26,13 @@ from obstore.store import ObjectStore
 from db.errors import StepsUnreadable, StorageUnreachable
 
 #: Steps of a row group, which is read as a whole.
-GROUP_STEPS = 65_536
+GROUP_STEPS = 32_768
 #: Row groups that one request reads, at most: about 10 MB.
-MOST_GROUPS = 16
+MOST_GROUPS = 32
 #: Bytes at the end of a file that are read first: the whole footer of most files.
-FOOTER_BYTES = 2**18
+FOOTER_BYTES = 2**19
 #: Files whose footers are cached.
-MOST_FOOTERS = 64
+MOST_FOOTERS = 32
 
 #: Columns of the table of steps, all in order of step. Unknown values are NaN. SUMMARIES are bytes,
 #: empty at most steps.
@@ -81,6 +81,11 @@ class _Footer:
         ]
         spans = [(each.min, each.max) for each in statistics]
         return np.array(spans, np.int64).reshape(len(spans), 2)
+
+    def has_gaps(self, group: int) -> bool:
+        """Return whether a row group lacks steps between its first and its last."""
+        first, last = self.spans[group].tolist()
+        return bool(last - first + 1 > self.metadata.row_group(group).num_rows)
 
     def part(self, groups: Sequence[int], names: Collection[str]) -> tuple[int, int]:
         """Return where the bytes of columns of consecutive row groups begin and end."""
@@ -179,10 +184,10 @@ class StepFiles:
         clipped = self._clipped(file, span)
         if not clipped:
             return None
-        whole = {(first, last) for first, last in self._footer(file).spans.tolist()}
-        steps: list[int] = []
-        for part in {*clipped[:1], *clipped[-1:]}:
-            steps += part if part in whole else self._steps(file, part)
+        footer, steps = self._footer(file), list[int]()
+        for part in {clipped[0], clipped[-1]}:
+            group = int(np.searchsorted(footer.spans[:, 1], part[0]))
+            steps += self._steps(file, part) if footer.has_gaps(group) else part
         return (min(steps), max(steps)) if steps else None
 
     def _steps(self, file: StepFile, span: StepRange) -> list[int]:
