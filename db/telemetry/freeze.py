@@ -61,7 +61,7 @@ from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 #: Shorter runs stay in the database: a file of their own would save little.
 LEAST_STEPS = 2_000
 #: Rows per transaction: SQLite has one writer, and other writers must not wait long.
-BATCH_ROWS = 20_000
+BATCH_ROWS = 5_000
 
 
 class Stopped(Exception):

@@ -1,5 +1,6 @@
 """Frozen steps: every reader returns the same bits as before, whatever the steps are."""
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -352,6 +353,27 @@ def test_due_are_long_runs_that_ended_and_changed(
     assert due() == []
 
 
+@pytest.mark.only_on("sqlite")
+def test_the_work_of_a_freeze_grows_with_the_steps(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Four times the steps take SQLite about four times the instructions, not sixteen times."""
+    counts = []
+    for length in (1_000, 4_000):
+        run = _another(database, running, length)
+        with frozen_made.reading_files(database, MemoryStore()) as other:
+            counter = itertools.count()
+            # Every 100 instructions; a result other than 0 would interrupt.
+            other.engine.raw_connection().driver_connection.set_progress_handler(  # type: ignore
+                lambda counter=counter: 0 * next(counter), 100
+            )
+            freeze_run(other, MemoryStore(), run, tmp_path)
+            assert rows_of(other, run) < 600
+        counts.append(next(counter))
+    assert counts[0] > 100
+    assert counts[1] < 6 * counts[0]
+
+
 def _keys(store: ObjectStore) -> list[str]:
     return [meta["path"] for page in obstore.list(store, prefix="steps") for meta in page]
 
@@ -381,7 +403,7 @@ def test_a_kill_at_any_point_loses_nothing(
                 assert rows_of(other, run) < 300
 
 
-def _another(database: Database, run: Run) -> Run:
+def _another(database: Database, run: Run, length: int = 700) -> Run:
     """Make another run of the same values, with a history of its own."""
     with database.writing() as session:
         copy = session.get_one(Run, run.id)
@@ -396,5 +418,5 @@ def _another(database: Database, run: Run) -> Run:
         session.flush()
         node.run_id, node.attempt, node.ended_at = copy.id, 1, None
         session.add(node)
-    make_history(database, copy)
+    make_history(database, copy, length)
     return copy
