@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from obstore.store import LocalStore, MemoryStore, ObjectStore
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import make_transient
 
 from db.database import Database
@@ -22,8 +22,8 @@ from db.errors import StepsUnreadable
 from db.files import step_files, storage
 from db.files.step_files import StepFile, StepFiles
 from db.files.storage import mend, mismatches
-from db.tables import FrozenSteps, Run, RunNode, StepBucket
-from db.telemetry import freeze, pyramid, series, telemetry, windows
+from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
+from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, windows
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 from tests.db.telemetry import frozen_made
 from tests.db.telemetry.frozen_made import begin_again, end, everything, freeze_run, rows_of
@@ -351,6 +351,26 @@ def test_due_are_long_runs_that_ended_and_changed(
     with database.writing() as session:
         session.get_one(Run, running.id).deleted_at = 1.0
     assert due() == []
+
+
+def test_steps_may_be_far_apart(database: Database, running: Run, tmp_path: Path) -> None:
+    """The latest steps stay rows, and are rows again after a resume, whatever their distance."""
+    store, zooms = MemoryStore(), [(1_000, 130_000), (250_000, 690_000)]
+    steps = make_steps([1.0 + step % 9 for step in range(700)])
+    steps["step"] *= 1_000
+    record(database, running, steps)
+    end(database, running)
+    with frozen_made.reading_files(database, store) as other:
+        before = everything(other, running.id, zooms)
+        freeze_run(other, store, running, tmp_path)
+        _assert_same(everything(other, running.id, zooms), before)
+        assert 100 <= rows_of(other, running) < 300
+        with other.writing() as session:
+            frozen_steps.truncate(session.connection(), running.id, after=400_500)
+            latest = (Step.run_id == running.id, Step.step.between(301_000, 400_500))
+            assert session.scalar(select(func.count()).where(*latest)) == 100
+        plain = _resume(database, other, store, running, steps, 300_500, tmp_path, zooms)
+        _assert_same(everything(other, running.id, zooms), plain)
 
 
 @pytest.mark.only_on("sqlite")
