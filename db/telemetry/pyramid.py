@@ -245,9 +245,14 @@ def _with_frozen(points: Points, source: Source, ranges: list[StepRange]) -> Poi
     if source.frozen is None:
         return points
     names = [series.name for series in source.series]
+    lacking = [
+        (first, last)
+        for first, last in ranges
+        if ((points.step >= first) & (points.step <= last)).sum() < last - first + 1
+    ]
     is_clipped = "grad_norm_clipped" in names
     needed = {"elapsed_ms", "flags", *names, *(("grad_norm",) if is_clipped else ())}
-    columns = source.frozen.read(ranges, needed)
+    columns = source.frozen.read(lacking, needed)
     if is_clipped:
         columns["grad_norm_clipped"] = frozen_steps.applied_norm(columns)
     values = np.column_stack([columns[name] for name in names])

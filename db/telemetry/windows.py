@@ -326,17 +326,23 @@ def _read(
                 _, span = spans.pop(source.key["run_id"])
                 yield _drawn(source, span, points, most)
         for source, span in spans.values():
-            yield _long(connection, source, span, most)
+            yield _long(connection, source, span, limits, most)
 
 
-def _long(connection: Connection, source: Source, span: StepRange, most: int) -> "_Raw | _Stretch":
+def _long(
+    connection: Connection, source: Source, span: StepRange, limits: dict[str, int], most: int
+) -> "_Raw | _Stretch":
     """Read a long span from the pyramid, or all of its steps if only few exist."""
     first, last = span
     bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
-    ranges, stones = _decompose(first, last, bucket)
+    is_whole = source.points is Step.__table__ and limits == _limits(None, None)
+    if is_whole:  # no bucket has steps outside of it
+        ranges, stones = [(first, first), (last, last)], [(bucket, first // bucket, last // bucket)]
+    else:
+        ranges, stones = _decompose(first, last, bucket)
     points = read_points(connection, source, ranges)
     below = read_buckets(connection, source, stones)
-    parts = in_order([Summaries.of(points), *below.values()])
+    parts = in_order([Summaries.of(points), *below.values()]) if not is_whole else below[bucket]
     if bucket == SIZES[0] and 2 * len(below[bucket]) < (last - first) // bucket:
         bucket, parts = _without_lost_file(connection, source, span, parts)
     if parts.steps.sum() <= 2 * most:
