@@ -147,7 +147,9 @@ class StepFiles:
                 step = table["step"].to_numpy()[np.diff(column.offsets) > 0]
                 is_within = _is_within(step, ranges)
                 steps.append(step[is_within])
-                packed += column.flatten().filter(is_within).to_pylist()
+                values = column.flatten()
+                records = np.frombuffer(values.buffers()[1], f"V{values.type.byte_width}")
+                packed += records[values.offset :][: len(values)][is_within].tolist()
         return np.concatenate(steps), packed
 
     def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
