@@ -8,13 +8,13 @@
 import argparse
 import math
 import random
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import func, select
@@ -61,11 +61,26 @@ def used_bytes(database: Database) -> int:
     return (pages - free) * size
 
 
-def milliseconds(work: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    started = time.perf_counter()
-    work()
-    return (time.perf_counter() - started) * 1000
+class Times(NamedTuple):
+    """Milliseconds of calls and of the processor, each in order; other programs slow the former."""
+
+    wall: list[float]
+    processor: list[float]
+
+    def at(self, share: float) -> tuple[float, float]:
+        """Return the quantile of both."""
+        index = max(0, round(len(self.wall) * share) - 1)
+        return self.wall[index], self.processor[index]
+
+
+def timed(calls: Iterable[Callable[[], object]]) -> Times:
+    """Return how long calls take."""
+    times = []
+    for call in calls:
+        started, worked = time.perf_counter(), time.process_time()
+        call()
+        times.append((time.perf_counter() - started, time.process_time() - worked))
+    return Times(*(sorted(1000 * each for each in column) for column in zip(*times, strict=True)))
 
 
 def opened(
@@ -83,15 +98,14 @@ def compared(database: Database, run_ids: list[int]) -> None:
     assert len(found) == len(run_ids)
 
 
-def random_windows(database: Database, run_id: int, steps: int) -> list[float]:
-    """Return the milliseconds of windows whose lengths are spread over the powers of ten."""
-    choose, times = random.Random(0), []
+def random_windows(database: Database, run_id: int, steps: int) -> Times:
+    """Measure windows whose lengths are spread over the powers of ten."""
+    choose, calls = random.Random(0), []
     for _ in range(WINDOWS):
         length = int(10 ** choose.uniform(0, math.log10(steps)))
         first = choose.randint(1, steps - length + 1)
-        last = first + length - 1
-        times.append(milliseconds(partial(opened, database, run_id, first, last)))
-    return sorted(times)
+        calls.append(partial(opened, database, run_id, first, first + length - 1))
+    return timed(calls)
 
 
 def main() -> None:
@@ -114,30 +128,31 @@ def main() -> None:
             rows.append((what, f"{before:.{digits}f}", f"{after:.{digits}f}"))
             return after
 
+        def add_times(what: str, before: tuple[float, float], after: tuple[float, float]) -> float:
+            add(f"{what}, processor ms", before[1], after[1])
+            return add(f"{what}, ms", before[0], after[0])
+
         database = fresh("long.db")
         database.migrate()
         long = recorded(database, options.steps)
         size = used_bytes(database)
         opened(database, long)
-        before = [milliseconds(partial(opened, database, long)) for _ in range(ROUNDS)]
+        before = timed([partial(opened, database, long)] * ROUNDS)
         randomly = random_windows(database, long, options.steps)
         seconds = frozen(database, store, [long], folder)
         with database.reading() as session:
             file_bytes = session.scalar(select(func.sum(FrozenSteps.size_bytes))) or 0
-        cold = milliseconds(
-            partial(opened, Database(str(database.engine.url), StepFiles(lambda: store)), long)
-        )
-        after = [milliseconds(partial(opened, database, long)) for _ in range(ROUNDS)]
+        cold_database = Database(str(database.engine.url), StepFiles(lambda: store))
+        cold = timed([partial(opened, cold_database, long)])
+        after = timed([partial(opened, database, long)] * ROUNDS)
         randomly_after = random_windows(database, long, options.steps)
-        at = WINDOWS * 99 // 100 - 1
-        step_bytes = file_bytes / options.steps
         found = {
-            "bytes": add("bytes a step in the file", 0, step_bytes, 2),
-            "open": add("open, ms, median", statistics.median(before), statistics.median(after)),
-            "p99": add("random windows, ms, p99", randomly[at], randomly_after[at]),
+            "bytes": add("bytes a step in the file", 0, file_bytes / options.steps, 2),
+            "open": add_times("open, median", before.at(0.5), after.at(0.5)),
+            "p99": add_times("random windows, p99", randomly.at(0.99), randomly_after.at(0.99)),
         }
-        add("random windows, ms, median", randomly[WINDOWS // 2], randomly_after[WINDOWS // 2])
-        add("open for the first time, ms", before[0], cold)
+        add_times("random windows, median", randomly.at(0.5), randomly_after.at(0.5))
+        add_times("open for the first time", before.at(1.0), cold.at(1.0))
         add(
             "bytes a step in the database",
             size / options.steps,
@@ -151,13 +166,12 @@ def main() -> None:
         database.migrate()
         ids = [recorded(database, options.compared_steps) for _ in range(COMPARED)]
         compared(database, ids)
-        rounds = [milliseconds(partial(compared, database, ids)) for _ in range(ROUNDS)]
+        rounds = timed([partial(compared, database, ids)] * ROUNDS)
         frozen(database, store, ids, folder)
         compared(database, ids)
-        again = [milliseconds(partial(compared, database, ids)) for _ in range(ROUNDS)]
-        what = f"{COMPARED} runs × {options.compared_steps:,} steps compared, s"
-        times = [statistics.median(each) / 1000 for each in (rounds, again)]
-        found["compare"] = add(what, times[0], times[1], 3)
+        again = timed([partial(compared, database, ids)] * ROUNDS)
+        what = f"{COMPARED} runs × {options.compared_steps:,} steps compared, median"
+        found["compare"] = add_times(what, rounds.at(0.5), again.at(0.5)) / 1000
         database.dispose()
 
         database = fresh("ended.db")

@@ -19,6 +19,7 @@ from benchmarks.report import report
 from benchmarks.site import Site, serving_from
 from db.database import Database
 from db.tables import Metric
+from halfstep.telemetry import events
 from halfstep.telemetry.spool import SpoolWriter
 
 NAMES, STEPS = 10_000, 20
@@ -45,7 +46,8 @@ def spool() -> bytes:
                 for name in range(NAMES):
                     named = f"g{name // 100:03d}/u{name % 100:02d}"
                     value, elapsed_ms = float(name + step), step * 100
-                    writer.event(Metric(step=step, name=named, value=value, elapsed_ms=elapsed_ms))
+                    event = events.Metric(step=step, name=named, value=value, elapsed_ms=elapsed_ms)
+                    writer.event(event)
         return (Path(folder) / "1-0.spool").read_bytes()
 
 

@@ -1,9 +1,10 @@
 """Parquet files of steps in the store: one file per run, in row groups of consecutive steps.
 
 Integers are DELTA_BINARY_PACKED, floats BYTE_STREAM_SPLIT, pages compressed by zstd and with
-checksums: about 10 bytes a step. lr_bits are the bits of lr as an integer: of a schedule they take
+checksums: about 11 bytes a step. lr_bits are the bits of lr as an integer: of a schedule they take
 half of the bytes. A null is a NaN, and grad_norm_clipped is null where the clip changed nothing, as
-in the table.
+in the table. summaries has the lowest level of the pyramid: the packed summary of a bucket at the
+bucket's first step, an empty list at the others.
 """
 
 import io
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest, sha256
-from itertools import groupby
+from itertools import chain, groupby
 from threading import Lock
 from typing import IO, Any, TypeAlias
 
@@ -25,15 +26,16 @@ from obstore.store import ObjectStore
 from db.errors import StepsUnreadable, StorageUnreachable
 
 #: Steps of a row group, which is read as a whole.
-GROUP_STEPS = 65_536
+GROUP_STEPS = 32_768
 #: Row groups that one request reads, at most: about 10 MB.
-MOST_GROUPS = 16
+MOST_GROUPS = 32
 #: Bytes at the end of a file that are read first: the whole footer of most files.
-FOOTER_BYTES = 2**18
+FOOTER_BYTES = 2**19
 #: Files whose footers are cached.
-MOST_FOOTERS = 64
+MOST_FOOTERS = 32
 
-#: Columns of the table of steps, all in order of step. Unknown values are NaN.
+#: Columns of the table of steps, all in order of step. Unknown values are NaN. SUMMARIES are bytes,
+#: empty at most steps.
 Columns: TypeAlias = dict[str, NDArray[Any]]
 #: First and last step, both inclusive.
 StepRange: TypeAlias = tuple[int, int]
@@ -49,6 +51,7 @@ NAMES = (
 
 #: Names in the file of columns that are stored otherwise.
 STORED_NAMES = {"lr": "lr_bits"}
+SUMMARIES = "summaries"
 NAN_BITS = int(np.float64(np.nan).view(np.int64))
 
 
@@ -79,13 +82,18 @@ class _Footer:
         spans = [(each.min, each.max) for each in statistics]
         return np.array(spans, np.int64).reshape(len(spans), 2)
 
+    def has_gaps(self, group: int) -> bool:
+        """Return whether a row group lacks steps between its first and its last."""
+        first, last = self.spans[group].tolist()
+        return bool(last - first + 1 > self.metadata.row_group(group).num_rows)
+
     def part(self, groups: Sequence[int], names: Collection[str]) -> tuple[int, int]:
         """Return where the bytes of columns of consecutive row groups begin and end."""
         starts, ends, stored = [], [], set(map(_stored, names))
         for group in (groups[0], groups[-1]):
             for index in range(self.metadata.num_columns):
                 column = self.metadata.row_group(group).column(index)
-                if column.path_in_schema in stored:
+                if column.path_in_schema.partition(".")[0] in stored:
                     start = column.dictionary_page_offset or column.data_page_offset
                     starts.append(start)
                     ends.append(start + column.total_compressed_size)
@@ -116,17 +124,33 @@ class StepFiles:
         """
         names = [name for name in NAMES if name == "step" or name in names]
         with self._errors_named(file):
-            spans = self._footer(file).spans
-            is_needed = np.zeros(len(spans), bool)
-            for first, last in ranges:
-                is_needed |= (spans[:, 0] <= last) & (spans[:, 1] >= first)
             parts = [
                 _within(part, ranges)
-                for part in self._read_groups(file, np.flatnonzero(is_needed).tolist(), names)
+                for part in self._read_groups(file, self._needed(file, ranges), names)
             ]
         kinds = {name: np.int64 if name in WHOLE else np.float64 for name in names}
         empty = {name: np.empty(0, kind) for name, kind in kinds.items()}
         return {name: np.concatenate([part[name] for part in (empty, *parts)]) for name in names}
+
+    def summaries(
+        self, file: StepFile, ranges: Collection[StepRange]
+    ) -> tuple[NDArray[np.int64], list[bytes]]:
+        """Return the first step and the packed summary of each bucket that begins in ranges.
+
+        Raises StepsUnreadable, StorageUnreachable.
+        """
+        steps, packed = [np.empty(0, np.int64)], []
+        with self._errors_named(file):
+            needed = self._needed(file, ranges)
+            for table in self._tables(file, needed, ["step", SUMMARIES]):
+                column = table[SUMMARIES].combine_chunks()
+                step = table["step"].to_numpy()[np.diff(column.offsets) > 0]
+                is_within = _is_within(step, ranges)
+                steps.append(step[is_within])
+                values = column.flatten()
+                records = np.frombuffer(values.buffers()[1], f"V{values.type.byte_width}")
+                packed += records[values.offset :][: len(values)][is_within].tolist()
+        return np.concatenate(steps), packed
 
     def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
         """Read all columns of the first `most` steps of a range.
@@ -141,16 +165,31 @@ class StepFiles:
                 break
         return {name: np.concatenate([part[name] for part in parts])[:most] for name in NAMES}
 
+    def read_last(self, file: StepFile, span: StepRange, most: int) -> Columns:
+        """Read all columns of the last `most` steps of a range.
+
+        Raises StepsUnreadable, StorageUnreachable.
+        """
+        parts, count = [self.read(file, [])], 0
+        for clipped in reversed(self._clipped(file, span)):
+            parts.insert(1, self.read(file, [clipped]))
+            count += len(parts[1]["step"])
+            if count >= most:
+                break
+        return {name: np.concatenate([part[name] for part in parts])[-most:] for name in NAMES}
+
     def ends(self, file: StepFile, span: StepRange) -> StepRange | None:
         """Return the first and the last step within a range, or None if there are none.
 
         Raises StepsUnreadable, StorageUnreachable.
         """
         clipped = self._clipped(file, span)
-        whole = {(first, last) for first, last in self._footer(file).spans.tolist()}
-        steps: list[int] = []
-        for part in {*clipped[:1], *clipped[-1:]}:
-            steps += part if part in whole else self._steps(file, part)
+        if not clipped:
+            return None
+        footer, steps = self._footer(file), list[int]()
+        for part in {clipped[0], clipped[-1]}:
+            group = int(np.searchsorted(footer.spans[:, 1], part[0]))
+            steps += self._steps(file, part) if footer.has_gaps(group) else part
         return (min(steps), max(steps)) if steps else None
 
     def _steps(self, file: StepFile, span: StepRange) -> list[int]:
@@ -159,6 +198,8 @@ class StepFiles:
 
     def _clipped(self, file: StepFile, span: StepRange) -> list[StepRange]:
         """Return the part of each row group within a range, if there is one."""
+        if span[0] > span[1]:
+            return []
         with self._errors_named(file):
             spans = self._footer(file).spans.tolist()
         parts = [(max(low, span[0]), min(high, span[1])) for low, high in spans]
@@ -171,7 +212,7 @@ class StepFiles:
         """
         with self._errors_named(file):
             for group in range(len(self._footer(file).spans)):
-                yield from self._read_groups(file, [group], NAMES)
+                yield from self._read_groups(file, [group], (*NAMES, SUMMARIES))
 
     @contextmanager
     def _errors_named(self, file: StepFile) -> Iterator[None]:
@@ -218,9 +259,26 @@ class StepFiles:
                 self._footers.popitem(last=False)
         return footer
 
+    def _needed(self, file: StepFile, ranges: Collection[StepRange]) -> list[int]:
+        """Return the row groups that may have steps in these ranges."""
+        if not ranges:
+            return []
+        spans = self._footer(file).spans
+        is_needed = np.zeros(len(spans), bool)
+        for first, last in ranges:
+            is_needed |= (spans[:, 0] <= last) & (spans[:, 1] >= first)
+        groups: list[int] = np.flatnonzero(is_needed).tolist()
+        return groups
+
     def _read_groups(
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
     ) -> Iterator[Columns]:
+        for table in self._tables(file, groups, names):
+            yield {name: _as_numbers(name, table[_stored(name)]) for name in names}
+
+    def _tables(
+        self, file: StepFile, groups: Sequence[int], names: Collection[str]
+    ) -> Iterator[Any]:
         """Read row groups; consecutive ones by one request."""
         from pyarrow import parquet
 
@@ -241,7 +299,7 @@ class StepFiles:
                     )
                 if len(table) != sum(footer.metadata.row_group(group).num_rows for group in some):
                     raise OSError("it has too few steps")
-                yield {name: _as_numbers(name, table[_stored(name)]) for name in names}
+                yield table
 
     def _part(self, file: StepFile, start: int, end: int) -> "_Part":
         content = obstore.get_range(self._store, file.key, start=start, end=end)
@@ -320,19 +378,28 @@ def digest(columns: Columns) -> Digest:
             values = np.where(np.isnan(values), np.nan, values)
         return sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
 
-    return len(columns["step"]), {name: of(columns[name]) for name in NAMES}
+    digests = {name: of(columns[name]) for name in NAMES}
+    digests[SUMMARIES] = sha256(repr(columns[SUMMARIES].tolist()).encode()).hexdigest()
+    return len(columns["step"]), digests
 
 
 def _write(sink: IO[bytes], groups: Iterable[Columns], short: Collection[str]) -> list[Digest]:
     import pyarrow as pa
     from pyarrow import parquet
 
+    groups = iter(groups)
+    group = next(groups, None)
+    if group is None:
+        return []
+    kind = pa.list_(pa.binary(len(group[SUMMARIES][0])))
     types = {name: pa.int64() for name in (*WHOLE, "data_us", "lr")}
     types |= {name: pa.float32() if name in short else pa.float64() for name in SHORT}
     schema = pa.schema([(_stored(name), types[name]) for name in NAMES])
+    # Next to the steps, with which they are read.
+    schema = schema.insert(1, pa.field(SUMMARIES, kind))
     whole = ("step", "elapsed_ms", "step_us", "data_us", "lr_bits")
     integers = dict.fromkeys(whole, "DELTA_BINARY_PACKED")
-    floats = dict.fromkeys(("loss", "grad_norm", "grad_norm_clipped"), "BYTE_STREAM_SPLIT")
+    split = ("loss", "grad_norm", "grad_norm_clipped", f"{SUMMARIES}.list.element")
     digests = []
     with parquet.ParquetWriter(
         sink,
@@ -340,24 +407,37 @@ def _write(sink: IO[bytes], groups: Iterable[Columns], short: Collection[str]) -
         compression="zstd",
         compression_level=3,
         use_dictionary=["scale", "flags"],
-        column_encoding=integers | floats,
+        column_encoding=integers | dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
         write_page_checksum=True,
     ) as writer:
-        for columns in groups:
-            arrays = []
-            for name in NAMES:
-                values = columns[name]
-                missing = np.isnan(values)
-                if name == "data_us":
-                    values = np.where(missing, 0, values).astype(np.int64)
-                elif name == "lr":
-                    values = values.astype(np.float64).view(np.int64)
-                elif name in short:
-                    values = _shortened(name, values)
-                arrays.append(pa.array(values, types[name], mask=missing))
+        for columns in chain([group], groups):
+            arrays = [_as_array(name, columns[name], types[name], short) for name in NAMES]
+            arrays.insert(1, _as_lists(columns[SUMMARIES], kind))
             writer.write_table(pa.table(arrays, schema=schema), row_group_size=GROUP_STEPS)
             digests.append(digest(columns))
     return digests
+
+
+def _as_array(name: str, values: NDArray[Any], kind: Any, short: Collection[str]) -> Any:
+    import pyarrow as pa
+
+    missing = np.isnan(values)
+    if name == "data_us":
+        values = np.where(missing, 0, values).astype(np.int64)
+    elif name == "lr":
+        values = values.astype(np.float64).view(np.int64)
+    elif name in short:
+        values = _shortened(name, values)
+    return pa.array(values, kind, mask=missing)
+
+
+def _as_lists(summaries: NDArray[Any], kind: Any) -> Any:
+    import pyarrow as pa
+
+    has_one = summaries != b""
+    offsets = np.concatenate([[0], np.cumsum(has_one)]).astype(np.int32)
+    values = pa.array(summaries[has_one].tolist(), kind.value_type)
+    return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
 def _shortened(name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -374,6 +454,11 @@ def _stored(name: str) -> str:
 
 def _as_numbers(name: str, column: Any) -> NDArray[Any]:
     values: NDArray[Any]
+    if name == SUMMARIES:
+        lists = column.combine_chunks()
+        values = np.full(len(lists), b"", object)
+        values[np.diff(lists.offsets) > 0] = np.array(lists.flatten().to_pylist(), object)
+        return values
     if name == "lr":
         values = column.fill_null(NAN_BITS).to_numpy()
         return values.view(np.float64)
@@ -382,11 +467,15 @@ def _as_numbers(name: str, column: Any) -> NDArray[Any]:
 
 
 def _within(columns: Columns, ranges: Collection[StepRange]) -> Columns:
-    step = columns["step"]
+    is_within = _is_within(columns["step"], ranges)
+    return {name: values[is_within] for name, values in columns.items()}
+
+
+def _is_within(step: NDArray[np.int64], ranges: Collection[StepRange]) -> NDArray[np.bool_]:
     is_within = np.zeros(len(step), bool)
     for first, last in ranges:
         is_within |= (step >= first) & (step <= last)
-    return {name: values[is_within] for name, values in columns.items()}
+    return is_within
 
 
 def _one_line(error: Exception) -> str:

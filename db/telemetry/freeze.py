@@ -3,7 +3,8 @@
 1. The steps are written to a temporary file, which is stored under a new key.
 2. The stored file is read back; the number of steps and each column must be those of the rows.
 3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
-4. The rows are deleted in batches, except those that other queries read, see `_retained`.
+4. The rows are deleted in batches, except those that other queries read, see `_retained`; so are
+   the lowest buckets of the pyramid, which the file has.
 5. Files of the run without a row are deleted by a call ORPHAN_SECONDS after its file was stored.
 
 Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
@@ -28,7 +29,7 @@ from sqlalchemy.orm import Session
 from db.database import Database, now
 from db.errors import StepsUnreadable
 from db.files import step_files
-from db.files.step_files import GROUP_STEPS, Columns, StepFile, StepFiles
+from db.files.step_files import GROUP_STEPS, SUMMARIES, Columns, StepFile, StepFiles
 from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
@@ -40,16 +41,27 @@ from db.files.storage import (
 )
 from db.runs.trash import DAY_SECONDS
 from db.sweeps.sweeps import OPEN
-from db.tables import ENDED, FLAGGED, NOT_DELETED, FrozenSteps, Run, RunNode, Step, Trial
+from db.tables import (
+    ENDED,
+    FLAGGED,
+    NOT_DELETED,
+    FrozenSteps,
+    Run,
+    RunNode,
+    Step,
+    StepBucket,
+    Trial,
+)
 from db.telemetry import frozen_steps
 from db.telemetry.frozen_steps import END, LATEST_ROWS
+from db.telemetry.pyramid import SIZES, packed_lowest
 from db.telemetry.series import SPARKLINE_POINTS, evenly_spaced
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 
 #: Shorter runs stay in the database: a file of their own would save little.
 LEAST_STEPS = 2_000
 #: Rows per transaction: SQLite has one writer, and other writers must not wait long.
-BATCH_ROWS = 20_000
+BATCH_ROWS = 5_000
 
 
 class Stopped(Exception):
@@ -144,9 +156,20 @@ def _groups(database: Database, run_id: int, stopping: Event) -> Iterator[Column
                 connection, run_id, frozen, first=first, most=GROUP_STEPS
             )
         count = len(columns["step"])
+        if count == GROUP_STEPS:
+            columns = _whole_buckets(columns)
         if count:
-            yield columns
+            yield {**columns, SUMMARIES: packed_lowest(columns)}
             first = int(columns["step"][-1]) + 1
+
+
+def _whole_buckets(columns: Columns) -> Columns:
+    """Return the columns without the last bucket, which may have further steps."""
+    bucket = columns["step"] // SIZES[0]
+    is_before = bucket < bucket[-1]
+    if not is_before.any():  # all steps of a bucket
+        return columns
+    return {name: values[is_before] for name, values in columns.items()}
 
 
 def _store(
@@ -243,18 +266,31 @@ def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> i
     mine = (Step.run_id == run.id, Step.step >= first, Step.step <= row.step)
     further = select(Step.step).where(*mine).order_by(Step.step).offset(BATCH_ROWS).limit(1)
     following = session.scalar(further)
-    end = row.step if following is None else following - 1
+    latest = session.scalar(
+        select(Step.step)
+        .where(Step.run_id == run.id, Step.step <= row.step)
+        .order_by(Step.step.desc())
+        .offset(LATEST_ROWS - 1)
+        .limit(1)
+    )
+    if latest is None:
+        return None
+    # One upper limit: of several SQLite may search by the largest, and read all later rows.
+    end = min(row.step if following is None else following - 1, row.step - LATEST_ROWS, latest - 1)
     retained = [step for step in _retained(session, run) if first <= step <= end]
     is_plain = Step.flags.op("&")(SKIPPED | NONFINITE_LOSS | NOT_STEPPED) == 0
     session.connection().execute(
         delete(Step).where(
-            *mine,
-            Step.step <= end,
-            Step.step <= run.step - LATEST_ROWS,
+            Step.run_id == run.id,
+            Step.step.between(first, end),
             is_plain,
             Step.step.not_in(retained),
         )
     )
+    size = SIZES[0]
+    buckets = StepBucket.bucket.between(first // size, (end + 1) // size - 1)
+    its = (StepBucket.run_id == run.id, StepBucket.size == size)
+    session.connection().execute(delete(StepBucket).where(*its, buckets))
     return following
 
 

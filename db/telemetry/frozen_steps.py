@@ -4,7 +4,7 @@ A run that has ended has its steps in a file, which `db.telemetry.freeze` writes
 also rows. A later attempt adds rows, which take precedence.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,7 +21,8 @@ from db.telemetry import bulk_writes
 
 #: More than any step.
 END = 2**62
-#: The latest steps stay rows: `db.health.input_bound` reads as many.
+#: The latest steps of a file that count are also rows, and so are the buckets of the pyramid that
+#: contain one of them: what adds steps reads no file. `db.health.input_bound` reads as many.
 LATEST_ROWS = 100
 
 
@@ -42,50 +43,85 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Frozen:
-    """The steps of a run in its file, up to the last one that counts."""
+    """The steps of a run in its file, except for the latest ones, which are rows.
+
+    last: the last step of the file that counts.
+    """
 
     files: StepFiles
     file: StepFile
     last: int
-    attempt: int
+
+    @property
+    def end(self) -> int:
+        """The last step for which the file is needed: all later ones that count are rows."""
+        return self.last - LATEST_ROWS
 
     def read(self, ranges: Collection[StepRange], names: Collection[str] = NAMES) -> Columns:
         """Read columns of ranges of steps."""
-        return self.files.read(self.file, [self._clipped(span) for span in ranges], names)
+        return self.files.read(self.file, self._clipped(ranges), names)
+
+    def summaries(self, ranges: Collection[StepRange]) -> tuple[NDArray[np.int64], list[bytes]]:
+        """Return the first step and the packed summary of each bucket within ranges of steps."""
+        return self.files.summaries(self.file, self._clipped(ranges))
 
     def read_next(self, span: StepRange, most: int) -> Columns:
         """Read all columns of the first `most` steps of a range."""
-        return self.files.read_next(self.file, self._clipped(span), most)
+        return self.files.read_next(self.file, (span[0], min(span[1], self.end)), most)
 
     def ends(self, span: StepRange) -> StepRange | None:
         """Return the first and last step within a range, or None if there are none."""
-        return self.files.ends(self.file, self._clipped(span))
+        return self.files.ends(self.file, (span[0], min(span[1], self.end)))
 
-    def _clipped(self, span: StepRange) -> StepRange:
-        return span[0], min(span[1], self.last)
+    def _clipped(self, ranges: Collection[StepRange]) -> list[StepRange]:
+        return [(first, min(last, self.end)) for first, last in ranges if first <= self.end]
+
+
+#: Columns that a query of runs joins, see `loaded`.
+FILE_COLUMNS = (
+    *(FrozenSteps.key, FrozenSteps.size_bytes, FrozenSteps.footer_sha256),
+    FrozenSteps.step,
+)
+
+
+def loaded(connection: Connection, columns: Sequence[Any]) -> Frozen | None:
+    """Return the steps in the file of a run from FILE_COLUMNS, or None if it has none."""
+    *file, last = columns
+    if file[0] is None:
+        return None
+    files: StepFiles | None = connection.get_execution_options().get("step_files")
+    if files is None:
+        raise StepsUnreadable.of(file[0], "this program has not opened the store")
+    return Frozen(files, StepFile(*file), last)
 
 
 def of_runs(connection: Connection, run_ids: Collection[int]) -> dict[int, Frozen]:
     """Return the steps in files of those of the runs that have a file."""
     if not run_ids:
         return {}
-    files: StepFiles | None = connection.get_execution_options().get("step_files")
-    frozen = {}
-    for run_id, step, attempt, *file in connection.execute(
-        _files_query(), {"run_ids": list(run_ids)}
-    ):
-        if files is None:
-            raise StepsUnreadable.of(file[0], "this program has not opened the store")
-        frozen[run_id] = Frozen(files, StepFile(*file), step, attempt)
-    return frozen
+    rows = connection.execute(_files_query(), {"run_ids": list(run_ids)})
+    found = {run_id: loaded(connection, columns) for run_id, *columns in rows}
+    return {run_id: frozen for run_id, frozen in found.items() if frozen is not None}
 
 
 @cache
 def _files_query() -> Any:
-    table = FrozenSteps.__table__.c
-    file = (table.key, table.size_bytes, table.footer_sha256)
-    query = select(table.run_id, table.step, table.attempt, *file)
-    return query.where(table.run_id.in_(bindparam("run_ids", expanding=True)))
+    query = select(FrozenSteps.run_id, *FILE_COLUMNS)
+    return query.where(FrozenSteps.run_id.in_(bindparam("run_ids", expanding=True)))
+
+
+def last_row_and_file(connection: Connection, run_id: int) -> tuple[int | None, Frozen | None]:
+    """Return the last step of a run that is a row, and the steps in its file."""
+    last, *columns = connection.execute(_last_query(), {"run_id": run_id}).one()
+    return last, loaded(connection, columns)
+
+
+@cache
+def _last_query() -> Any:
+    of_run = Step.__table__.c.run_id == bindparam("run_id")
+    last = select(func.max(Step.__table__.c.step).label("last")).where(of_run).subquery()
+    has_file = FrozenSteps.run_id == bindparam("run_id")
+    return select(last.c.last, *FILE_COLUMNS).outerjoin_from(last, FrozenSteps, has_file)
 
 
 def read_rows(
@@ -96,8 +132,19 @@ def read_rows(
     given = {"run_id": run_id, "first": span[0], "last": span[1], "most": most}
     # Rows first: outside of a snapshot, they may be deleted once the file is published.
     rows = list(map(StepRow._make, connection.execute(_rows_query(), given).cursor.fetchall()))
+    if _are_complete(rows, first, last, most):
+        return rows
     frozen = of_runs(connection, [run_id]).get(run_id)
     return rows if frozen is None else _joined(rows, frozen.read_next(span, most))[:most]
+
+
+def _are_complete(rows: list[StepRow], first: int, last: int | None, most: int) -> bool:
+    """Return whether a file has no further steps for a query of rows, whatever its steps are."""
+    if not rows:
+        return last is None  # the last step of a file is a row
+    latest = rows[-1].step
+    has_gaps = latest - first + 1 > len(rows)
+    return not has_gaps and (last in (None, latest) or len(rows) == most)
 
 
 def rows_at(session: Session, run_id: int, steps: Collection[int]) -> list[StepRow]:
@@ -141,15 +188,15 @@ def applied_norm(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Let no steps of a run's file count that are after a step.
 
-    The latest steps up to it become rows again: other queries read them.
+    The latest ones that count become rows again: other queries read them.
     """
     frozen = of_runs(connection, [run_id]).get(run_id)
     if frozen is None or frozen.last <= after:
         return
-    columns = frozen.read([(after - LATEST_ROWS + 1, after)])
-    rows = select(Step.step).where(
-        Step.run_id == run_id, Step.step.between(after - LATEST_ROWS, after)
-    )
+    span = (-END, min(after, frozen.end))
+    columns = frozen.files.read_last(frozen.file, span, LATEST_ROWS)
+    steps: list[int] = columns["step"].tolist()
+    rows = select(Step.step).where(Step.run_id == run_id, Step.step.in_(steps))
     is_missing = ~np.isin(columns["step"], connection.scalars(rows).all())
     if is_missing.any():
         missing: dict[str, bulk_writes.Column] = {

@@ -7,8 +7,9 @@ A run may have thousands of metrics: `db.telemetry.metric_pyramids` updates thei
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,9 +27,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from db.files.step_files import Columns
 from db.tables import Metric, MetricBucket, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
-from db.telemetry.frozen_steps import Frozen
+from db.telemetry.frozen_steps import LATEST_ROWS, Frozen
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 
 FANOUT = 8
@@ -55,6 +57,7 @@ STEP_SERIES = (
 )
 #: Ranges read in one query: SQLite allows 500, and each count of ranges is a cached query.
 MOST_RANGES = 8
+EMPTY: Ints = np.empty(0, np.int64)
 METRIC_SERIES = (Series("value", "f8", mean=True),)
 
 
@@ -76,21 +79,12 @@ class Source:
 
 def steps_of(connection: Connection, run_id: int) -> Source:
     """Return the source for the steps of a run, wherever they are."""
-    return steps_of_runs(connection, [run_id])[run_id]
+    return source_of(run_id, frozen_steps.of_runs(connection, [run_id]).get(run_id))
 
 
-def steps_of_runs(
-    connection: Connection, run_ids: Collection[int], names: Collection[str] | None = None
-) -> dict[int, Source]:
-    """Return the source for the steps of each run. names: only these series."""
-    series = tuple(
-        candidate for candidate in STEP_SERIES if names is None or candidate.name in names
-    )
-    frozen = frozen_steps.of_runs(connection, run_ids)
-    return {run_id: _of_run(run_id, series, frozen.get(run_id)) for run_id in run_ids}
-
-
-def _of_run(run_id: int, series: tuple[Series, ...], frozen: Frozen | None) -> Source:
+def source_of(run_id: int, frozen: Frozen | None, names: Collection[str] | None = None) -> Source:
+    """Return the source for the steps of a run, which may have a file. names: only these series."""
+    series = tuple(each for each in STEP_SERIES if names is None or each.name in names)
     tables = (Step.__table__, StepBucket.__table__)
     return Source(*tables, {"run_id": run_id}, series, STEP_SERIES, frozen)
 
@@ -102,23 +96,32 @@ def metric_of(run_id: int, name: str) -> Source:
 
 
 def update(
-    connection: Connection, source: Source, points: Points, *, last: int | None = None
+    connection: Connection,
+    source: Source,
+    points: Points,
+    *,
+    last: int | None = None,
+    in_file: Mapping[int, bytes] = MappingProxyType({}),
 ) -> None:
     """Update the pyramid for points that were just written, given in order of step.
 
-    last: store only buckets that end before this step.
+    last: store only buckets that end before this step.  in_file: summaries of the lowest buckets
+    by their start; equal ones are not stored.
     """
     first, until = int(points.step[0]), int(points.step[-1])
     there = read_buckets(connection, source, [_siblings(first, until, size) for size in SIZES])
     below = _completed(connection, source, points)
     is_stored: Selection = lambda start, size: start + size <= (END if last is None else last)  # noqa: E731
     start, size, packed = summed_up(below, there, source.series, is_stored)
+    is_new = (size != SIZES[0]) | [
+        in_file.get(at) != summary for at, summary in zip(start.tolist(), packed, strict=True)
+    ]
     columns: dict[str, bulk_writes.Column] = {
-        "size": size,
-        "bucket": start // size,
-        "summary": packed,
+        "size": size[is_new],
+        "bucket": (start // size)[is_new],
+        "summary": list(compress(packed, is_new)),
     }
-    if packed:
+    if is_new.any():
         bulk_writes.replace(connection, source.buckets, source.key, columns)
 
 
@@ -146,16 +149,39 @@ def summed_up(
     return np.concatenate(starts), np.concatenate(sizes), packed
 
 
-def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
-    """Rebuild the pyramid of a run's steps: all, or the buckets with steps from `since` on.
-
-    The largest buckets that end before `since`, and everything in them, stay unchanged.
-    """
-    since -= since % SIZES[-1]
-    beyond = (StepBucket.run_id == run_id, StepBucket.size * StepBucket.bucket >= since)
-    session.execute(delete(StepBucket).where(*beyond))
+def rebuild(session: Session, run_id: int) -> None:
+    """Rebuild the pyramid of a run's steps."""
+    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
     connection = session.connection()
-    build(connection, steps_of(connection, run_id), since=since)
+    build(connection, steps_of(connection, run_id))
+
+
+def truncate(connection: Connection, run_id: int, *, after: int) -> None:
+    """Delete the buckets with steps after a step, after those were deleted; write those before it.
+
+    Reads few steps of a long run: the lowest buckets of the latest rows, and one path to the top.
+    """
+    for size in SIZES:
+        beyond = (StepBucket.size == size, StepBucket.bucket >= (after + 1) // size)
+        connection.execute(delete(StepBucket).where(StepBucket.run_id == run_id, *beyond))
+    last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
+    if last is not None:
+        source = steps_of(connection, run_id)
+        first = min(last, after - LATEST_ROWS + 1) // SIZES[1] * SIZES[1]
+        update(connection, source, read_points(connection, source, [(first, after)]))
+
+
+def packed_lowest(columns: Columns) -> NDArray[np.object_]:
+    """Return the packed summary of each lowest bucket at its first step, empty at the others."""
+    columns = columns | {"grad_norm_clipped": frozen_steps.applied_norm(columns)}
+    values = np.column_stack([columns[series.name] for series in STEP_SERIES])
+    step = columns["step"]
+    points = Points(step, columns["elapsed_ms"], columns["flags"], values)
+    packed = np.full(len(step), b"", np.object_)
+    buckets = merge(Summaries.of(points), SIZES[0])
+    first = np.diff(step // SIZES[0], prepend=-1) > 0
+    packed[first] = np.array(pack(buckets, STEP_SERIES, SIZES[0]), np.object_)
+    return packed
 
 
 def build(
@@ -170,7 +196,9 @@ def build(
         first -= first % SIZES[3]
         at = first + SIZES[3]
         points = read_points(connection, source, [(first, at - 1)])
-        update(connection, source, points, last=last)
+        starts, packed = _lowest_in_file(source.frozen, [(first, at - 1)])
+        in_file = dict(zip(starts.tolist(), packed, strict=True))
+        update(connection, source, points, last=last, in_file=in_file)
 
 
 def _next_step(connection: Connection, source: Source, at: int) -> int | None:
@@ -195,7 +223,7 @@ def steps_per_second(connection: Connection, run_id: int) -> float | None:
 
 
 def _largest(connection: Connection, run_id: int) -> Summaries:
-    top, source = SIZES[-1], _of_run(run_id, STEP_SERIES, None)  # reads no points
+    top, source = SIZES[-1], source_of(run_id, None)  # reads no points
     return read_buckets(connection, source, [(top, 0, END)])[top]
 
 
@@ -217,9 +245,15 @@ def _with_frozen(points: Points, source: Source, ranges: list[StepRange]) -> Poi
     if source.frozen is None:
         return points
     names = [series.name for series in source.series]
-    columns = source.frozen.read(ranges, {"elapsed_ms", "flags", "grad_norm", *names})
-    clipped = columns.get("grad_norm_clipped")
-    if clipped is not None:
+    lacking = [
+        (first, last)
+        for first, last in ranges
+        if ((points.step >= first) & (points.step <= last)).sum() < last - first + 1
+    ]
+    is_clipped = "grad_norm_clipped" in names
+    needed = {"elapsed_ms", "flags", *names, *(("grad_norm",) if is_clipped else ())}
+    columns = source.frozen.read(lacking, needed)
+    if is_clipped:
         columns["grad_norm_clipped"] = frozen_steps.applied_norm(columns)
     values = np.column_stack([columns[name] for name in names])
     stored = Points(columns["step"], columns["elapsed_ms"], columns["flags"], values)
@@ -269,9 +303,36 @@ def read_buckets(
         stones = [row for row in rows if row[0] == size]
         start: Ints = np.array([bucket for _, bucket, _ in stones], dtype=np.int64) * size
         packed = [summary for *_, summary in stones]
-        summaries = unpack(start, packed, source.stored, size, source.series)
-        by_size[size] = in_order([summaries])
+        summaries = [unpack(start, packed, source.stored, size, source.series)]
+        if size == SIZES[0] and source.frozen:
+            of_size = [(first, last) for at, first, last in ranges if at == size]
+            spans = [(first * size, (last + 1) * size - 1) for first, last in of_size]
+            further, packed = _lowest_in_file(source.frozen, spans, start)
+            others = unpack(further, packed, source.stored, size, source.series)
+            summaries.append(others[~np.isin(further, start)])
+        by_size[size] = in_order(summaries)
     return by_size
+
+
+def _lowest_in_file(
+    frozen: Frozen | None, spans: list[StepRange], stored: Ints = EMPTY
+) -> tuple[Ints, list[bytes]]:
+    """Return start and packed summary of the lowest buckets of a file within spans of buckets.
+
+    stored: starts of buckets that are rows; a span is not read if these are all.
+    """
+    if frozen is None:
+        return EMPTY, []
+    size = SIZES[0]
+    last = (frozen.end + 1) // size * size - 1  # of a whole bucket
+    parts = [(start, min(end, last)) for start, end in spans if start < last]
+    lacking = [
+        (start, end)
+        for start, end in parts
+        if ((stored >= start) & (stored <= end)).sum() < (end + 1 - start) // size
+    ]
+    step, packed = frozen.summaries(lacking)
+    return step // size * size, packed
 
 
 # Queries are cached and receive their values as parameters: SQLAlchemy takes longer to build one

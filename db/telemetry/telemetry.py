@@ -209,7 +209,7 @@ def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[
     latest_metrics.take_back(session.connection(), run.id, after=after)
     diagnoses = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
     session.execute(diagnoses.where(Diagnosis.kind.not_in(retained)))
-    pyramid.rebuild(session, run.id, since=after)
+    pyramid.truncate(session.connection(), run.id, after=after)
     metric_pyramids.truncate(session, run.id)
     run.step = after
     run.skipped = pyramid.count_skips(session.connection(), run.id)
@@ -249,7 +249,7 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
     columns = {**whole, **floats, "lr": lr, "flags": flags, "data_us": data}
     # No other writer adds steps: the run is locked.
-    last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
+    last, frozen = frozen_steps.last_row_and_file(connection, run_id)
     are_new = last is None or int(whole["step"][0]) > last
     bulk_writes.replace(
         connection, Step.__table__, {"run_id": run_id}, {**columns}, are_new=are_new
@@ -258,7 +258,7 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
     values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
     points = Points(whole["step"], whole["elapsed_ms"], flags, values)
-    pyramid.update(connection, pyramid.steps_of(connection, run_id), points)
+    pyramid.update(connection, pyramid.source_of(run_id, frozen), points)
 
 
 def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:

@@ -25,8 +25,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, LatestMetric, Metric, Run, ScalerEvent, Step
-from db.telemetry import latest_metrics, metric_pyramids
+from db.tables import FLAGGED, FrozenSteps, LatestMetric, Metric, Run, ScalerEvent, Step
+from db.telemetry import frozen_steps, latest_metrics, metric_pyramids
+from db.telemetry.frozen_steps import FILE_COLUMNS, Frozen
 from db.telemetry.pyramid import (
     END,
     SIZES,
@@ -37,7 +38,7 @@ from db.telemetry.pyramid import (
     read_buckets,
     read_points,
     read_points_of_runs,
-    steps_of_runs,
+    source_of,
 )
 from db.telemetry.series import json_number
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
@@ -122,13 +123,13 @@ def windows_of(
     """Return the result of `window` for each run with steps; short runs take two queries."""
     connection, limits = session.connection(), _limits(first, last)
     series_names = None if names is None else {"loss", *names}
-    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **limits}).all()
-    sources = steps_of_runs(connection, [row[0] for row in spans], series_names)
-    there = [
-        (sources[run_id], span)
-        for run_id, first_row, last_row in spans
-        if (span := _joined((first_row, last_row), sources[run_id], limits)) is not None
-    ]
+    there = []
+    for run_id, first_row, last_row, *file in connection.execute(
+        _spans_of_runs(), {"run_ids": list(run_ids), **limits}
+    ).all():
+        frozen = frozen_steps.loaded(connection, file)
+        if (span := _joined((first_row, last_row), frozen, first, last)) is not None:
+            there.append((source_of(run_id, frozen, series_names), span))
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
         for stretch in _read(connection, there, limits, most)
@@ -260,9 +261,13 @@ def extremes(
         yield keys[at], lowest, highest, points
 
 
-def _joined(rows: tuple[Any, Any], source: Source, limits: dict[str, int]) -> StepRange | None:
+def _joined(
+    rows: tuple[Any, Any], frozen: Frozen | None, first: int | None, last: int | None
+) -> StepRange | None:
     """Return the first and last step of the rows and of the file between two limits."""
-    ends = source.frozen.ends((limits["first"], limits["last"])) if source.frozen else None
+    limits = _limits(first, last)
+    is_limited = first is not None or last is not None  # the ends of a file are rows
+    ends = frozen.ends((limits["first"], limits["last"])) if frozen and is_limited else None
     steps = [step for step in (*rows, *(ends or ())) if step is not None]
     return (min(steps), max(steps)) if steps else None
 
@@ -276,7 +281,8 @@ def _spans_of_runs() -> Any:
     """Select the lowest and highest existing step of each run between first and last."""
     points = Step.__table__.c
     ends = _ends(points.step, points.run_id == Run.id)
-    return select(Run.id, *ends).where(Run.id.in_(bindparam("run_ids", expanding=True)))
+    query = select(Run.id, *ends, *FILE_COLUMNS).outerjoin(FrozenSteps)
+    return query.where(Run.id.in_(bindparam("run_ids", expanding=True)))
 
 
 @cache
@@ -320,20 +326,41 @@ def _read(
                 _, span = spans.pop(source.key["run_id"])
                 yield _drawn(source, span, points, most)
         for source, span in spans.values():
-            yield _long(connection, source, span, most)
+            yield _long(connection, source, span, limits, most)
 
 
-def _long(connection: Connection, source: Source, span: StepRange, most: int) -> "_Raw | _Stretch":
+def _long(
+    connection: Connection, source: Source, span: StepRange, limits: dict[str, int], most: int
+) -> "_Raw | _Stretch":
     """Read a long span from the pyramid, or all of its steps if only few exist."""
     first, last = span
     bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
-    ranges, stones = _decompose(first, last, bucket)
+    is_whole = source.points is Step.__table__ and limits == _limits(None, None)
+    if is_whole:  # no bucket has steps outside of it
+        ranges, stones = [(first, first), (last, last)], [(bucket, first // bucket, last // bucket)]
+    else:
+        ranges, stones = _decompose(first, last, bucket)
     points = read_points(connection, source, ranges)
     below = read_buckets(connection, source, stones)
-    parts = in_order([Summaries.of(points), *below.values()])
+    parts = in_order([Summaries.of(points), *below.values()]) if not is_whole else below[bucket]
+    if bucket == SIZES[0] and 2 * len(below[bucket]) < (last - first) // bucket:
+        bucket, parts = _without_lost_file(connection, source, span, parts)
     if parts.steps.sum() <= 2 * most:
         return _drawn(source, span, read_points(connection, source, [span]), most)
     return _Stretch.of(source, span, points, parts, bucket, most)
+
+
+def _without_lost_file(
+    connection: Connection, source: Source, span: StepRange, parts: Summaries
+) -> tuple[int, Summaries]:
+    """Return size and summaries of larger buckets if the smallest are in a file that is lost."""
+    first, last = span
+    size, larger = SIZES[:2]
+    if source.points is not Step.__table__ or source.frozen is not None:
+        return size, parts
+    wider = read_buckets(connection, source, [(larger, first // larger, last // larger)])[larger]
+    is_lost = wider.steps.sum() > parts.steps.sum() + 2 * larger  # beyond both ends of the span
+    return (larger, wider) if is_lost else (size, parts)
 
 
 def _drawn(source: Source, span: StepRange, points: Points, most: int) -> "_Raw | _Stretch":

@@ -143,5 +143,6 @@ def file_of_steps() -> bytes:
     sink = io.BytesIO()
     columns: dict[str, NDArray[Any]] = {name: np.zeros(1, np.int64) for name in NAMES}
     columns |= {name: np.ones(1) for name in (*step_files.SHORT, "lr", "data_us")}
+    columns[step_files.SUMMARIES] = pyramid.packed_lowest(columns)
     step_files.write(sink, lambda: [columns])
     return sink.getvalue()
