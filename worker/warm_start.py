@@ -102,15 +102,18 @@ class WarmProcess:
         return forked
 
     def memory_bytes(self) -> int | None:
-        """Return its memory: of pages that its forks use too, its share; None if it has ended.
+        """Return its proportional set size, measured once a minute; None unless it is ready.
 
-        Measured once a minute, which takes about 10 ms.
+        A page that n processes share counts as an nth. Takes about 10 ms.
         """
+        if not self._server.is_ready or self._process.returncode is not None:
+            return None
         if time.monotonic() >= self._measured_at + MEMORY_SECONDS:
             try:
-                self._memory_bytes = int(psutil.Process(self._process.pid).memory_full_info().pss)
+                info = psutil.Process(self._process.pid).memory_full_info()
             except psutil.Error:
-                self._memory_bytes = None
+                info = None
+            self._memory_bytes = getattr(info, "pss", None)  # not every kernel reports it
             self._measured_at = time.monotonic()
         return self._memory_bytes
 

@@ -28,7 +28,7 @@ from db.runs.command_spec import read_command
 from db.runs.groups import FP8, TF32
 from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
-from db.telemetry import windows
+from db.telemetry import latest_metrics, windows
 from halfstep.telemetry.flags import NONFINITE_LOSS
 
 #: Metrics of every recipe; the recipe's own metrics follow.
@@ -181,14 +181,21 @@ class Comparison:
     @property
     def legend_figures(self) -> list[str]:
         """Names of the figures in the legend: the loss and a metric, where runs have them."""
-        metrics = [name for name in self.names if name not in LABELS]
-        metrics.sort(key=lambda name: -self.count(name))
-        return [name for name in ["loss", *metrics[:1]] if self.count(name)]
+        metrics = sorted((name for name in self.names if name not in LABELS), key=self.telling)
+        return [name for name in ["loss", *metrics[:1]] if self.runs_with(name)]
 
-    def count(self, name: str) -> int:
+    def runs_with(self, name: str) -> int:
         """Return how many runs have a figure."""
-        none = Figure(None, None)
-        return sum(column.figures.get(name, none).value is not None for column in self.columns)
+        return sum(column.figures[name].value is not None for column in self.columns)
+
+    def telling(self, name: str) -> tuple[bool, int, bool, str]:
+        """Return the sort key of a metric: first those of most runs, then those of evaluations.
+
+        Names that only count, such as "epoch", come last.
+        """
+        lower = name.lower()
+        is_evaluation = lower.startswith(latest_metrics.EVALUATIONS)
+        return lower in latest_metrics.COUNTERS, -self.runs_with(name), not is_evaluation, name
 
     @property
     def labels(self) -> dict[int, str]:

@@ -53,8 +53,8 @@ class WorkerState(BaseModel):
     warm_memory_bytes: Annotated[
         int | None,
         Field(
-            description="Memory of the process that its trainings are forked from, without the "
-            "other processes' shares of common pages; null without such a process"
+            description="Memory (proportional set size) of the process that its trainings are "
+            "forked from; null without such a process"
         ),
     ]
     started_at: float

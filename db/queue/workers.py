@@ -122,7 +122,7 @@ def heartbeat(
 ) -> PendingWork:
     """Send a worker's heartbeat, and return its work, in one statement.
 
-    warm_memory_bytes: of its warm process; None without one.
+    warm_memory_bytes: memory of its warm process; None without one.
     """
     values = {"seen_at": now(), "warm_memory_bytes": warm_memory_bytes}
     alive = update(Worker).where(Worker.id == worker_id).values(values)
@@ -173,7 +173,8 @@ def _locked(session: Session, worker_id: int) -> Worker:
 
 def stop(session: Session, worker_id: int) -> None:
     """Record that a worker stopped on purpose."""
-    session.execute(update(Worker).where(Worker.id == worker_id).values(stopped_at=now()))
+    stopped = update(Worker).where(Worker.id == worker_id)
+    session.execute(stopped.values(stopped_at=now(), warm_memory_bytes=None))
 
 
 def get(session: Session, worker_id: int | None) -> Worker:

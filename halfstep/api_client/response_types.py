@@ -950,8 +950,8 @@ class WorkerState(TypedDict):
     only_run_id: int | None  # The run that a cluster started it for
     placement: str | None  # The cluster that it requests workers from
     versions: JsonObject
-    # Memory of the process that its trainings are forked from, without the other processes' shares
-    # of common pages; null without such a process
+    # Memory (proportional set size) of the process that its trainings are forked from; null
+    # without such a process
     warm_memory_bytes: int | None
     started_at: float  # Seconds since 1970
     seen_at: float  # Seconds since 1970

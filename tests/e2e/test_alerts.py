@@ -47,7 +47,7 @@ def test_the_end_of_a_run_is_sent_to_a_receiver(
         open_menu(page)
         page.get_by_text("Alert me when…").click()
         page.get_by_role("button", name="It ends").click()
-        expect(page.locator("[data-toast]")).to_have_text("Alert rule created: it ends.")
+        expect(page.locator("[data-toast]")).to_have_text("You will be alerted when it ends.")
         expect(page.get_by_role("button", name="It ends")).to_be_hidden()
         with database.writing() as session:
             runs.set_status(session, session.get_one(Run, 1), Status.FINISHED)

@@ -80,8 +80,15 @@ export class Legend {
     }
   }
 
-  /** Take the latest values of a page that came. @param {ParentNode} fresh */
+  /** Take the latest values of a page that came, and its figures if others are more telling now. @param {ParentNode} fresh */
   update(fresh) {
+    const [names, later] = [this.article, fresh].map((part) => [...part.querySelectorAll('[data-legend] th[data-name]')])
+    names.forEach((head, i) => {
+      const name = later[i]?.dataset.name
+      if (!name || name === head.dataset.name) return
+      for (const cell of this.article.querySelectorAll(`[data-legend] [data-figure="${CSS.escape(head.dataset.name)}"]`)) cell.dataset.figure = name
+      head.title = head.textContent = head.dataset.name = name
+    })
     for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
       const other = fresh.querySelector(`[data-figure="${CSS.escape(cell.dataset.figure)}"][data-of="${cell.dataset.of}"]`)
       if (!other) continue

@@ -47,16 +47,23 @@ def test_runs_are_in_the_requested_order(
 def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Settings with several values come first and are named; a script without any changes none.
+    """Settings with several values come first and are named.
 
-    The metric beside the loss, in the legend and as a panel, is one that most runs have.
+    The metric beside the loss, in the legend and as a panel, is one that most runs have and that
+    does more than count.
     """
     for lr in (0.1, 0.2):
-        trained(database, ada, [3.0, 1.0], lr=lr)
+        run = trained(database, ada, [3.0, 1.0], ended=False, lr=lr)
+        record(database, run, events=[make_metric(1, 1.0, "epoch")])
     script = start_run(
         database, ada, name="script", config={"precision": "fp16", "training": {"steps": 400}}
     )
-    record(database, script, make_steps([3.0]), events=[make_metric(1, 1.0, "a/own")])
+    record(
+        database,
+        script,
+        make_steps([3.0]),
+        events=[make_metric(1, 1.0, "a/own"), make_metric(1, 1.0, "epoch")],
+    )
     page = browser.get("/compare?runs=1,2,3").text
     assert re.findall(r"differ in (.*?)</span>", page) == ['<b title="training.lr">lr</b>']
     keys = re.findall(r'<tr data-key="config\.([\w.]+)">', page)

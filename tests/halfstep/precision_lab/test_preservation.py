@@ -99,6 +99,7 @@ def test_nothing_is_kept(name: str) -> None:
             counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
     finally:
         gc.enable()
+        gc.unfreeze()
     assert counts[1] == counts[2]
 
 

@@ -94,11 +94,11 @@ def outcome(folder: Path) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("launcher", [MACHINES, *extended([LAUNCHER])])
-def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize("is_of_machines", [True, *extended([False])])
+def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, is_of_machines: bool) -> None:
     """Lines of a further rank say so; one run has all; what each prints stays where it went."""
     script = "print('hello of', rank, flush=True)\ntime.sleep(0.5)"
-    done = launch(tmp_path, script, launcher=launcher)
+    done = launch(tmp_path, script, launcher=MACHINES if is_of_machines else LAUNCHER)
     assert done.returncode == 0, done.stderr
     texts = [line["text"] for line in recorded(tmp_path, "line")]
     assert "hello of 0" in texts
