@@ -23,6 +23,22 @@ def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -
     expect(page.locator(".primary:visible")).to_have_text(["Start run"])
 
 
+@pytest.mark.extended
+def test_an_error_of_a_main_setting_is_below_its_hint(offered: None, page: Page) -> None:
+    """Also where labels and inputs of a row are aligned."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/new?recipe=digits")
+    page.evaluate("document.querySelector('form.run-form').noValidate = true")
+    page.locator('[id="training.steps"]').fill("0")
+    page.get_by_role("button", name="Start run").click()
+    error = page.locator('[id="training.steps-error"]')
+    expect(error).to_be_visible()
+    box, hint = error.bounding_box(), page.locator('[id="training.steps-hint"]').bounding_box()
+    assert box is not None
+    assert hint is not None
+    assert box["y"] >= hint["y"] + hint["height"]
+
+
 @pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1280, 1440, 1920, 2560])
 def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) -> None:
     """At any width, all groups open."""
