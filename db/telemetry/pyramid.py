@@ -113,9 +113,9 @@ def update(
     below = _completed(connection, source, points)
     is_stored: Selection = lambda start, size: start + size <= (END if last is None else last)  # noqa: E731
     start, size, packed = summed_up(below, there, source.series, is_stored)
-    is_new = (size != SIZES[0]) | [
-        in_file.get(at) != summary for at, summary in zip(start.tolist(), packed, strict=True)
-    ]
+    lowest = zip(start.tolist(), packed, strict=True)
+    differs = np.array([in_file.get(at) != summary for at, summary in lowest], bool)
+    is_new = (size != SIZES[0]) | differs
     columns: dict[str, bulk_writes.Column] = {
         "size": size[is_new],
         "bucket": (start // size)[is_new],

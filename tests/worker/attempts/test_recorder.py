@@ -752,7 +752,7 @@ def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
     """Recording reads the file with its steps; nothing is quarantined without the bucket."""
     attempts.storage_url = bucket.url
     spool = attempts.next()
-    spool.steps(attempts.steps(1, 300))
+    spool.steps(attempts.steps(1, 1500))
     drain(attempts.supervisor())
     with attempts.database.writing() as session:
         queue.end(session, attempts.run_id, attempts.number, Status.FINISHED)
@@ -764,19 +764,19 @@ def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
     files = StepFiles(partial(open_store, attempts.settings, retry_seconds=0.1))
     attempts.database = Database(database_url, files)
     attempts.closing.callback(attempts.database.dispose)
-    spool = attempts.next()
+    spool = attempts.next("b")  # where the spool does not have the steps
     recorder = attempts.supervisor()
     bucket.proxy.is_broken = True
-    spool.event(event_of(resumed(200, exact=exact)))
-    spool.steps(attempts.steps(201, 210))
+    spool.event(event_of(resumed(600, exact=exact)))
+    spool.steps(attempts.steps(601, 700))
     for _ in range(2):
         with pytest.raises(StorageUnreachable):
             recorder.flush()
     assert not recorder.quarantine.exists()
     bucket.proxy.is_broken = False
     drain(recorder)
-    repeated = span(211, 300, 1) if exact else {}  # until the attempt has made them, too
-    assert attempts.made_by() == span(1, 200, 1) | span(201, 210, 2) | repeated
+    repeated = span(701, 1500, 1) if exact else {}  # until the attempt has made them, too
+    assert attempts.made_by() == span(1, 600, 1) | span(601, 700, 2) | repeated
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:
