@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -764,7 +765,8 @@ def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
     files = StepFiles(partial(open_store, attempts.settings, retry_seconds=0.1))
     attempts.database = Database(database_url, files)
     attempts.closing.callback(attempts.database.dispose)
-    spool = attempts.next("b")  # where the spool does not have the steps
+    shutil.rmtree(attempts.spool)  # or its steps would be rows again
+    spool = attempts.next()
     recorder = attempts.supervisor()
     bucket.proxy.is_broken = True
     spool.event(event_of(resumed(600, exact=exact)))
