@@ -67,7 +67,10 @@ def histories(draw: st.DrawFn) -> NDArray[Any]:
     zooms=st.lists(st.tuples(st.integers(1, 5300), st.integers(1, 5300)), max_size=3),
     resumed=st.integers(1, 5300),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_every_reader_returns_the_same_from_a_file(
     database: Database,
     running: Run,
