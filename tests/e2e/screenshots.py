@@ -148,6 +148,8 @@ PICTURES = {
     "comparison": Picture(of("/compare?runs={four}"), 1150, size=(1440, 1400)),
     "sweep": Picture(of("/sweeps/{sweep}")),
     "alerts": Picture(of("/alerts"), 420),
+    "precision-diff": Picture(of("/runs/{diff}?tab=gradients"), 820),
+    "precision-plan": Picture(of("/runs/{plan}/precision-plan"), 1150, size=(1440, 1200)),
     "report": Picture(of("/reports/{report}"), 1000, BOTH, (1440, 1000)),
     "run-phone": Picture(of("/runs/{fp16}"), PHONE[1], size=PHONE),
     "runs-phone": Picture(of("/runs"), PHONE[1], themes=("dark",), size=PHONE),
@@ -205,9 +207,15 @@ def train(site: Site) -> dict[str, Any]:
     report = site.post("/reports", title="Precisions of digits", text=text)["id"]
     fp16 = site.submit("fp16", 2000)
     site.wait(fp16)
+    plan, diff = (
+        site.post(f"/runs/{fp16}/measurements", task=task)["id"]
+        for task in ("precision_plan", "precision_diff")
+    )
+    site.wait(plan, diff)
     live = site.submit("fp16", 200_000)
     until(lambda: site.get(f"/runs/{live}")["step"] > 1500, 120)
     made = {"collapsed": collapsed, "failed": failed, "sweep": sweep, "report": report}
+    made |= {"plan": plan, "diff": diff}
     return {**made, "fp16": fp16, "live": live, "four": ",".join(map(str, four))}
 
 
