@@ -250,6 +250,9 @@ def test_page_before_and_without_a_plan(
     assert 'data-tab="log"' in page
     assert not [part for part in ("facts", "health") if f'data-fragment="{part}"' in page]
     assert 'data-tab="charts"' not in page
+    forms = set(re.findall(r'action="/runs/2/([a-z-]+)" data-action data-when="([a-z ]+)"', page))
+    assert ("pause", "queued") in forms
+    assert not {"checkpoints", "scale", "precision-diffs"} & {name for name, _ in forms}
     with database.writing() as session:
         run = start(session)
         error = "ValueError: the model has no parameter"
@@ -258,6 +261,19 @@ def test_page_before_and_without_a_plan(
     assert "No plan" in page
     assert "the model has no parameter" in page
     assert "has measured none" in browser.get("/runs/1/precision-plan").text
+
+
+def test_page_of_a_run_lists_its_measurements(
+    database: Database, ended: Run, browser: TestClient
+) -> None:
+    """With the checkpoints that each measures: one that names none has that of its parent step."""
+    lab = {"task": "precision_plan"}
+    body = {"recipe": "own", "config": {"lab": lab}, "parent_id": 1, "parent_step": 200}
+    assert browser.post("/api/v1/runs", json=body).status_code == 201
+    browser.post("/api/v1/runs/1/measurements", json=lab | {"checkpoints": [50, 100]})
+    page = browser.get("/runs/1").text
+    listed = re.findall(r"Precision plan</a>, queued, (.*?) <span", page)
+    assert listed == ["steps 50, 100", "step 200"]
 
 
 def test_point_opens_the_form_of_a_training(
