@@ -75,6 +75,15 @@ class RunConfig(Group, Generic[Own]):
         return self
 
     @model_validator(mode="after")
+    def _weights_in_fp32_are_measured(self) -> Self:
+        if self.lab.task != "train" and self.training.weights != "fp32":
+            raise ValueError(
+                f"training.weights is {self.training.weights}, and lab.task {self.lab.task}; "
+                "allowed: fp32, whose casts by autocast are measured"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _shards_have_no_fp8(self) -> Self:
         if self.precision == "fp8" and self.training.parallel == "fsdp":
             raise ValueError("precision is fp8, and training.parallel fsdp; allowed: ddp")

@@ -74,6 +74,11 @@ def train_recipe(
         if precision:
             values["precision"] = precision
         config = parse_config(recipe, values)
+        if config.lab.task != "train":
+            raise ConfigError(
+                f"lab.task is {config.lab.task}, which only a worker measures; allowed: train. Use "
+                "halfstep recipe plan for a plan, or halfstep submit for a run that measures"
+            )
         chosen = chosen_device(device)
         if checkpoints is not None:
             _prepare(checkpoints, resume)

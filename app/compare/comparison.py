@@ -30,6 +30,7 @@ from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
 from db.telemetry import latest_metrics, windows
 from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Metrics of every recipe; the recipe's own metrics follow.
 MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
@@ -256,20 +257,25 @@ def queue(session: Session, user: User, source: Run, seeds: int = 1) -> list[Run
     runs.check_has_recipe(source, "be compared with others of its configuration")
     if source.task != TRAIN:
         raise Conflict(f"Run {source.id} trains nothing: there is nothing to compare.")
-    changes = {label: groups.VARIANTS[label] for label in variants(session, source)}
-    return queue_variants(session, user, source, changes, seeds)
+    changes = [(label, groups.VARIANTS[label]) for label in variants(session, source)]
+    return queue_variants(session, user, source, changes, seeds, source.config)
 
 
 def queue_variants(
-    session: Session, user: User, source: Run, changes: Mapping[str, Mapping[str, Any]], seeds: int
+    session: Session,
+    user: User,
+    source: Run,
+    changes: Sequence[tuple[str, Mapping[str, Any]]],
+    seeds: int,
+    config: JsonObject,
 ) -> list[Run]:
-    """Queue a run's configuration with changes: a group for its seed, and for following ones.
+    """Queue a configuration with changes, as a run was: a group for its seed, and for further ones.
 
-    changes: values by path, for each label.  Raises Invalid.
+    changes: labels, and values by path.  Raises Invalid.
     """
-    first, queued = source.config.get("training", {}).get("seed", 0), []
+    first, queued = config.get("training", {}).get("seed", 0), []
     for seed in [(first + number) % SEEDS for number in range(seeds)] if seeds > 1 else [None]:
-        group = [_queue_variant(session, user, source, *each, seed) for each in changes.items()]
+        group = [_queue_variant(session, user, source, config, *each, seed) for each in changes]
         for run in group:
             run.group_id = group[0].id
         queued += group
@@ -280,11 +286,12 @@ def _queue_variant(
     session: Session,
     user: User,
     source: Run,
+    config: JsonObject,
     label: str,
     changes: Mapping[str, Any],
     seed: int | None,
 ) -> Run:
-    config, ending = deepcopy(source.config), f" {label}"[:NAME_OF_VARIANT]
+    config, ending = deepcopy(config), f" {label}"[:NAME_OF_VARIANT]
     for path, value in changes.items():
         config_schema.put(config, path, value)
     if seed is not None:

@@ -21,9 +21,11 @@ from db.tables import Status
 Conclusion = Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
 
 PRECISION, SEED = "precision", "training.seed"
-#: Settings that the name of a precision includes, and those that belong to a mix of precisions.
-OF_NAME = (PRECISION, "scaler.enabled", "training.tf32", "modules.fp32", "modules.bf16")
-OF_PRECISION = (*OF_NAME, "scaler.init_scale")
+OF_PRECISION = (PRECISION, "scaler.enabled", "training.tf32")
+#: Settings that a precision's name includes where they differ; runs may be grouped by each as well.
+OF_MODULES = ("modules.fp32", "modules.bf16")
+#: Settings that may differ between groups of a precision.
+OF_MIX = (*OF_PRECISION, *OF_MODULES, "scaler.init_scale")
 #: Limit of names in a reason.
 MOST_NAMED = 3
 
@@ -123,7 +125,7 @@ def parity_of(
     found = replace(found, reference="fp32" if "fp32" in members else next(iter(members)))
     if len(members) == 1:
         return replace(found, reason=f"all runs are of the group {found.reference}")
-    own = {seed, *(OF_PRECISION if setting == PRECISION else (setting,))}
+    own = {seed, *(OF_MIX if setting == PRECISION else (setting,))}
     others = {path: values[path] for path, _ in compared.differences if path not in own}
     base = _by_seed(members.pop(found.reference), values[seed])
     results = [
@@ -168,7 +170,9 @@ def _group_name(values: _Settings, setting: str, run_id: int) -> str:
         return "not set" if value is MISSING else formats.value(value)
     if not value:
         return "unknown precision"
-    _, enabled, tf32, fp32, bf16 = (values.get(path, {}).get(run_id, MISSING) for path in OF_NAME)
+    _, enabled, tf32, fp32, bf16 = (
+        values.get(path, {}).get(run_id, MISSING) for path in (*OF_PRECISION, *OF_MODULES)
+    )
     # The comparison gives the scaler as off in precisions without one.
     config = {
         "precision": value,
@@ -176,7 +180,7 @@ def _group_name(values: _Settings, setting: str, run_id: int) -> str:
         "training": {"tf32": tf32 is not MISSING and tf32},
         "modules": {"fp32": [], "bf16": []},
     }
-    differs = any(_differs(values.get(path, {})) for path in ("modules.fp32", "modules.bf16"))
+    differs = any(_differs(values.get(path, {})) for path in OF_MODULES)
     if differs:
         own = {"fp32": fp32, "bf16": bf16}
         config["modules"] = {name: list(at) for name, at in own.items() if isinstance(at, list)}

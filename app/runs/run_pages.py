@@ -145,6 +145,7 @@ def show_run(
         variants=comparison.variants(session, run) if precision_plans.is_measurable(run) else (),
         task=run.task,
         measured=precision_plans.measured_of(session, run_id),
+        measured_steps=checkpoints.measured_steps,
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )

@@ -27,6 +27,7 @@ from app.submission.submission import (
     same_sizes,
     submit,
 )
+from app.telemetry import precision_plans
 from db.access.permissions import Permission
 from db.errors import Invalid, NotFound
 from db.files import checkpoints
@@ -96,6 +97,7 @@ def new_run(
         return _preset(request, session, principal, preset)
     config: JsonObject = {}
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
+    settings = dict(map(_change, changes))
     if source is not None:
         run = runs.get(session, source)
         if run.command is not None:
@@ -103,10 +105,15 @@ def new_run(
         runs.check_is_ours(run, "be cloned")
         recipe = recipe or run.recipe
         is_same = recipe == run.recipe or recipe == _name(session, run.recipe)
-        config = deepcopy(run.config) if is_same else {}
+        like, config = run, deepcopy(run.config) if is_same else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+        if is_same and run.task != TRAIN:
+            if settings.get("lab.task") == TRAIN:
+                like, config = precision_plans.planned(session, run)
+                values["name"] = ""
+            values |= _parent(like)
         values["project"] = run.project
-        values |= {"nodes": str(run.nodes), "devices_per_node": str(run.devices_per_node)}
+        values |= {"nodes": str(like.nodes), "devices_per_node": str(like.devices_per_node)}
         values["filled_from"] = str(run.id) if is_same else ""
         if fp32:
             config_schema.put(config, FP32, [*config_schema.get(config, FP32, []), fp32])
@@ -117,11 +124,8 @@ def new_run(
         if step is not None:
             config.pop("weights", None)  # the checkpoint contains the weights
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
-    for path, value in map(_change, changes):
+    for path, value in settings.items():
         config_schema.put(config, path, value)
-    if source is not None and run.task != TRAIN:
-        is_training = config_schema.get(config, "lab.task", TRAIN) == TRAIN
-        values |= {"name": ""} if is_training else _parent(run)
     return form(request, session, principal, recipe, config, values)
 
 

@@ -36,7 +36,7 @@ from db.queue import quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.sweeps import sweeps
 from db.sweeps.sweeps import HYPERBAND, LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
-from db.tables import Sweep, User
+from db.tables import TRAIN, Sweep, User
 from halfstep.cli import command_line
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -129,7 +129,7 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     space, wrong = _read(
         schema, submission.space, submission.kind, is_command=submission.command is not None
     )
-    wrong |= _check_searched(session, submission.space)
+    wrong |= _check_searched(session, submission.space) | _check_task(submission)
     if errors | wrong:
         return Checked({}, {}, space, "", 0, errors | wrong)
     point = (
@@ -157,6 +157,17 @@ def _check_searched(session: Session, space: SpaceGiven) -> dict[str, str]:
         return {}
     text = "a token of one project cannot search weights; allowed: one value, in config"
     return {path: text for path in space if path.partition(".")[0] == "weights"}
+
+
+def _check_task(submission: SweepSubmission) -> dict[str, str]:
+    """Reject runs of a recipe that measure instead of training: they have no metric to compare."""
+    if submission.command is not None or submission.agents:
+        return {}
+    task = config_schema.get(submission.config, "lab.task", TRAIN)
+    if "lab.task" not in submission.space and task == TRAIN:
+        return {}
+    text = "searched" if "lab.task" in submission.space else f"{str(task)[:50]} is not allowed"
+    return {"lab.task": f"{text}; allowed: {TRAIN}, since a sweep compares trainings"}
 
 
 def _declared(command: Command, space: SpaceGiven) -> Command:

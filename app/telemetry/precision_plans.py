@@ -1,8 +1,8 @@
 """Precision plans and diffs of checkpoints, each measured by a run of its own."""
 
 import json
-from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -15,7 +15,7 @@ from app.runs.summary import Number
 from app.submission.submission import LENGTHS, Submission, most_priority, submit
 from db.errors import Conflict, Invalid
 from db.files import checkpoints
-from db.runs import runs
+from db.runs import groups, runs
 from db.tables import PRECISION_DIFF, PRECISION_PLAN, RECIPE, TRAIN, Run, User
 from db.telemetry.stored_events import StoredEvents
 from halfstep.precision_lab.plan_event import plan_from
@@ -140,6 +140,12 @@ def _steps(session: Session, run: Run, wanted: Measurement) -> list[int]:
         raise Invalid({"checkpoints": f"{unknown[0]} is not allowed; run {run.id} {has}"})
     if not saved and (wanted.task == PRECISION_DIFF or not wanted.fresh_weights):
         raise Conflict(f"Run {run.id} has no checkpoint to measure.")
+    is_alone = run.parent_id is None and run.nodes == run.devices_per_node == 1
+    if not saved and not is_alone:  # no parent would say what the plan's runs need
+        started = f"continues run {run.parent_id}" if run.parent_id else "uses several devices"
+        raise Conflict(
+            f"Run {run.id} {started} and has no checkpoint: measure it when it has saved one."
+        )
     if wanted.checkpoints or not saved:
         return sorted(set(wanted.checkpoints))
     if wanted.task == PRECISION_DIFF:
@@ -167,11 +173,10 @@ def as_json(plan: Plan) -> PrecisionPlan:
 def changes(point: PlannedPoint) -> dict[str, Any]:
     """Return the settings that make a training of a plan's run, by path."""
     return {
-        "precision": point.precision,
+        **groups.VARIANTS[point.precision],
         "modules.fp32": point.fp32,
         "modules.bf16": point.bf16,
         **({} if point.init_scale is None else {"scaler.init_scale": point.init_scale}),
-        **({"scaler.enabled": True} if point.precision == "fp16" else {}),
         "lab.task": TRAIN,
         "lab.checkpoints": [],
     }
@@ -195,11 +200,27 @@ def queue_best(session: Session, user: User, run: Run, seeds: int) -> list[Run]:
     points = best_points(plan) if plan else []
     if not points:
         raise Conflict(f"Run {run.id} has no precision plan with a point within its bounds.")
-    variants: dict[str, Mapping[str, Any]] = {str(point): changes(point) for point in points}
     if not any(point.precision == "fp32" for point in points):
-        exact = {"precision": "fp32", "modules.fp32": [], "modules.bf16": []}
-        variants["fp32"] = changes(points[0]) | exact
-    return comparison.queue_variants(session, user, run, variants, seeds)
+        points.append(replace(points[0], precision="fp32", fp32=[], bf16=[], init_scale=None))
+    variants = [(str(point), changes(point)) for point in points]
+    source, config = planned(session, run)
+    return comparison.queue_variants(session, user, source, variants, seeds, config)
+
+
+def planned(session: Session, run: Run) -> tuple[Run, JsonObject]:
+    """Return the run that a measurement is of, or itself, and the configuration to train.
+
+    Settings are those that were measured, and the initial weights those of the run that it is of.
+    Raises NotFound if that run is deleted: what it trains from is unknown then.
+    """
+    config = deepcopy(run.config)
+    if run.parent_id is None:
+        return run, config
+    source = runs.get(session, run.parent_id)
+    config.pop("weights", None)
+    if "weights" in source.config:
+        config["weights"] = deepcopy(source.config["weights"])
+    return source, config
 
 
 def measured_of(session: Session, run_id: int) -> list[Run]:

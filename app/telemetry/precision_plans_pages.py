@@ -63,11 +63,12 @@ def show_plan(
     """Show the precision plan that a run has measured."""
     run, owner = runs.get_with_owner(session, run_id)
     plan = precision_plans.of_run(session, run)
+    may_queue = run.task == PRECISION_PLAN and Permission.SUBMIT_RUN in principal.permissions(run)
     return page(
         request,
         "precision/plan.html",
         principal=principal,
-        may=principal.permissions(run),
+        may_queue=may_queue,
         run=summarise(session, run, owner, settings),
         config=run.config,
         plan=plan,

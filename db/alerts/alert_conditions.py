@@ -7,7 +7,7 @@ from typing import NamedTuple
 from db.health.input_bound import DataWait
 from db.health.scaling_health import ScalingHealth
 from db.runs.outcomes import SWEEP, RunOutcome, run_outcome
-from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
+from db.tables import ACTIVE, ENDED, TRAIN, AlertRule, Run, Status
 from db.telemetry.scales import in_words
 
 #: Number of latest steps in which skips, losses and spikes count.
@@ -120,7 +120,8 @@ def _spike(_rule: AlertRule, facts: Facts) -> str | None:
 
 
 def _no_progress(rule: AlertRule, facts: Facts) -> str | None:
-    trains = facts.run.status in ACTIVE and facts.run.status != Status.UNREACHABLE
+    status = facts.run.status
+    trains = facts.run.task == TRAIN and status in ACTIVE and status != Status.UNREACHABLE
     if not trains or facts.progress_at is None:
         return None
     minutes = (facts.moment - facts.progress_at) / 60

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -12,7 +12,18 @@ from db.errors import NotFound
 from db.health.spikes import spikes
 from db.paging import Page, page
 from db.queue.queue import lock_active_attempt
-from db.tables import ACTIVE, RECIPE, CheckpointFile, ControlRequest, Diagnosis, Metric, Run, Status
+from db.tables import (
+    ACTIVE,
+    ENDED,
+    RECIPE,
+    TRAIN,
+    CheckpointFile,
+    ControlRequest,
+    Diagnosis,
+    Metric,
+    Run,
+    Status,
+)
 from halfstep.telemetry import events
 
 #: Latest spikes that retain a checkpoint each: limited, since a noisy loss could fill the disk.
@@ -130,9 +141,14 @@ def to_measure(session: Session, run: Run) -> dict[int, CheckpointFile | None]:
     """Return the checkpoints that a run measures instead of training, by step; None: missing."""
     if run.parent_id is None:
         return {}
-    steps = sorted(map(int, run.config["lab"].get("checkpoints", ()))) or [run.parent_step or 0]
     rows = {row.step: row for row in of_run(session, run.parent_id) if row.kind == "checkpoint"}
-    return {step: rows.get(step) for step in steps}
+    return {step: rows.get(step) for step in measured_steps(run)}
+
+
+def measured_steps(run: Run) -> list[int]:
+    """Return the steps of the parent's checkpoints that a run measures instead of training."""
+    steps = sorted(map(int, run.config["lab"].get("checkpoints", ())))
+    return steps or [run.parent_step or 0]
 
 
 def shards_of(
@@ -207,9 +223,23 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
 
 
 def started_from(session: Session, run_id: int) -> set[int]:
-    """Return the steps that other runs started from, or will start their weights from."""
-    parents = session.scalars(select(Run.parent_step).where(Run.parent_id == run_id))
-    return {step for step in parents if step is not None} | _awaited(session, run_id)
+    """Return the steps that other runs started from, will start their weights from, or measure."""
+    parents = session.scalars(
+        select(Run.parent_step).where(Run.parent_id == run_id, uses_parent(Run))
+    )
+    waiting = select(Run).where(Run.parent_id == run_id, _measures(Run), Run.status.not_in(ENDED))
+    measured = {step for run in session.scalars(waiting) for step in measured_steps(run)}
+    return {step for step in parents if step is not None} | measured | _awaited(session, run_id)
+
+
+def uses_parent(run: type[Run]) -> ColumnElement[bool]:
+    """Return the condition that a run needs its parent's checkpoints: no ended measurement does."""
+    return or_(not_(_measures(run)), run.status.not_in(ENDED))
+
+
+def _measures(run: type[Run]) -> ColumnElement[bool]:
+    task = func.coalesce(run.config["lab"]["task"].as_string(), TRAIN)
+    return and_(run.source == RECIPE, task != TRAIN)
 
 
 def _awaited(session: Session, run_id: int) -> set[int]:

@@ -68,7 +68,8 @@ def candidates(
     """List the runs with files older than the rules, largest first. projects: only of these."""
     fork = aliased(Run)
     query = select(Run.id).where(Run.status.in_(ENDED), NOT_DELETED, or_(false(), *_has_old(rules)))
-    query = query.where(not_(exists().where(fork.parent_id == Run.id)))
+    is_used = exists().where(fork.parent_id == Run.id, checkpoints.uses_parent(fork))
+    query = query.where(not_(is_used))
     if projects is not None:
         query = query.where(Run.project.in_(projects))
     return list(session.scalars(query.order_by(Run.stored_bytes.desc(), Run.id)))

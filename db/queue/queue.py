@@ -195,7 +195,7 @@ def end_killed(
     run = lock_active_attempt(session, run_id, attempt)
     has_stalled = run.step <= node(session, run_id, attempt).step_before
     run.stalled_attempts = run.stalled_attempts + 1 if has_stalled else 0
-    run.killed_attempts += 1
+    run.killed_attempts += run.desired_state not in ("cancel", "kill")
     error, status = None, Status.QUEUED
     if run.desired_state != "run":
         pass  # it was to end anyway

@@ -8,7 +8,7 @@ from db.database import now
 from db.errors import Conflict, Invalid
 from db.runs import runs
 from db.runs.outcomes import SWEEP
-from db.tables import ACTIVE, ENDED, WATCH, ControlRequest, Run, RunNode, Status, User
+from db.tables import ACTIVE, ENDED, TRAIN, WATCH, ControlRequest, Run, RunNode, Status, User
 from db.telemetry.scales import in_words
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
@@ -78,6 +78,8 @@ def pause(session: Session, run_id: int, user: User) -> Run:
         runs.check_has_recipe(run, "be paused: it would restart; it can be cancelled")
     if run.status not in (Status.QUEUED, *CONTROLLABLE):
         raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
+    if run.status != Status.QUEUED:
+        _check_trains(run, "be paused: it would start again; it can be cancelled")
     run.desired_state = "pause"
     run.stop_reason = f"paused by {user.name}"
     waiting = run.status == Status.QUEUED
@@ -209,9 +211,15 @@ def request_precision_diff(session: Session, run_id: int, user: User) -> Control
 def _controllable(session: Session, run_id: int, what: str) -> Run:
     run = runs.get(session, run_id, lock=True)
     runs.check_has_recipe(run, what)
+    _check_trains(run, what)
     if run.status not in CONTROLLABLE:
         raise Conflict(f"Run {run_id} is {run.status}: only a running one can {what}.")
     return run
+
+
+def _check_trains(run: Run, what: str) -> None:
+    if run.task != TRAIN:
+        raise Conflict(f"Run {run.id} measures and makes no steps: it cannot {what}.")
 
 
 def _request(

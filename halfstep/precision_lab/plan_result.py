@@ -52,6 +52,8 @@ class PlanPoint:
             config["modules"] = {name: patterns for name, patterns in modules.items() if patterns}
         if self.init_scale is not None:
             config["scaler"] = {"init_scale": self.init_scale}
+        if self.precision == "fp32":
+            config["training"] = {"tf32": False}  # the reference has no TF32
         return config
 
     @property

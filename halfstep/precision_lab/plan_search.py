@@ -23,14 +23,13 @@ from halfstep.precision_lab.plan_measurement import (
     suppress_errors_of_code,
 )
 from halfstep.precision_lab.suggestions import LOSS, NOISE_UNITS, ROUNDING_UNIT
+from halfstep.telemetry.events import PLAN_PATTERNS
 
 #: Modules whose own error is measured one by one, after groups of modules.
 MOST_SINGLE = 64
 MOST_MOVES = 64
 #: Changes of a mix that are undone one by one.
 MOST_PRUNED = 16
-#: As many patterns as modules.fp32 of a configuration takes.
-MOST_PATTERNS = 32
 #: Mixes with less error than the bounds require: each with about half of the error before.
 MORE_POINTS = 3
 LARGEST_SCALE = 2.0**24
@@ -227,7 +226,8 @@ class PrecisionSearch:
         """Undo changes that the mix does not need, the last first."""
         for group in self._changes(state)[: -MOST_PRUNED - 1 : -1]:
             without = {name: dtype for name, dtype in state.items() if name not in group}
-            if len(without) < len(state) and without and self._measure(without).is_within:
+            is_less = without and len(without) < len(state) and self._is_expressible(without)
+            if is_less and self._measure(without).is_within:
                 state = without
 
     def _changes(self, state: Mapping[str, torch.dtype]) -> list[tuple[str, ...]]:
@@ -257,7 +257,7 @@ class PrecisionSearch:
         """Return whether the settings of a run can name the modules of a mix."""
         for kind in (torch.float32, torch.bfloat16):
             names = [name for name, dtype in state.items() if dtype == kind and name != LOSS]
-            if len(self._tree.patterns(names)) > MOST_PATTERNS:
+            if len(self._tree.patterns(names)) > PLAN_PATTERNS:
                 return False
         return True
 

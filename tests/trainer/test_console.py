@@ -149,6 +149,8 @@ def test_a_run_prints_its_story(capsys, tmp_path):
         ),
         (["digits", "--set", "training.steps"], "write it as FIELD=VALUE"),
         (["digits", "--set", "training.batch_size=5000"], "choose at most 1437"),
+        (["digits", "--set", "lab.task=precision_plan"], "halfstep recipe plan"),
+        (["digits", "--set", "lab.task=precision_diff", "--precision", "fp16"], "lab.task is"),
         (["digits", "--resume", "none.pt"], "none.pt does not exist"),
         (["digits", "--device", "nope"], '--device is "nope"; allowed here: cpu'),
         (["digits", "--device", ""], '--device is ""; allowed here: cpu'),

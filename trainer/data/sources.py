@@ -60,6 +60,14 @@ def make_sources(
     return source, None if is_stream else ReadHere(plan, stride, device, pin=data.pin)
 
 
+def make_single_source(recipe: Recipe, config: RunConfig[Any], device: torch.device) -> Source:
+    """Return a source of the batches that a training has on its first device, without workers."""
+    data = config.data.model_copy(update={"workers": 0})
+    here = config.model_copy(update={"data": data})
+    sampler = Sampler(recipe.train_size, config.training)
+    return make_sources(recipe, sampler, here, device, _ignore)[0]
+
+
 def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
     """Return the batch of these examples at the beginning of a run. Raises DataError.
 

@@ -1,7 +1,7 @@
 """Measurements that a run makes instead of training: lab.task of its configuration.
 
-They read weights, and change none. A precision plan is of the first batches of a training, a
-precision diff of the batch that a checkpoint would train next.
+They change no weights of a run. A precision plan is of the first batches of a training, a precision
+diff of the micro-batch that its first device would train next after a checkpoint.
 """
 
 import sys
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from halfstep.precision_lab.diff import diff_of
 from halfstep.precision_lab.plan_event import event_of
@@ -24,12 +23,10 @@ from halfstep.telemetry.events import Event, PrecisionDiff
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.initial_weights import start_from_weights
-from trainer.data.sampler import Sampler
-from trainer.data.sources import drawn
+from trainer.data.sources import make_single_source
 from trainer.diagnosis.precision_diff import DTYPES, first_loss
 from trainer.diagnosis.precision_plan import module_names, plan_recipe
-from trainer.precision.module_precision import set_precisions
-from trainer.setup import make_recipe, set_up_process
+from trainer.setup import make_recipe, set_up_process, transform
 from trainer.step import make_scaler
 
 #: Modules whose own share in the gradient's error a diff measures.
@@ -95,8 +92,8 @@ def _diff(
     modules = dict(recipe.modules)
     if not checkpoints:
         start_from_weights(weights, modules, config, on_event)
-    set_precisions(modules, config, device)
-    sampler = Sampler(recipe.train_size, config.training)
+    transform(modules, recipe.optimizers, config, device)
+    source = make_single_source(recipe, config, device)
     for path in checkpoints.values() or [None]:
         step, position, scale = 0, 0, config.scaler.init_scale
         recipe_state = recipe.state_dict()
@@ -106,7 +103,8 @@ def _diff(
             scale = state["scaler"].get("scale", scale)
             recipe_state = checkpoint.in_memory(state["recipe_state"])
             _load(modules, state, path)
-        given = _batch(recipe, config.training.batch_size, sampler, position, device)
+            source.load_state(state["data"])
+        given = source.take(position)
 
         def loss(given: Any = given, recipe_state: Any = recipe_state) -> Tensor:
             return first_loss(recipe, given, deepcopy(recipe_state))
@@ -132,13 +130,6 @@ def _load(modules: Mapping[str, torch.nn.Module], state: Mapping[str, Any], path
     except (KeyError, RuntimeError) as error:
         text = f"{path.name} does not fit the recipe as it is configured: {error}"
         raise CheckpointError(text) from error
-
-
-def _batch(recipe: Recipe, size: int, sampler: Sampler, position: int, device: torch.device) -> Any:
-    """Return the batch at a position of the training; of a stream the first one."""
-    if isinstance(recipe.dataset, IterableDataset):
-        return drawn(recipe, torch.arange(size), device)
-    return drawn(recipe, sampler.indices(position), device)
 
 
 def in_words(diff: PrecisionDiff) -> str:

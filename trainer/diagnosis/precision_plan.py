@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
 
 from halfstep.client import Client
 from halfstep.precision_lab.comparison import Comparison
@@ -38,8 +37,7 @@ from halfstep.telemetry.plain_json import ENCODER, JsonObject
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.console import chosen_device, nested
-from trainer.data.sampler import Sampler
-from trainer.data.sources import drawn
+from trainer.data.sources import make_single_source
 from trainer.diagnosis.precision_diff import first_loss
 from trainer.precision.module_names import named
 from trainer.registered_recipes import NotRegisteredError
@@ -242,12 +240,9 @@ def _config(
 
 
 def _batches(recipe: Recipe, config: RunConfig[Any], count: int, device: torch.device) -> list[Any]:
-    """Return the first batches of a training; of a stream only one."""
-    size = config.training.batch_size
-    if isinstance(recipe.dataset, IterableDataset):
-        return [drawn(recipe, torch.arange(size), device)]
-    sampler = Sampler(recipe.train_size, config.training)
-    return [drawn(recipe, sampler.indices(number * size), device) for number in range(count)]
+    """Return the first batches of a training."""
+    source = make_single_source(recipe, config, device)
+    return [source.take(number * config.training.batch_size) for number in range(count)]
 
 
 def downloaded(run: int, folder: Path) -> list[Path]:

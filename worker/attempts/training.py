@@ -231,7 +231,8 @@ class Training:
                 fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
                 wait_for(fetch, attempt.renew_lease)
         except (FileNotFoundError, ValueError) as error:
-            attempt.append_log(f"{error}; trying the checkpoint before it")
+            then = "" if self.measures else "; trying the checkpoint before it"
+            attempt.append_log(f"{error}{then}")
             return None
         return str(path)
 

@@ -248,6 +248,37 @@ def test_runs_of_several_settings_need_a_choice(
     assert only(parity(script, "1,2,3,4", group="training.depth"))["name"] == "2"
 
 
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("scaler.init_scale", (1024.0, 65536.0)),
+        ("modules.fp32", (["model.head"], [])),
+        ("modules.bf16", ([], ["model.head"])),
+    ],
+)
+def test_parts_of_a_mix_of_precisions_are_compared(
+    make: Callable[..., Run], database: Database, script: TestClient, path: str, values: Any
+) -> None:
+    """By themselves in one precision; between precisions they belong to the mix."""
+    group, name = path.split(".")
+    for seed in range(2):
+        for precision, value in zip(("fp16", "fp32"), values, strict=True):
+            for own in ("fp16", precision):
+                run = make(own, seed, 0.9 + seed / 50)
+                with database.writing() as session:
+                    config = session.get_one(Run, run.id).config
+                    changed = config | {group: config.get(group, {}) | {name: value}}
+                    session.get_one(Run, run.id).config = changed
+    # Runs 1, 3 and 5, 7 are in fp16 and differ in the setting; 1, 4 and 5, 8 in both.
+    by_itself = parity(script, "1,3,5,7")
+    assert (by_itself["setting"], only(by_itself)["also_differ"]) == (path, [])
+    by_precision = parity(script, "1,4,5,8")
+    assert (by_precision["setting"], only(by_precision)["also_differ"]) == ("precision", [])
+    assert set(by_precision["settings"]) == {"precision", path}
+    chosen = only(parity(script, "1,4,5,8", group=path))
+    assert chosen["also_differ"] == ["precision"]
+
+
 def test_runs_of_one_group_are_not_compared(make: Callable[..., Run], script: TestClient) -> None:
     """TF32 is of fp32 only: without it, runs that differ in it are in the same precision."""
     for seed in range(2):

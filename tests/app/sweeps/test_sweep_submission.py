@@ -449,6 +449,8 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
         ({"space": {"training.steps": "1..100", "training.batch_size": "1..11"}},
          "space", "1,100 points"),
         ({"config": {"training": {"batch_size": 0}}}, "training.batch_size", "from 1 to"),
+        ({"config": {"lab": {"task": "precision_plan"}}}, "lab.task", "precision_plan is not"),
+        ({"space": {"lab.task": "train, precision_plan"}}, "lab.task", "searched"),
         ({"recipe": "none"}, "recipe", "none"),
         ({"priority": 999}, "priority", "-100 to 100"),
     ],

@@ -1,18 +1,21 @@
 """Precision plans and diffs at checkpoints: requested, shown, and submitted."""
 
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
+from app.telemetry import precision_plans
 from db.database import Database
 from db.files import checkpoints
 from db.queue import claims, queue, workers
-from db.runs import runs
-from db.tables import AuditEvent, CheckpointFile, Run, Status, User
+from db.runs import runs, trash
+from db.tables import AuditEvent, CheckpointFile, Diagnosis, Run, Status, User
 from halfstep.client import Client
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model, config_schema
@@ -247,6 +250,9 @@ def test_page_before_and_without_a_plan(
     assert 'data-tab="log"' in page
     assert not [part for part in ("facts", "health") if f'data-fragment="{part}"' in page]
     assert 'data-tab="charts"' not in page
+    forms = set(re.findall(r'action="/runs/2/([a-z-]+)" data-action data-when="([a-z ]+)"', page))
+    assert ("pause", "queued") in forms
+    assert not {"checkpoints", "scale", "precision-diffs"} & {name for name, _ in forms}
     with database.writing() as session:
         run = start(session)
         error = "ValueError: the model has no parameter"
@@ -255,6 +261,19 @@ def test_page_before_and_without_a_plan(
     assert "No plan" in page
     assert "the model has no parameter" in page
     assert "has measured none" in browser.get("/runs/1/precision-plan").text
+
+
+def test_page_of_a_run_lists_its_measurements(
+    database: Database, ended: Run, browser: TestClient
+) -> None:
+    """With the checkpoints that each measures: one that names none has that of its parent step."""
+    lab = {"task": "precision_plan"}
+    body = {"recipe": "own", "config": {"lab": lab}, "parent_id": 1, "parent_step": 200}
+    assert browser.post("/api/v1/runs", json=body).status_code == 201
+    browser.post("/api/v1/runs/1/measurements", json=lab | {"checkpoints": [50, 100]})
+    page = browser.get("/runs/1").text
+    listed = re.findall(r"Precision plan</a>, queued, (.*?) <span", page)
+    assert listed == ["steps 50, 100", "step 200"]
 
 
 def test_point_opens_the_form_of_a_training(
@@ -295,6 +314,7 @@ def test_best_points_are_queued_over_seeds(
     assert {run.parent_id for run in queued} == {None}
     assert queued[0].config["modules"]["fp32"] == ["model.head"]
     assert queued[0].name == "own fp16 with model.head in fp32 seed 0"
+    assert not any(run.config["training"]["tf32"] for run in queued if run.precision == "fp32")
     parity = browser.get("/api/v1/comparison/parity", params={"runs": query["runs"][0]}).json()
     assert parity["reference"] == "fp32"
     assert [group["name"] for group in parity["groups"]] == ["fp16, model.head in fp32"]
@@ -302,6 +322,113 @@ def test_best_points_are_queued_over_seeds(
     assert group["also_differ"] == []
     again = browser.post(f"/api/v1/runs/{planned.id}/precision-plan/runs", json={"seeds": 1})
     assert (again.status_code, len(again.json()["queued"])) == (201, 2)
+
+
+ORIGINS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "weights": ({"weights": {"path": "weights.pt"}}, {}),
+    "fork": ({}, {"parent_id": 1, "parent_step": 200}),
+    "several devices": ({}, {"nodes": 2, "devices_per_node": 4}),
+    "TF32": ({"training": {"steps": 300, "tf32": True}}, {}),
+}
+
+
+def submitted(session: Session, owner: User, origin: str) -> Run:
+    """Submit a run of this origin."""
+    settings, options = ORIGINS[origin]
+    config = config_model(Own).model_validate({"training": {"steps": 300}} | settings)
+    values = config.model_dump(mode="json")
+    return runs.submit(session, recipe="own", config=values, owner=owner, **options)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_points_are_trained_as_the_measured_run(
+    database: Database, ended: Run, ada: User, browser: TestClient, origin: str, fresh: bool
+) -> None:
+    """With its weights or parent, nodes and devices, and the settings measured; fp32 in full."""
+    with database.writing() as session:
+        trained = submitted(session, ada, origin)
+        (saved,) = session.scalars(select(CheckpointFile).where(CheckpointFile.step == 300))
+        saved.run_id = trained.id
+        plan = precision_plans.request(
+            session,
+            ada,
+            trained,
+            precision_plans.Measurement(task="precision_plan", fresh_weights=fresh),
+        )
+        event = make_precision_plan()
+        session.add(Diagnosis(run_id=plan.id, step=0, kind="precision_plan", content=event))
+    answer = browser.post(f"/api/v1/runs/{plan.id}/precision-plan/runs", json={"seeds": 2})
+    queued = [get(database, run_id) for run_id in answer.json()["queued"]]
+    for run in queued:
+        assert run.config["weights"] == trained.config["weights"]
+        for name in ("parent_id", "parent_step", "nodes", "devices_per_node"):
+            assert getattr(run, name) == getattr(trained, name), name
+        is_exact = run.precision == "fp32"
+        assert run.config["training"]["tf32"] == (origin == "TF32" and not is_exact)
+    form = browser.get(
+        "/runs/new",
+        params={"from": plan.id, "set": ['lab.task="train"', "lab.checkpoints=[]"]},
+    ).text
+    for name in ("nodes", "devices_per_node", "parent_id", "parent_step"):
+        value = getattr(trained, name)
+        field = re.search(rf'<input[^>]* name="{name}"[^>]*>', form)
+        assert value is None or (field and f'value="{value}"' in field[0]), name
+    assert ("weights.pt" in form) == (origin == "weights")
+
+
+@pytest.mark.parametrize("origin", ["fork", "several devices"])
+def test_plan_must_know_what_its_runs_train_from(
+    database: Database, ended: Run, ada: User, browser: TestClient, origin: str
+) -> None:
+    """Without a checkpoint it has no parent that says so: it is refused."""
+    with database.writing() as session:
+        run_id = submitted(session, ada, origin).id
+    answer = browser.post(f"/api/v1/runs/{run_id}/measurements", json={"task": "precision_plan"})
+    assert answer.status_code == 409
+    assert "measure it when it has saved one" in answer.json()["detail"]
+
+
+def test_points_of_a_deleted_run_are_refused(
+    database: Database, planned: Run, ada: User, browser: TestClient
+) -> None:
+    """What they would train from is unknown."""
+    with database.writing() as session:
+        trash.delete(session, 1, ada)
+    answer = browser.post(f"/api/v1/runs/{planned.id}/precision-plan/runs", json={})
+    assert answer.status_code in (404, 409, 410)
+    assert "trash" in answer.json()["detail"]
+
+
+def test_mixes_with_equal_labels_are_both_queued(
+    database: Database, ended: Run, browser: TestClient
+) -> None:
+    """A label names some modules and the number of the others."""
+    names = [[f"model.layer{n}" for n in range(10)] + [last] for last in ("model.a", "model.b")]
+    points = [make_plan_point(fp32=each, time=0.2 + n / 10) for n, each in enumerate(names)]
+    browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"})
+    with database.writing() as session:
+        run = start(session)
+    record(database, run, events=[make_precision_plan(points=points)])
+    answer = browser.post(f"/api/v1/runs/{run.id}/precision-plan/runs", json={"seeds": 1})
+    queued = [get(database, run_id).config["modules"]["fp32"] for run_id in answer.json()["queued"]]
+    assert queued == [*names, []]
+
+
+def test_page_of_a_plan_that_a_script_recorded(
+    database: Database, ended: Run, browser: TestClient
+) -> None:
+    """A run that is no measurement may have the event: it is shown without runs to queue."""
+    with database.writing() as session:
+        run = session.get_one(Run, 1)
+        run.source, run.config = "watch", {}
+        event = make_precision_plan()
+        session.add(Diagnosis(run_id=1, step=0, kind="precision_plan", content=event))
+    page = browser.get("/runs/1/precision-plan")
+    assert page.status_code == 200
+    assert "Time against error" in page.text
+    assert "Run the best" not in page.text
+    assert "/runs/new?from=1" not in page.text
 
 
 def test_run_without_a_plan_queues_no_points(ended: Run, browser: TestClient) -> None:

@@ -354,6 +354,17 @@ def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -
     assert alert.resolved_at is not None
 
 
+def test_a_measurement_makes_no_step(database: Database, running: Run, ada: User) -> None:
+    """However long it takes, that is no lack of progress."""
+    rule(database, ada, "no_progress", value=10.0)
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.config = run.config | {"lab": {"task": "precision_plan"}}
+        session.execute(update(RunStatus).values(time=RunStatus.time - 900))
+        session.execute(update(Run).values(started_at=Run.created_at - 900))
+    assert evaluate(database, Seen(), ADDRESS) == 0
+
+
 def test_channels_of_a_rule_get_one_delivery_each(
     database: Database, running: Run, ada: User, tmp_path: Any
 ) -> None:

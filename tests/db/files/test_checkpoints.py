@@ -98,6 +98,29 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "kept"), [(["10", "20"], [10, 20]), ([], [20]), (["10"], [10, 20])]
+)
+def test_checkpoints_that_a_run_waits_to_measure_are_kept(
+    database: Database, running: Run, ada: User, steps: list[str], kept: list[int]
+) -> None:
+    """Until it has ended: a measurement, unlike a fork, does not need them again."""
+    lab = {"task": "precision_plan", "checkpoints": steps}
+    with database.writing() as session:
+        for step in (10, 20, 30, 40):
+            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
+        options = {"parent_id": running.id, "parent_step": 20}
+        measuring = submit(session, ada, config=config() | {"lab": lab}, **options)
+        assert checkpoints.started_from(session, running.id) == set(kept)
+        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        left = sorted(row.step for row in checkpoints.of_run(session, running.id))
+        assert left == [*kept, 40]
+        run_control.cancel(session, measuring.id, ada)
+        assert checkpoints.started_from(session, running.id) == set()
+        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert [row.step for row in checkpoints.of_run(session, running.id)] == [40]
+
+
 def test_shards_come_and_go_with_their_checkpoint(database: Database, running: Run) -> None:
     """Those of a state are found with it, and it is deleted with all of them. Saved once more by
     fewer ranks, it has those of fewer.

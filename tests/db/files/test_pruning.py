@@ -12,7 +12,7 @@ from db.database import Database
 from db.errors import Invalid
 from db.files import checkpoints, pruning
 from db.files.pruning import Rules
-from db.queue import queue
+from db.queue import queue, run_control
 from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import CheckpointFile, LogLine, Metric, Run, Status, SystemSample, User
@@ -92,6 +92,25 @@ def test_pinned_runs_and_parents_of_forks_keep_all(
     with database.reading() as session:
         assert list(pruning.plan(session, rules)) == []
     assert not pruning.prune(database, store, old, rules)
+
+
+def test_parents_of_measurements_keep_all_until_their_end(
+    database: Database, old: int, store: LocalStore, ada: User
+) -> None:
+    """An ended measurement does not need the checkpoints again."""
+    rules = Rules(checkpoint_days=30, log_days=30)
+    with database.writing() as session:
+        lab = {"task": "precision_diff", "checkpoints": ["20"]}
+        options = {"parent_id": old, "parent_step": 20}
+        measuring = submit(session, ada, config=config(200) | {"lab": lab}, **options)
+    with database.reading() as session:
+        assert list(pruning.plan(session, rules)) == []
+    assert not pruning.prune(database, store, old, rules)
+    with database.writing() as session:
+        run_control.cancel(session, measuring.id, ada)
+    with database.reading() as session:
+        assert [each.run_id for each in pruning.plan(session, rules)] == [old]
+    assert pruning.prune(database, store, old, rules)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What people ask of runs: an end, a pause, another place in the queue, another scale."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,6 +46,44 @@ def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
         queue.end(session, running.id, 1, Status.PAUSED)
         assert run_control.resume(session, running.id, ada).status == Status.QUEUED
         assert run_control.pause(session, running.id, ada).status == Status.PAUSED
+
+
+@pytest.mark.parametrize("task", ["precision_plan", "precision_diff"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        run_control.pause,
+        run_control.request_checkpoint,
+        partial(run_control.request_scale, scale=2.0),
+        partial(run_control.request_replay, step=1),
+        run_control.request_precision_diff,
+    ],
+    ids=str,
+)
+def test_a_measurement_is_only_cancelled(
+    database: Database, running: Run, ada: User, task: str, act: Any
+) -> None:
+    """It makes no steps: what a training does between steps is refused, and not left undone."""
+    with database.writing() as session:
+        session.get_one(Run, running.id).config = config() | {"lab": {"task": task}}
+    with (
+        pytest.raises(Conflict, match="measures and makes no steps"),
+        database.writing() as session,
+    ):
+        act(session, running.id, ada)
+    with database.writing() as session:
+        assert run_control.cancel(session, running.id, ada).status == Status.STOPPING
+        limits = {"max_attempts": 3, "max_stalled_attempts": 3}
+        ended = queue.end_killed(session, running.id, 1, reason="killed", **limits)
+        assert (ended, runs.get(session, running.id).killed_attempts) == (Status.CANCELLED, 0)
+
+
+def test_a_queued_measurement_leaves_the_queue(database: Database, ada: User) -> None:
+    """It is paused and resumed like any run that has not started."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config() | {"lab": {"task": "precision_plan"}})
+        assert run_control.pause(session, run.id, ada).status == Status.PAUSED
+        assert run_control.resume(session, run.id, ada).status == Status.QUEUED
 
 
 @pytest.mark.parametrize(

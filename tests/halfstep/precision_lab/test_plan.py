@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from halfstep import precision_diff, precision_plan
 from halfstep.precision_lab.comparison import UnsupportedModel
+from halfstep.precision_lab.plan_event import event_of, plan_from
 from tests.halfstep.precision_lab.cases_made import PLANTED, between
 from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squared, vectors
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancelled
@@ -21,6 +22,32 @@ from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
 
 FURTHER = ("overflow of a layer", "weights that underflow", "every block")
 USUAL = ("chain", "transformer", "checkpointed", "convolutions", "custom")
+
+
+class Shift(nn.Module):
+    """A matrix product whose result loses some precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(WIDTH) + 0.01 * torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight + 60) - 60
+
+
+class Shifts(nn.Module):
+    """Equal modules, and a layer after them that is larger than all of them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.shifts = nn.ModuleList(Shift() for _ in range(count))
+        self.last = nn.Sequential(nn.Linear(WIDTH, 1024 * WIDTH), nn.Linear(1024 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for shift in self.shifts:
+            x = shift(x)
+        y: Tensor = self.last(x)
+        return y
 
 
 def is_dominated(plan: Any, point: Any) -> bool:
@@ -104,6 +131,14 @@ def test_bound_decides() -> None:
         for error in (0.5, 0.03, 0.003)
     ]
     assert [plan.of_precision["fp16"].named for plan in plans] == [[], ["1"], ["1", "4"]]
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(64, marks=pytest.mark.extended)])
+def test_mixes_without_a_pattern_are_left_out(count: int) -> None:
+    """One pattern names many equal modules; all but one of them would need too many names."""
+    plan = precision_plan(Shifts(count), [vectors(4)], squared)
+    assert plan.of_precision["bf16"].fp32 == ["shifts.*"]
+    assert plan_from(event_of(plan)) == plan
 
 
 @pytest.mark.parametrize("name", ["cancellation", "loss in fp16"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sqlalchemy import select
 
 from db.queue import run_control
@@ -18,6 +19,7 @@ from halfstep.telemetry.event_codec import fields_of, parse
 from halfstep.telemetry.events import PrecisionDiff, PrecisionPlan
 from tests.site import Site
 from tests.trainer.conftest import CPU, Regression
+from tests.trainer.data.test_loader import Reading, Streaming
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.diagnosis.measurement import measure
 from trainer.recipes.digits import Digits
@@ -58,6 +60,66 @@ def test_a_diff_at_a_checkpoint_is_of_the_next_step(tmp_path: Path, run_loop: An
     assert 0 < float(diff.error) < 0.01
     assert {row.name for row in diff.rows} >= {"model.0.weight"}
     assert {each.role for each in diff.causes} >= {"model.0", "model.2"}
+
+
+class Augmented(Regression):
+    """A recipe that augments each batch by random numbers."""
+
+    def batch(self, indices: Any, generator: torch.Generator) -> Any:
+        inputs, targets = super().batch(indices, generator)
+        return inputs + torch.rand(inputs.shape, generator=generator), targets
+
+
+BATCHES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "augmented": (Augmented, {}),
+    "random offsets": (Augmented, {"seed": 5}),
+    "examples": (Reading, {}),
+    "stream": (Streaming, {}),
+    "channels last": (Regression, {"channels_last": True}),
+    "accumulated": (Augmented, {"accumulation_steps": 2}),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_diff_is_of_the_batch_that_the_training_had_next(
+    tmp_path: Path, run_loop: Any, name: str
+) -> None:
+    """The same numbers reach the network, whichever way a recipe has its batches."""
+    recipe, training = BATCHES[name]
+    values = VALUES | {"precision": "bf16", "training": VALUES["training"] | training}
+    seen: list[Any] = []
+
+    class Seen(recipe):  # type: ignore[misc]
+        def training_step(self, batch: Any) -> Any:
+            seen.append([each.clone() for each in batch])
+            yield from super().training_step(batch)
+
+    run = run_loop(Seen, values, tmp_path)
+    passes = training.get("accumulation_steps", 1)
+    trained = seen[3 * passes]
+    seen.clear()
+    file = tmp_path / "step-00000003.pt"
+    [diff] = measured(Seen, values | {"lab": {"task": "precision_diff"}}, [file])
+    assert all(torch.equal(a, b) for a, b in zip(seen[0], trained, strict=True))
+    assert diff.step == 3
+    [following] = run.records[run.records["step"] == 4]
+    assert passes > 1 or np.float32(diff.loss) == following["loss"]
+
+
+def test_a_plan_is_of_the_first_batches_of_a_training(tmp_path: Path, run_loop: Any) -> None:
+    """Augmented as the training augments them."""
+    seen: list[Any] = []
+
+    class Seen(Augmented):
+        def training_step(self, batch: Any) -> Any:
+            seen.append(batch[0].clone())
+            yield from super().training_step(batch)
+
+    run_loop(Seen, VALUES, tmp_path)
+    trained = seen[:2]
+    seen.clear()
+    measured(Seen, {"lab": {"task": "precision_plan", "batches": 2}})
+    assert all(any(torch.equal(each, one) for one in seen) for each in trained)
 
 
 def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
@@ -115,6 +177,14 @@ def test_a_diff_needs_half_precision(precision: str) -> None:
     """The configuration is refused before anything is queued."""
     with pytest.raises(ConfigError, match=f"precision is {precision}, and lab.task precision_diff"):
         parse_config(Digits, {"precision": precision, "lab": {"task": "precision_diff"}})
+
+
+@pytest.mark.parametrize("task", ["precision_plan", "precision_diff"])
+def test_weights_in_bf16_are_not_measured(task: str) -> None:
+    """What is measured would not be what is trained."""
+    values = {"precision": "bf16", "training": {"weights": "bf16"}, "lab": {"task": task}}
+    with pytest.raises(ConfigError, match=f"weights is bf16, and lab.task {task}; allowed: fp32"):
+        parse_config(Digits, values)
 
 
 def test_a_worker_measures_checkpoints_of_an_ended_run(site: Site) -> None:

@@ -203,6 +203,17 @@ def test_submit_command_is_quoted() -> None:
     ]
 
 
+def test_fp32_is_submitted_without_tf32() -> None:
+    """The plan's fp32 has none, whatever the settings that it was made with."""
+    values = {"training": {"tf32": True}}
+    plan, config = plan_recipe(Cancelling, values, device=CPU, batches=1, bounds=BOUNDS)
+    [exact] = [point for point in plan.points if point.precision == "fp32"]
+    for point, is_on in ((exact, False), (plan.best, True)):
+        words = shlex.split(submit_command("cancelling", point, config))
+        submitted = parse_config(Cancelling, configuration(words[4::2], None))
+        assert submitted.training.tf32 is is_on
+
+
 class Labelled(Cancelling):
     """One whose defaults name modules, with fields of several types."""
 
