@@ -182,14 +182,14 @@ class Comparison:
     @property
     def legend_figures(self) -> list[str]:
         """Names of the figures in the legend: the loss and a metric, where runs have them."""
-        metrics = sorted((name for name in self.names if name not in LABELS), key=self.telling)
+        metrics = sorted((name for name in self.names if name not in LABELS), key=self.relevance)
         return [name for name in ["loss", *metrics[:1]] if self.runs_with(name)]
 
     def runs_with(self, name: str) -> int:
         """Return how many runs have a figure."""
         return sum(column.figures[name].value is not None for column in self.columns)
 
-    def telling(self, name: str) -> tuple[bool, int, bool, str]:
+    def relevance(self, name: str) -> tuple[bool, int, bool, str]:
         """Return the sort key of a metric: first those of most runs, then those of evaluations.
 
         Names that only count, such as "epoch", come last.

@@ -80,7 +80,7 @@ export class Legend {
     }
   }
 
-  /** Take the latest values of a page that came, and its figures if others are more telling now. @param {ParentNode} fresh */
+  /** Take the latest values of a page that came, and its figures if others are more relevant now. @param {ParentNode} fresh */
   update(fresh) {
     const [names, later] = [this.article, fresh].map((part) => [...part.querySelectorAll('[data-legend] th[data-name]')])
     names.forEach((head, i) => {
