@@ -28,7 +28,7 @@ MOST_BYTES, MOST_BYTES_OF_ALL = 150_000, 1_500_000
 DESK, PHONE = (1440, 900), (390, 844)
 #: Every chart that is in view is drawn.
 DRAWN = """() => [...document.querySelectorAll('.chart-panel .plot')]
-    .filter((plot) => plot.getBoundingClientRect().top < innerHeight)
+    .filter((plot) => plot.offsetParent && plot.getBoundingClientRect().top < innerHeight)
     .every((plot) => plot.dataset.drawn)"""
 FAILING = """
 import torch, halfstep
