@@ -241,7 +241,7 @@ def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iter
 
 
 def _usual(compared: Comparison, drawable: dict[str, str]) -> list[str]:
-    """Return the four panels to draw by default; of runs without steps the most relevant metrics."""
+    """Return the four panels to draw by default; of runs without steps the foremost metrics."""
     metrics = sorted((name for name in drawable if name not in SERIES), key=compared.relevance)
     has_steps = any(column.run.step for column in compared.columns)
     if metrics and not has_steps:

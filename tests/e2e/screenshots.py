@@ -27,9 +27,9 @@ PATIENCE = 180_000  # milliseconds
 MOST_BYTES, MOST_BYTES_OF_ALL = 150_000, 1_500_000
 DESK, PHONE = (1440, 900), (390, 844)
 #: Every chart that is in view is drawn.
-DRAWN = """() => [...document.querySelectorAll('.chart-panel .plot')]
+DRAWN = """() => [...document.querySelectorAll('.chart-panel .plot, [data-plan-plot]')]
     .filter((plot) => plot.offsetParent && plot.getBoundingClientRect().top < innerHeight)
-    .every((plot) => plot.dataset.drawn)"""
+    .every((plot) => plot.dataset.drawn || plot.querySelector('.points path'))"""
 FAILING = """
 import torch, halfstep
 torch.manual_seed(0)
