@@ -58,7 +58,7 @@ def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
         partial(run_control.request_replay, step=1),
         run_control.request_precision_diff,
     ],
-    ids=str,
+    ids=["pause", "checkpoint", "scale", "replay", "diff"],
 )
 def test_a_measurement_is_only_cancelled(
     database: Database, running: Run, ada: User, task: str, act: Any
