@@ -31,6 +31,8 @@ from tests.db.telemetry.telemetry_made import (
     make_histogram,
     make_metric,
     make_module,
+    make_precision_diff,
+    make_precision_plan,
     make_replay,
     make_skip,
     make_steps,
@@ -61,6 +63,7 @@ FULL = (
     "/runs?group=no-such-setting",
     "/runs/1",
     "/runs/2",
+    "/runs/1/precision-plan",
     "/compare?runs=1,2&settings=all",
     "/sweeps",
     "/sweeps/1",
@@ -139,6 +142,8 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         {"event": "layer_norms", "step": 5, "layers": ["body"], "norms": [1.0]},
         {"event": "updates", "step": 5, "modules": [{"name": "body", "wanted": 10, "lost": 9}]},
         {"event": "fp8", "step": 5, "modules": [{"name": "body", **dict.fromkeys(FP8, 0.5)}]},
+        make_precision_diff(6),
+        make_precision_plan(),
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
     ]
     record(database, run, make_steps([1.0] * 60, skipped=[3, 4]), events=events)
