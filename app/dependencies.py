@@ -12,6 +12,7 @@ from starlette.datastructures import FormData
 
 from app.http.active_requests import ActiveRequests, Queue
 from app.live.live import Live
+from app.live.run_states import RunStates
 from db.database import Database
 from db.queue import quotas
 from db.settings import Settings
@@ -87,6 +88,11 @@ async def _live(request: Request) -> Live:
     return live
 
 
+async def _run_states(request: Request) -> RunStates:
+    states: RunStates = request.app.state.run_states
+    return states
+
+
 async def _session(request: Request, _turn: Turn) -> AsyncIterator[Session]:
     database: Database = request.app.state.database
     settings: Settings = request.app.state.settings
@@ -124,6 +130,7 @@ async def _posted(request: Request) -> FormData:
 
 
 TheLive = Annotated[Live, Depends(_live)]
+TheRunStates = Annotated[RunStates, Depends(_run_states)]
 # Scope "function": committed before the response is sent, so a client that reads it finds the
 # change; and a stream that stays open holds no session.
 Db = Annotated[Session, Depends(_session, scope="function")]

@@ -19,6 +19,7 @@ from app.http.path_prefix import PathPrefix
 from app.http.rate_limit import RateLimit
 from app.http.security_headers import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from app.live.live import Live
+from app.live.run_states import RunStates
 from db.database import Database
 from db.settings import Settings
 
@@ -66,6 +67,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.log_lines = RateLimit(settings.log_lines_per_minute, "JSON lines")
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
+    app.state.run_states = RunStates(database)
     app.state.active_requests = ActiveRequests(database)
     app.state.assets = assets.Assets(settings.path_prefix)
     app.add_middleware(http_errors.Failures)

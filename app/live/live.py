@@ -8,7 +8,7 @@ subject without viewers has no task.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from fastapi.sse import ServerSentEvent
@@ -33,6 +33,8 @@ class Update:
 
 #: Returns the changes since a cursor, or None. Called in a thread.
 Poll = Callable[[str], Update | None]
+#: Says whether there may be changes since a cursor, at a lower cost than a poll.
+HasChanged = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(eq=False)
@@ -78,16 +80,27 @@ class Live:
         return list(self._tasks)
 
     async def stream(
-        self, subject: str, cursor: str, poll: Poll, *, seconds: float
+        self,
+        subject: str,
+        cursor: str,
+        poll: Poll,
+        *,
+        seconds: float,
+        has_changed: HasChanged | None = None,
     ) -> AsyncIterator[ServerSentEvent]:
-        """Yield changes of a subject since a cursor as they occur. seconds: polling interval."""
+        """Yield changes of a subject since a cursor as they occur.
+
+        seconds: polling interval.  has_changed: a poll is left out while it returns False.
+        """
         yield ServerSentEvent(comment="watching", retry=RECONNECT_MS)
         if self._closed:
             return
         viewer, viewers = Viewer(cursor), self._viewers[subject]
         viewers.add(viewer)
         if subject not in self._tasks:
-            self._tasks[subject] = asyncio.create_task(self._follow(subject, poll, seconds))
+            self._tasks[subject] = asyncio.create_task(
+                self._follow(subject, poll, has_changed, seconds)
+            )
         try:
             while (update := await viewer.updates.get()) is not None:
                 yield ServerSentEvent(raw_data=update.data, id=update.cursor)
@@ -101,7 +114,9 @@ class Live:
             for viewer in viewers:
                 viewer.end()
 
-    async def _follow(self, subject: str, poll: Poll, seconds: float) -> None:
+    async def _follow(
+        self, subject: str, poll: Poll, has_changed: HasChanged | None, seconds: float
+    ) -> None:
         viewers = self._viewers[subject]
         try:
             while viewers and not self._closed:
@@ -111,7 +126,7 @@ class Live:
                         by_cursor[viewer.cursor].append(viewer)
                 for cursor, group in by_cursor.items():
                     try:
-                        update = await self._poll(poll, cursor)
+                        update = await self._poll(poll, has_changed, cursor)
                     except Exception:  # affects this cursor only
                         logger.exception("%s: polling from cursor %.200r failed", subject, cursor)
                         for viewer in group:
@@ -126,8 +141,10 @@ class Live:
                 viewer.end()
             del self._viewers[subject], self._tasks[subject]
 
-    async def _poll(self, poll: Poll, cursor: str) -> Update | None:
+    async def _poll(self, poll: Poll, has_changed: HasChanged | None, cursor: str) -> Update | None:
         try:
+            if has_changed is not None and not await has_changed(cursor):
+                return None
             return await asyncio.to_thread(poll, cursor)
         except Exception as error:
             if not is_outage(error):

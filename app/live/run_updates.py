@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 from app.html.formats import count
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
-from app.live.live import Poll, Update
+from app.live.live import HasChanged, Poll, Update
 from app.live.messages import ListMessage, RunEnd, RunMessage, TableRows, encoded
+from app.live.run_states import RunStates
 from app.runs import columns as list_columns
 from app.runs import list_facts
 from app.runs.columns import Column
@@ -91,11 +92,6 @@ def of_run(
     def poll(cursor: str) -> Update | None:
         nonlocal mark, marked_at
         since = series.Cursor.parse(cursor)
-        with database.read_only() as session:
-            revision, status, silence = runs.state(session, run_id)
-        is_training = status not in (Status.QUEUED, *ENDED)
-        if is_training and (revision, silence) == (since.revision, since.waiting):
-            return None
         with database.reading() as session:
             if grants is not None:
                 permissions.limit(session, grants)
@@ -104,7 +100,7 @@ def of_run(
             except NotFound:  # moved to another project: app.http.active_requests ends the stream
                 return None
             if run.status != Status.QUEUED:
-                mark, marked_at = silence, -math.inf
+                mark, marked_at = waiting_mark(session, run, settings), -math.inf
             elif clock() - marked_at >= PLACES_SECONDS:
                 mark, marked_at = waiting_mark(session, run, settings), clock()
             changes = series.changes(session, run_id, since, waiting=mark)
@@ -116,6 +112,19 @@ def of_run(
     return poll
 
 
+def change_of_run(states: RunStates, run_id: int) -> HasChanged:
+    """Return the function that says whether a run may have changed since a cursor."""
+
+    async def has_changed(cursor: str) -> bool:
+        since = series.Cursor.parse(cursor)
+        state = await states.state(run_id)
+        is_training = state.status not in (Status.QUEUED, *ENDED)
+        seen = (since.revision, since.waiting)
+        return not is_training or (state.revision, state.silent_seconds) != seen
+
+    return has_changed
+
+
 def _the_end(cursor: str) -> Update:
     return Update(encoded(RunEnd()), cursor, is_last=True)
 
@@ -123,7 +132,7 @@ def _the_end(cursor: str) -> Update:
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
     """Return a mark of the pending reason on a run's page, or of a watched run's silence."""
     if run.status != Status.QUEUED:
-        return runs.state(session, run.id)[2]
+        return runs.states(session, [run.id])[run.id].silent_seconds
     queue = Queue.read(session)
     reason = pending_reasons.reason(run, queue, **settings.per_user)
     return pending_reasons.mark(reason.text, queue.places.get(run.id, 0))

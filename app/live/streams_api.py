@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
-from app.dependencies import Db, TheDatabase, TheLive, TheSettings
+from app.dependencies import Db, TheDatabase, TheLive, TheRunStates, TheSettings
 from app.http.active_requests import STREAM
 from app.http.parameters import RunId, Text
 from app.live import run_updates
@@ -22,7 +22,7 @@ from db.runs import runs
 router = APIRouter(prefix="/runs", tags=["live"])
 
 EVERYTHING = ",".join(run_updates.PARTS)
-RUN_SECONDS = 0.05  # a poll without changes takes half a millisecond
+RUN_SECONDS = 0.05
 LIST_SECONDS = 0.5
 
 After = Annotated[str, Query(description="Cursor of the last received event")]
@@ -75,6 +75,7 @@ async def stream_run(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
+    states: TheRunStates,
     principal: SignedIn,
     run_id: Annotated[int, Depends(_existing)],
     chosen: Chosen,
@@ -93,5 +94,11 @@ async def stream_run(
     )
     # Viewers of the same parts and projects share a poll; all pages request the same parts.
     subject = " ".join((f"run {run_id}", *requested, str(principal.grants.projects), str(chosen)))
-    async for event in live.stream(subject, last_event_id or after, poll, seconds=RUN_SECONDS):
+    async for event in live.stream(
+        subject,
+        last_event_id or after,
+        poll,
+        seconds=RUN_SECONDS,
+        has_changed=run_updates.change_of_run(states, run_id),
+    ):
         yield event

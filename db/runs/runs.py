@@ -467,16 +467,26 @@ def newest_id(session: Session) -> int:
     return session.scalar(select(func.max(Run.id)).where(NOT_DELETED)) or 0
 
 
-def state(session: Session, run_id: int) -> tuple[int, Status, int]:
-    """Return a run's revision, status and seconds of silence.
+class State(NamedTuple):
+    """What a live stream compares to see whether a run has changed."""
 
-    The last is the result of `silent_seconds`. Raises NotFound.
-    """
-    query = select(Run.revision, Run.status, Run.last_report_at, now().label("moment"))
-    row = session.execute(query.where(Run.id == run_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no run {run_id}.")
-    return row.revision, row.status, silent_seconds(row, row.moment)
+    revision: int
+    status: Status
+    silent_seconds: int  # as `silent_seconds` returns it
+
+
+def states(session: Session, run_ids: Collection[int]) -> dict[int, State]:
+    """Return the state of each of these runs that exists."""
+    rows = session.connection().execute(_states_query(), {"run_ids": list(run_ids)})
+    return {
+        row.id: State(row.revision, row.status, silent_seconds(row, row.moment)) for row in rows
+    }
+
+
+@cache
+def _states_query() -> Any:
+    columns = (Run.id, Run.revision, Run.status, Run.last_report_at, now().label("moment"))
+    return select(*columns).where(Run.id.in_(bindparam("run_ids", expanding=True)))
 
 
 def silent_seconds(run: Any, moment: float) -> int:
