@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from alembic.command import upgrade
 from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
@@ -127,6 +126,8 @@ def migrate(
 ) -> None:
     """Create the database, or migrate it to this version."""
     if sql:
+        from alembic.command import upgrade
+
         printed, database = io.StringIO(), Database(Settings.read().database_url)
         if database.engine.dialect.name == "sqlite":
             # Some migrations on SQLite copy a table as it exists.

@@ -9,16 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TextIO
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import (
     Connection,
     Engine,
     Float,
     create_engine,
     event,
+    inspect,
     make_url,
     text,
 )
@@ -34,6 +31,8 @@ from db.settings import Settings
 from db.turns import Turns
 
 if TYPE_CHECKING:
+    from alembic.config import Config
+
     from db.files.step_files import StepFiles
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
@@ -137,28 +136,36 @@ class Database:
 
     def migrate(self) -> None:
         """Create or migrate the tables to this version. Raises DatabaseUnreachable, Conflict."""
-        self.check()
-        script = ScriptDirectory.from_config(self.migrations())
-        known = [each.revision for each in script.walk_revisions()]
-        with self._reader.connect() as connection:
-            revision = MigrationContext.configure(connection).get_current_revision()
+        known = revisions()
+        revision = self._revision()
         if revision not in (None, *known):
             raise Conflict(
-                f"The database has revision {revision}; this version can open {known[-1]} to "
-                f"{known[0]}. Use the version of Halfstep that wrote it, or a newer one."
+                f"The database has revision {revision}; this version can open {known[0]} to "
+                f"{known[-1]}. Use the version of Halfstep that wrote it, or a newer one."
             )
-        if revision != known[0]:
+        if revision != known[-1]:
+            from alembic import command  # takes a quarter of a second
+
             command.upgrade(self.migrations(), "head")
 
     def is_current(self) -> bool:
         """Return whether the tables are those of this version. Raises DatabaseUnreachable."""
-        self.check()
-        newest = ScriptDirectory.from_config(self.migrations()).get_current_head()
-        with self._reader.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision() == newest
+        return self._revision() == revisions()[-1]
 
-    def migrations(self, output: TextIO | None = None) -> Config:
+    def _revision(self) -> str | None:
+        self.check()
+        with self._reader.connect() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return None
+            revision: str | None = connection.scalar(
+                text("SELECT version_num FROM alembic_version")
+            )
+            return revision
+
+    def migrations(self, output: TextIO | None = None) -> "Config":
         """Return the configuration for Alembic's commands. output: receives SQL in offline mode."""
+        from alembic.config import Config
+
         config = Config(output_buffer=output)
         config.set_main_option("script_location", str(MIGRATIONS))
         url = self.engine.url.render_as_string(hide_password=False)
@@ -189,6 +196,11 @@ class Database:
     def dispose(self) -> None:
         """Close every pooled connection."""
         self.engine.dispose()
+
+
+def revisions() -> list[str]:
+    """Return the revisions of this version's migrations, oldest first; file names begin with it."""
+    return sorted(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
 
 
 def open_database(settings: Settings) -> Database:

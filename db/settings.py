@@ -19,7 +19,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from sqlalchemy import make_url
 
 from db.errors import Invalid
 from halfstep.field_errors import reason
@@ -480,6 +479,8 @@ class Settings(BaseSettings):
     @property
     def private_paths(self) -> list[Path]:
         """Paths that no run may read: the data folder, the database's files, the secrets' key."""
+        from sqlalchemy import make_url  # takes as long as all the rest of this module
+
         paths = [self.data, self.secrets_key]
         url = make_url(self.database_url)
         if url.get_backend_name() == "sqlite" and url.database:

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DatabaseError
 
 from db.access import accounts
-from db.database import Database
+from db.database import Database, revisions
 from db.errors import Conflict
 from db.runs import views
 from db.tables import (
@@ -109,6 +109,7 @@ def test_every_revision_is_tried() -> None:
     """A new revision stands in this module's list."""
     script = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
     assert [each.revision for each in script.walk_revisions()][::-1] == REVISIONS
+    assert revisions() == REVISIONS  # read without Alembic
 
 
 @pytest.mark.parametrize("revision", ["0034", "9999"])
