@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import psutil
 import torch
+from msgspec import UnsetType
 from torch import Tensor, nn
 
 from benchmarks.report import report
@@ -177,14 +178,19 @@ def main() -> None:
     stalls = [gaps[step - 1] - usual for step in sorted(saved) if step < STEPS]
     share = statistics.median(stalls) / seconds_in_line
     steps = list(zip(saving.forwards, saving.boundaries, strict=True))
-    spans = [(saved_at - event.write_seconds, saved_at) for saved_at, event in saves]
+    writes = [
+        (saved_at, event.write_seconds)
+        for saved_at, event in saves
+        if not isinstance(event.write_seconds, UnsetType)
+    ]
+    spans = [(saved_at - seconds, saved_at) for saved_at, seconds in writes]
     beside, undisturbed = (
         [end - at for at, end in steps if any(a <= at <= b for a, b in spans) == is_beside]
         for is_beside in (True, False)
     )
     slower = statistics.median(beside) / statistics.median(undisturbed) - 1
     memory = (saving.peak_bytes - bare.peak_bytes) / size_bytes
-    writing = statistics.median(event.write_seconds for _told, event in saves)
+    writing = statistics.median(seconds for _saved_at, seconds in writes)
     report(
         "checkpoint_stall",
         f"≤ {BAR_STALL:.0%} of torch.save and SHA-256 in line; ≤ {BAR_MEMORY} × the state more "

@@ -11,6 +11,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -59,7 +60,7 @@ def asked(client: httpx2.Client) -> tuple[float, int, int]:
     chunks = [",".join(ids[i : i + CHUNK]) for i in range(0, RUNS, CHUNK)]
 
     def series(chunk: str) -> httpx2.Response:
-        query = {"runs": chunk, "series": "loss", "points": POINTS}
+        query: dict[str, Any] = {"runs": chunk, "series": "loss", "points": POINTS}
         return client.get("/api/v1/comparison/series", params=query)
 
     started = time.perf_counter()

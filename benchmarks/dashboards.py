@@ -83,7 +83,7 @@ def make_runs(count: int, steps: int) -> list[dict[str, Any]]:
 
 def fill(database: Database, made_runs: list[dict[str, Any]]) -> None:
     """Record the runs as their supervisors would."""
-    whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")  # type: ignore[call-arg]
+    whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")
     with database.writing() as session:
         owner = accounts.user_named(session, "bench").id
     for number, each in enumerate(made_runs, 1):
@@ -178,7 +178,7 @@ def mlflow(ids: list[str]) -> Requests:
         return lambda client: [client.post("/ajax-api/2.0/mlflow/runs/search", json=wanted)]
 
     def curves(client: httpx2.Client, *ids: str) -> httpx2.Response:
-        query = {"run_ids": ids, "metric_key": "loss", "max_results": 320}
+        query: dict[str, Any] = {"run_ids": ids, "metric_key": "loss", "max_results": 320}
         path = "/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval"
         return client.get(path, params=query)
 

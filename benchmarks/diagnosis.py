@@ -135,9 +135,13 @@ def debug(loop: Loop) -> set[str]:
     """Train a loop whose watched modules transformers debugs."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
+    def debugged(*modules: nn.Module) -> None:
+        for module in modules:
+            DebugUnderflowOverflow(module)
+
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run(loop, Unwatched(lambda *modules: [*map(DebugUnderflowOverflow, modules)]))
+        run(loop, Unwatched(debugged))
     return named_by_debug(printed.getvalue())
 
 
@@ -160,7 +164,7 @@ def wandb_watch(loop: Loop) -> set[str]:
         backward = torch.Tensor.backward
 
         def logged(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            backward(self, *args, **kwargs)
+            backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
             run_.log({"loss": self.detach().float().mean().item()})
 
         with patch.object(torch.Tensor, "backward", logged):

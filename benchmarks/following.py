@@ -4,13 +4,13 @@ import json
 import time
 from dataclasses import dataclass
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from benchmarks.site import Site
 from tests.browser import launched
 
 #: As in tests/e2e: the system's own browser, drawing without a GPU.
-VIEWPORT = {"width": 1280, "height": 1400}  # all rows at once
+VIEWPORT: ViewportSize = {"width": 1280, "height": 1400}  # all rows at once
 WARM_SECONDS = 10.0
 
 #: Keeps, each time that a frame was drawn, the moment and the last step in the figure.

@@ -28,6 +28,7 @@ from db.queue import claims as queue_claims
 from db.queue import queue, workers
 from db.runs import runs
 from db.tables import RunNode, Status, Worker
+from halfstep.telemetry.plain_json import JsonObject
 
 DEVICES = 8
 BAR_MS = 10.0
@@ -150,7 +151,8 @@ class Cluster:
 
 def plain(trace: list[Job], worker_count: int, *, fills_in: bool) -> Outcome:
     """Run the trace in order; fills_in: as EASY does, else as FIFO."""
-    cluster, waiting, outcome = Cluster(worker_count), [], Outcome()
+    waiting: list[Job] = []
+    cluster, outcome = Cluster(worker_count), Outcome()
     coming = iter(trace)
     following = next(coming, None)
     while following or waiting:
@@ -223,18 +225,25 @@ class Site:
         self, database: Database, worker_count: int, patience: float, *, knows: bool
     ) -> None:
         self.database, self.patience, self.knows = database, patience, knows
-        devices = [
+        devices: list[JsonObject] = [
             {"kind": "cpu", "index": index, "memory_bytes": 2.0**36, "fp16": True}
             for index in range(DEVICES)
         ]
-        recipe = {"name": "synthetic", "schema": {"type": "object"}}
+        recipes: list[JsonObject] = [{"name": "synthetic", "schema": {"type": "object"}}]
         versions = {"torch": "2.13.0"}
         with database.writing() as session:
             self.owner = accounts.user_named(session, "bench")
             for number in range(worker_count):
                 name = f"w{number}"
-                offer = {"devices": devices, "recipes": [recipe], "versions": versions}
-                workers.register(session, name=name, host=name, pid=1, **offer)
+                workers.register(
+                    session,
+                    name=name,
+                    host=name,
+                    pid=1,
+                    devices=devices,
+                    recipes=recipes,
+                    versions=versions,
+                )
             session.execute(update(Worker).values(seen_at=1e12))
         self.free = dict.fromkeys(range(1, worker_count + 1), DEVICES)
         self.where: dict[int, list[int]] = {}

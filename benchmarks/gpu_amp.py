@@ -111,7 +111,7 @@ def _measure(mode: Mode, options: argparse.Namespace, device: torch.device) -> t
     def step(index: int) -> None:
         with autocast:
             loss = nn.functional.mse_loss(model(inputs[index]), targets[index])
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

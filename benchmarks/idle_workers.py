@@ -29,7 +29,7 @@ from db.queue import workers
 from db.runs import runs
 from db.settings import Settings
 from db.tables import RunNode
-from worker.capabilities import Offer
+from halfstep.telemetry.plain_json import JsonObject
 from worker.daemon import Worker
 
 BAR_SHARE = 0.05  # of a core
@@ -45,15 +45,28 @@ class Waiting(Worker):
     claimed: dict[int, float]
 
     def _register(self) -> None:
-        device = {"index": 0, "kind": "cpu", "memory_bytes": 2**33, "fp16": True, "bf16": True}
-        recipes = [{"name": "digits", "title": "", "description": "", "schema": {}}]
-        offer: Offer = {"devices": [device], "recipes": recipes, "versions": {"torch": "2.13.0"}}
+        device: JsonObject = {
+            "index": 0,
+            "kind": "cpu",
+            "memory_bytes": 2**33,
+            "fp16": True,
+            "bf16": True,
+        }
+        recipe: JsonObject = {"name": "digits", "title": "", "description": "", "schema": {}}
         self.device_indexes, self.recipes = {0}, ["digits"]
         self.precisions, self.device_memory_bytes = ["fp32", "fp16", "bf16"], 2.0**33
         with self.database.writing() as session:
-            self.id = workers.register(session, name=self.name, host="h", pid=1, **offer).id
+            self.id = workers.register(
+                session,
+                name=self.name,
+                host="h",
+                pid=1,
+                devices=[device],
+                recipes=[recipe],
+                versions={"torch": "2.13.0"},
+            ).id
 
-    def _offer_anew(self) -> None:
+    def _update_recipes(self) -> None:
         """Nothing changes here."""
 
     def _launch(self, node: RunNode) -> None:

@@ -63,7 +63,7 @@ class Synthetic:
 def fill(database: Database, count: int = RUNS) -> None:
     """Make so many runs, in the order that they would have been submitted in."""
     rng = np.random.default_rng(0)
-    whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")  # type: ignore[call-arg]
+    whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")
     with database.writing() as session:
         owners = [accounts.user_named(session, name).id for name in OWNERS]
         for first in range(1, count + 1, BATCH):

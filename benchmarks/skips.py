@@ -19,7 +19,7 @@ def main() -> None:
             window = windows.window(session, 1, first=first, last=last)
             assert window is not None
             in_window = (Step.run_id == 1, Step.step.between(first, last), FLAGGED["skipped"])
-            happened = session.scalar(select(func.count(Step.step)).where(*in_window))
+            happened = session.scalars(select(func.count(Step.step)).where(*in_window)).one()
         skips = window.skips
         rows.append((f"{length:,}", happened, skips.total, sum(skips.counts), len(skips.steps)))
     header = ("steps", "skips that happened", "total shown", "sum of the ticks", "ticks")

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _without_values() -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in known_recipes():
         for precision in PRECISIONS:
             with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def _without_values() -> list[tuple[str, ...]]:
                 except MissingRequirementError:  # it is not offered here
                     continue
                 try:
-                    attempt_steps(patch, recipe, {"precision": precision, **VALUES})
+                    attempt_steps(patch, recipe, {"precision": precision, **VALUES})  # type: ignore[no-untyped-call]
                     rows.append((name, precision, "0", ""))
                 except (RuntimeError, NotImplementedError) as error:
                     rows.append((name, precision, "1", str(error).splitlines()[0]))
@@ -58,7 +58,7 @@ def _without_values() -> list[tuple[str, ...]]:
 
 
 def _on_a_gpu() -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     device = torch.device("cuda")
     for precision in PRECISIONS:
         config = parse_config(TinyGPT, {"precision": precision, **VALUES})

@@ -18,7 +18,7 @@ from db.database import Database
 from db.queue import claims, workers
 from db.runs import runs
 from db.telemetry import telemetry
-from halfstep.telemetry.events import Culprit, Scaler
+from halfstep.telemetry.events import Culprit, Scaler, StepEvent
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import STEP_DTYPE
 
@@ -54,7 +54,9 @@ def flushes(steps: int, batch: int = BATCH_STEPS, *, first: int = 1) -> Iterator
     for start in range(first, steps + 1, batch):
         numbers = np.arange(start, min(start + batch, steps + 1))
         made = _steps(numbers, rng)
-        events = [event for step in made["step"][made["flags"] > 0] for event in _skip(int(step))]
+        events: list[StepEvent] = [
+            event for step in made["step"][made["flags"] > 0] for event in _skip(int(step))
+        ]
         yield telemetry.Flush(steps=[made], events=events)
 
 
@@ -83,20 +85,18 @@ def _steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 def _skip(step: int) -> Iterator[Scaler]:
     """Make the events of a skipped step, and of the growth half-way to it."""
-    for kind, optimizer, at, before, after in (
-        ("growth", None, step - SKIP_EVERY // 2, 32768.0, 65536.0),
-        ("skip", "AdamW", step, 65536.0, 32768.0),
-        ("backoff", None, step, 65536.0, 32768.0),
-    ):
-        culprits = [Culprit(name="blocks.3.mlp.weight")] if kind == "skip" else []
-        yield Scaler(
-            kind=kind,
-            step=at,
-            optimizer=optimizer,
-            scale_before=before,
-            scale_after=after,
-            culprits=culprits,
-        )
+    low, high = 32768.0, 65536.0
+    grown = step - SKIP_EVERY // 2
+    yield Scaler(kind="growth", step=grown, optimizer=None, scale_before=low, scale_after=high)
+    yield Scaler(
+        kind="skip",
+        step=step,
+        optimizer="AdamW",
+        scale_before=high,
+        scale_after=low,
+        culprits=[Culprit(name="blocks.3.mlp.weight")],
+    )
+    yield Scaler(kind="backoff", step=step, optimizer=None, scale_before=high, scale_after=low)
 
 
 def long_run() -> Database:

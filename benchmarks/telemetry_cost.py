@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ LEAST_TURNS = 12
 WARM_UP_TURNS = 5
 #: How much more often than by default diagnoses look here.
 MORE_OFTEN = 50
-DIAGNOSES = {
+DIAGNOSES: dict[str, tuple[str, ...]] = {
     "headroom": ("headroom_every_steps",),
     "layer norms": ("layer_norms_every_steps",),
     "histogram": ("histogram_every_steps",),
@@ -76,9 +77,11 @@ class Block(nn.Module):
         """x: (B, T, D)."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)  # (B, H, T, D / H)
+        q, k, v = qkv.unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, D / H)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm2(x))
+        wider: Tensor = self.mlp(self.norm2(x))
+        return x + wider
 
 
 class TinyGPT(Recipe):
@@ -213,7 +216,7 @@ def measure(
         if isinstance(copy, MeasuredLoop):
             copy.close()
     step = statistics.median(taken["bare"])
-    costs = {}
+    costs: dict[str, Cost] = {}
     for name, copy in copies.items():
         if name != "bare":
             is_looking = name in DIAGNOSES
@@ -248,11 +251,8 @@ def _train(
 @contextmanager
 def _time_of(seconds: Callable[[], float]) -> Iterator[None]:
     """Have a ring go by this clock meanwhile."""
-    own, ring.clock = ring.clock, seconds
-    try:
+    with patch.object(ring, "clock", seconds):
         yield
-    finally:
-        ring.clock = own
 
 
 def _added(seconds: list[float], without: list[float]) -> float:

@@ -62,7 +62,7 @@ class Loop:
         self.optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = nn.functional.cross_entropy(self.net(self.inputs), self.targets)
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss
@@ -257,7 +257,10 @@ def main() -> None:
         command = [python(), "-m", "benchmarks.watch_cost", "--into", folder]
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     [figures_line] = [line for line in printed.splitlines() if line.startswith('{"')]
-    rows, figures, norms, calls = [], {}, [], 0.0
+    rows: list[tuple[object, ...]] = []
+    figures: dict[str, float] = {}
+    norms: list[float] = []
+    calls = 0.0
     for name, taken in json.loads(figures_line).items():
         weights = "bit-identical" if taken.pop("same") else "DIFFERENT"
         held = {kind: statistics.median(turned) * 1e6 for kind, turned in taken.items()}
