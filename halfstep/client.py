@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
@@ -397,15 +397,21 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         *,
         margin: float | None = None,
         group: str = "",
+        value: Literal["final", "area", "time_to_target"] = "final",
+        target: float | None = None,
     ) -> "Parity":
         """Return whether runs are as good as a reference over seeds, as /compare does.
 
         metric: default: the first, else the loss.  margin: largest difference that counts as
         equal; without it equivalence is not tested.  group: the setting to compare; default: the
-        precision, else the only one that differs.
+        precision, else the only one that differs.  value: the last one; "area", the mean over the
+        steps that the curves of the pairs share; or "time_to_target", the seconds until the metric
+        first reaches `target`.
         """
         query: JsonObject = {"runs": ",".join(map(str, run_ids))}
-        query |= {"metric": metric, "group": group} | ({} if margin is None else {"margin": margin})
+        query |= {"metric": metric, "group": group, "value": value}
+        numbers = {"margin": margin, "target": target}
+        query |= {name: number for name, number in numbers.items() if number is not None}
         return cast("Parity", dict(self._get("/api/v1/comparison/parity", query)))
 
     def charts(

@@ -415,7 +415,7 @@ def _compared(
     return Comparison(
         columns,
         shown,
-        _settings(some_runs),
+        settings_of(some_runs),
         {name: _winners(name, last, is_low.get(name), some_runs) for name in shown}
         | {"skipped": _least_skipped(summaries)},
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
@@ -522,7 +522,7 @@ def _least_skipped(summaries: list[RunSummary]) -> frozenset[int]:
     return metric_direction.best(shares, is_lowest=True)
 
 
-def _settings(some_runs: list[Run]) -> list[tuple[str, list[Any]]]:
+def settings_of(some_runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """Return all settings by path, each with the value of every run, or MISSING."""
     flat = [_flat(run) for run in some_runs]
     paths = dict.fromkeys(path for config in flat for path in config)

@@ -10,7 +10,7 @@ from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
 from app.compare.equivalence import LARGEST
-from app.compare.parity import Conclusion, parity_of
+from app.compare.parity import Conclusion, ParityQuery, Value, parity_of
 from app.compare.parity_sentences import sentence
 from app.dependencies import Db, TheSettings
 from app.http.parameters import Body, Name, RowId, RunId, Step, Text, as_run_ids
@@ -43,6 +43,25 @@ Margin = Annotated[
         allow_inf_nan=False,
         description="Largest difference that counts as equal; without it equivalence is not tested",
         examples=[0.01],
+    ),
+]
+
+ValueOfMetric = Annotated[
+    Value,
+    Query(
+        description="What is compared: the last value; area, its mean over the steps that the "
+        "curves of the pairs share; or time_to_target, the seconds until it first reaches `target`"
+    ),
+]
+
+Target = Annotated[
+    float | None,
+    Query(
+        ge=-LARGEST,
+        le=LARGEST,
+        allow_inf_nan=False,
+        description="Value of the metric, of time_to_target",
+        examples=[0.95],
     ),
 ]
 
@@ -147,10 +166,26 @@ class ParityPair(BaseModel):
     reference_value: Number
 
 
+class CurveRange(BaseModel):
+    """Steps that the curves of all pairs share."""
+
+    first: int
+    last: int
+    least_points: Annotated[
+        int,
+        Field(description="Points of the shortest curve; above 1,000, means of buckets of steps"),
+    ]
+    most_points: Annotated[int, Field(description="Points of the longest curve")]
+
+
 class ParityGroup(BaseModel):
     """A group of runs compared with the reference."""
 
     name: str
+    combination: Annotated[
+        dict[str, str],
+        Field(description="In a grid: values of the further settings that its runs share"),
+    ]
     conclusion: Annotated[
         Conclusion,
         Field(description="lower or higher where it is not known which of them is better"),
@@ -159,6 +194,7 @@ class ParityGroup(BaseModel):
     also_differ: Annotated[
         list[str], Field(description="What else differs between the runs of a pair")
     ]
+    range: Annotated[CurveRange | None, Field(description="Of an area, if it is known")]
     result: PairedTest
     pairs: list[ParityPair]
 
@@ -167,14 +203,22 @@ class Parity(BaseModel):
     """Groups of runs compared with one of them, paired by seed."""
 
     metric: str
+    value: Value
+    target: float | None
     margin: float | None
-    is_low: Annotated[bool | None, Field(description="Lower is better; null if unknown")]
+    is_low: Annotated[
+        bool | None, Field(description="Lower values are better, as times are; null if unknown")
+    ]
     setting: Annotated[str, Field(description="Setting that the groups differ in")]
     seed: Annotated[str, Field(description="Setting that the runs of a pair share")]
+    paired_by: Annotated[
+        list[str], Field(description="The seed, and in a grid the settings of the combinations")
+    ]
     settings: Annotated[list[str], Field(description="Settings that can be given as `group`")]
     reference: Annotated[str, Field(description="Group: fp32, or that of the first run")]
     groups: list[ParityGroup]
     reason: Annotated[str, Field(description="Why there are no groups; else empty")]
+    unpaired: Annotated[list[int], Field(description="Ids of runs in no pair")]
 
 
 class ComparedPrecisions(Body):
@@ -270,19 +314,20 @@ def get_parity(
     group: Annotated[
         Name, Query(description="Setting; default: the precision, else the only one that differs")
     ] = "",
+    value: ValueOfMetric = "final",
+    target: Target = None,
 ) -> Parity:
     """Return whether groups of runs are equivalent to a reference, worse, better, or unknown.
 
-    The groups differ in their precision or in another setting. Runs are paired by their seed; their
-    last values of the metric are compared.
+    The groups differ in their precision or in another setting. Runs are paired by their seed, in a
+    grid within each combination of its further settings.
     """
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
-    parity = parity_of(comparison.of_runs(session, ids, settings), metric, margin, group)
-    groups = [
-        {**vars(each), "sentence": sentence(parity, each), "result": each.result}
-        for each in parity.groups
-    ]
-    return Parity.model_validate({**vars(parity), "groups": groups}, from_attributes=True)
+    query = ParityQuery(metric, margin, group, value, target)
+    parity = parity_of(session, comparison.of_runs(session, ids, settings), query)
+    groups = [{**vars(each), "sentence": sentence(parity, each)} for each in parity.groups]
+    derived = {"is_low": parity.is_low, "paired_by": parity.paired_by, "groups": groups}
+    return Parity.model_validate({**vars(parity), **derived}, from_attributes=True)
 
 
 @router.get("/comparison/series", response_model=SeriesOfRuns)

@@ -22,9 +22,15 @@ from app.compare.comparison import (
     SERIES,
     Comparison,
 )
-from app.compare.comparison_api import Margin
+from app.compare.comparison_api import Margin, Target, ValueOfMetric
 from app.compare.interval_plot import interval_plot
-from app.compare.parity import Parity, group_settings, parity_of, shares_seeds
+from app.compare.parity import (
+    Parity,
+    ParityQuery,
+    group_settings,
+    parity_of,
+    shares_seeds,
+)
 from app.compare.parity_sentences import sentence
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
@@ -55,9 +61,7 @@ class View:
     by: str
     band: str
     settings: str
-    metric: str  # of the parity, as margin and group
-    margin: float | None
-    group: str
+    parity: ParityQuery
     carried: list[tuple[str, str]]  # parameters of the URL that the form of the parity keeps
 
 
@@ -73,6 +77,8 @@ def _view(
     metric: Name = "",
     margin: Annotated[Margin, BeforeValidator(lambda text: text or None)] = None,
     group: Name = "",
+    value: ValueOfMetric = "final",
+    target: Annotated[Target, BeforeValidator(lambda text: text or None)] = None,
 ) -> View:
     """Parse the view options of the URL. Raises Invalid."""
     if x not in AXES and not x.startswith("metric:"):
@@ -81,13 +87,14 @@ def _view(
     if len(set(draw)) > MOST_DRAWN:
         text = f"{len(set(draw)):,} charts are given; allowed: at most {MOST_DRAWN}"
         raise Invalid({"draw": text})
+    parity = ParityQuery(metric, margin, group, value, target)
     carried = [
-        (name, value)
-        for name, value in request.query_params.multi_items()
-        if name not in ("metric", "margin", "group")
+        (name, text)
+        for name, text in request.query_params.multi_items()
+        if name not in vars(parity)
     ]
     drawn = list(dict.fromkeys(draw))
-    return View(x, loss, smooth, drawn, by, band, settings, metric, margin, group, carried)
+    return View(x, loss, smooth, drawn, by, band, settings, parity, carried)
 
 
 TheView = Annotated[View, Depends(_view)]
@@ -194,16 +201,16 @@ def _page(
         toolbar=toolbar(session, principal.user),
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
-        **template_values(compared, view),
+        **template_values(session, compared, view),
         **values,
     )
 
 
-def template_values(compared: Comparison, view: View) -> dict[str, Any]:
+def template_values(session: Session, compared: Comparison, view: View) -> dict[str, Any]:
     """Return the template values of a comparison, for signed-in users and read-only links."""
     drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
     drawn = [name for name in view.draw if name in drawable] or _usual(compared, drawable)
-    parity = _parity(compared, view)
+    parity = _parity(session, compared, view.parity)
     return {
         "comparison": compared,
         "view": replace(view, draw=drawn),
@@ -217,14 +224,14 @@ def template_values(compared: Comparison, view: View) -> dict[str, Any]:
     }
 
 
-def _parity(compared: Comparison, view: View) -> Parity | None:
+def _parity(session: Session, compared: Comparison, query: ParityQuery) -> Parity | None:
     """Return the parity of runs that share seeds, of the default metric if none has the other."""
-    if not shares_seeds(compared):
+    if not shares_seeds(compared.settings):
         return None
-    is_known = view.metric in compared.names or not compared.is_over
-    metric = view.metric if is_known else ""
-    group = view.group if view.group in group_settings(compared) else ""
-    return parity_of(compared, metric, view.margin, group)
+    is_known = query.metric in compared.names or not compared.is_over
+    metric = query.metric if is_known else ""
+    group = query.group if query.group in group_settings(compared) else ""
+    return parity_of(session, compared, replace(query, metric=metric, group=group))
 
 
 def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:
@@ -233,8 +240,9 @@ def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iter
             yield f"None of these runs has {name[:100]!r}, so it is not drawn."
     if view.by and view.by not in dict(compared.differences):
         yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
-    if view.metric and view.metric not in compared.names and compared.is_over:
-        yield f"None of these runs has {view.metric!r}, so their parity is that of another metric."
+    metric = view.parity.metric
+    if metric and metric not in compared.names and compared.is_over:
+        yield f"None of these runs has {metric!r}, so their parity is that of another metric."
     if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS
         yield f"Only the {most} metrics that most of these runs have are shown."

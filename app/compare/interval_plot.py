@@ -34,7 +34,7 @@ class IntervalPlot:
 
 def interval_plot(parity: Parity) -> IntervalPlot | None:
     """Return the plot of the groups with intervals, if there are any."""
-    results = [(group.name, group.result) for group in parity.groups]
+    results = [(group.label, group.result) for group in parity.groups]
     known = [
         (name, result.difference or 0.0, result.interval, result.equivalence_interval)
         for name, result in results

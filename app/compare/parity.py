@@ -2,22 +2,31 @@
 
 Groups differ in their precision or in another setting. A run is paired with the run of the
 reference that has the same seed: a recipe's initial weights and order of examples are equal then,
-a script's if it seeds its generators by that setting.
+a script's if it seeds its generators by that setting. Where a seed has several runs in a group, as
+in a grid over further settings, runs are paired within each combination of these. Each combination
+is a test of its own: a precision may be as good with one learning rate and worse with another, and
+pairs of different combinations that share a seed are not independent.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
+
+from sqlalchemy.orm import Session
 
 from app.compare.comparison import LABELS, MISSING, Column, Comparison
 from app.compare.equivalence import PairedTest, compare_pairs
 from app.html import formats
 from db.errors import Invalid
-from db.runs import groups
+from db.runs import curves, groups
+from db.runs.curves import Curve, CurveRange
 from db.tables import Status
 
+#: What is compared of a metric: its last value, its mean over the curve, or seconds to a target.
+Value = Literal["final", "area", "time_to_target"]
 Conclusion = Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
 
 PRECISION, SEED = "precision", "training.seed"
@@ -31,13 +40,24 @@ MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
+class ParityQuery:
+    """What is to be compared, and how."""
+
+    metric: str = ""  # default: the first, else the loss
+    margin: float | None = None
+    group: str = ""  # a setting that differs; default: the precision, else the only one
+    value: Value = "final"
+    target: float | None = None  # of time_to_target
+
+
+@dataclass(frozen=True)
 class Pair:
-    """Two runs with the same seed, and their values of the metric."""
+    """Two runs with the same seed, and their values."""
 
     seed: str
     run: int
     reference_run: int
-    value: float  # NaN if it has none
+    value: float  # NaN if it has none, or if it was not read
     reference_value: float
 
 
@@ -50,6 +70,14 @@ class GroupParity:
     pairs: list[Pair]
     result: PairedTest
     also_differ: list[str]  # settings other than the chosen one in which runs of a pair differ
+    combination: dict[str, str]  # of a grid: settings that all of its runs share, with their values
+    range: CurveRange | None = None  # of an area
+
+    @property
+    def label(self) -> str:
+        """The name, and the combination."""
+        shared = ", ".join(f"{path} {value}" for path, value in self.combination.items())
+        return f"{self.name} at {shared}" if shared else self.name
 
 
 @dataclass(frozen=True)
@@ -57,14 +85,28 @@ class Parity:
     """Groups of runs compared with one of them."""
 
     metric: str
+    value: Value
+    target: float | None
     margin: float | None
-    is_low: bool | None  # whether lower is better; None if unknown
+    is_metric_low: bool | None  # whether lower is better; None if unknown
     setting: str  # that the groups differ in
     seed: str  # setting that the runs of a pair share
     settings: list[str]  # that the runs differ in, apart from the seed
     reference: str = ""  # name of the group
     groups: Sequence[GroupParity] = ()
     reason: str = ""  # why there are no groups
+    unpaired: Sequence[int] = ()  # runs in no pair
+
+    @property
+    def is_low(self) -> bool | None:
+        """Whether lower values are better: times are."""
+        return True if self.value == "time_to_target" else self.is_metric_low
+
+    @property
+    def paired_by(self) -> list[str]:
+        """Settings that the runs of a pair share: the seed, and those of the combinations."""
+        shared = dict.fromkeys(path for group in self.groups for path in group.combination)
+        return [self.seed, *shared]
 
 
 def is_seed(path: str) -> bool:
@@ -84,12 +126,17 @@ def direction(difference: float, is_low: bool | None) -> Conclusion:
     return "better" if is_low == (difference < 0) else "worse"
 
 
-def shares_seeds(compared: Comparison) -> bool:
-    """Return whether at least two seeds are each of several runs, which differ in a setting."""
-    values = _values(compared)
-    own = values.get(_seed_setting(values), {}).values()
-    seeds = Counter(repr(seed) for seed in own if seed is not MISSING and seed is not None)
-    return sum(count > 1 for count in seeds.values()) > 1 and bool(group_settings(compared))
+def shares_seeds(settings: Sequence[tuple[str, list[Any]]]) -> bool:
+    """Return whether at least two seeds are each of several runs, which differ in a setting.
+
+    settings: of runs, as a comparison has them.
+    """
+    values = dict(settings)
+    seed = _seed_setting(values)
+    known = (own for own in values.get(seed, []) if own is not MISSING and own is not None)
+    counts = Counter(map(repr, known))
+    differ = any(len(set(map(repr, row))) > 1 for path, row in settings if path != seed)
+    return differ and sum(count > 1 for count in counts.values()) > 1
 
 
 def group_settings(compared: Comparison) -> list[str]:
@@ -98,14 +145,9 @@ def group_settings(compared: Comparison) -> list[str]:
     return _choices(path for path, _ in compared.differences if path != seed)
 
 
-def parity_of(
-    compared: Comparison, metric: str = "", margin: float | None = None, group: str = ""
-) -> Parity:
-    """Compare the runs' last values of a metric, paired by seed.
-
-    group: a setting that differs; by default the precision, else the only one. Raises Invalid.
-    """
-    metric = metric or usual_metric(compared)
+def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Parity:
+    """Compare the runs' values of a metric, paired by seed. Raises Invalid."""
+    metric, group = query.metric or usual_metric(compared), query.group
     if metric not in compared.names and compared.is_over:
         allowed = ", ".join(compared.names[:10])
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
@@ -115,8 +157,16 @@ def parity_of(
         raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
     setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
     values = _values(compared)
-    seed = _seed_setting(values)
-    found = Parity(metric, margin, compared.is_low.get(metric), setting, seed, settings)
+    found = Parity(
+        metric,
+        query.value,
+        query.target,
+        query.margin,
+        compared.is_low.get(metric),
+        setting,
+        _seed_setting(values),
+        settings,
+    )
     if reason := _why_not(found, is_chosen=bool(group)):
         return replace(found, reason=reason)
     members: dict[str, list[Column]] = {}
@@ -125,14 +175,22 @@ def parity_of(
     found = replace(found, reference="fp32" if "fp32" in members else next(iter(members)))
     if len(members) == 1:
         return replace(found, reason=f"all runs are of the group {found.reference}")
-    own = {seed, *(OF_MIX if setting == PRECISION else (setting,))}
-    others = {path: values[path] for path, _ in compared.differences if path not in own}
-    base = _by_seed(members.pop(found.reference), values[seed])
+    own = {found.seed, *(OF_MIX if setting == PRECISION else (setting,))}
+    differing = {path for path, _ in compared.differences} - own
+    pairing = _Pairing(session, found, compared, values, differing, is_chosen=bool(group))
+    base = members.pop(found.reference)
     results = [
-        _group(found, name, _by_seed(columns, values[seed]), base, others, is_chosen=bool(group))
+        result
         for name, columns in members.items()
+        for result in pairing.groups(name, columns, base)
     ]
-    return replace(found, groups=results)
+    paired = {run for group in results for pair in group.pairs for run in _runs_of(pair)}
+    unpaired = [run_id for run_id in compared.ids if run_id not in paired]
+    return replace(found, groups=results, unpaired=unpaired)
+
+
+def _runs_of(pair: Pair) -> tuple[int, int]:
+    return pair.run, pair.reference_run
 
 
 _Settings = Mapping[str, Mapping[int, Any]]  # values by path and run id
@@ -143,9 +201,9 @@ def _values(compared: Comparison) -> _Settings:
     return {path: dict(zip(compared.ids, row, strict=True)) for path, row in compared.settings}
 
 
-def _seed_setting(values: _Settings) -> str:
+def _seed_setting(all_paths: Collection[str]) -> str:
     """Return the path of the seed; empty if there is none, or no standard one among several."""
-    paths = [path for path in values if is_seed(path)]
+    paths = [path for path in all_paths if is_seed(path)]
     return SEED if SEED in paths else paths[0] if len(paths) == 1 else ""
 
 
@@ -159,6 +217,13 @@ def _why_not(found: Parity, *, is_chosen: bool) -> str:
         return f"the runs have no setting {SEED}, and not exactly one that is called seed"
     if not found.settings:
         return "the runs differ in no setting but the seed"
+    if found.value == "time_to_target" and found.target is None:
+        return "the time to a target needs a target"
+    if found.value == "time_to_target" and found.is_metric_low is None:
+        return (
+            f"it is not known whether lower or higher {found.metric} is better, so neither is when "
+            "it reaches a target"
+        )
     if len(found.settings) > 1 and not is_chosen and found.setting != PRECISION:
         return f"the runs differ in {few(found.settings)}: choose the one to compare"
     return ""
@@ -191,71 +256,200 @@ def _differs(row: Mapping[int, Any]) -> bool:
     return len({repr(value) for value in row.values()}) > 1
 
 
-def _by_seed(columns: Sequence[Column], seeds: Mapping[int, Any]) -> _BySeed:
-    runs: _BySeed = {}
-    for column in columns:
-        if (seed := seeds[column.run.id]) is not MISSING and seed is not None:
-            runs.setdefault(formats.value(seed), []).append(column)
-    return runs
+@dataclass(frozen=True)
+class _Measured:
+    """The values of runs, or why they are not known."""
+
+    values: Mapping[int, float]
+    reason: str = ""
+    range: CurveRange | None = None
 
 
-def _group(
-    found: Parity, name: str, mine: _BySeed, base: _BySeed, others: _Settings, *, is_chosen: bool
-) -> GroupParity:
-    """Compare a group with the reference, or state why it cannot be compared.
+@dataclass(frozen=True)
+class _Pairing:
+    """Pairs of groups with the reference."""
 
-    No pair is left out for its result: runs that failed may be the worst ones.
-    """
-    seeds = [seed for seed in base if seed in mine]
-    runs = [(mine[seed][0], base[seed][0]) for seed in seeds]
-    pairs = [
-        Pair(seed, a.run.id, b.run.id, _value(a, found.metric), _value(b, found.metric))
-        for seed, (a, b) in zip(seeds, runs, strict=True)
-    ]
-    also_differ = _also_differing(runs, others)
-    both = [column for pair in runs for column in pair]
-    unfinished = [column for column in both if column.run.status != Status.FINISHED]
-    unmeasured = [column for column in both if not math.isfinite(_value(column, found.metric))]
-    repeated = [seed for seed in seeds if len(mine[seed]) + len(base[seed]) > 2]
-    reason = ""
-    if not seeds:
-        reason = f"no run of {name} has the seed of a run of {found.reference}"
-    elif repeated:
-        reason = f"a group has several runs of seed {few(repeated)}; remove all but one"
-    elif unfinished:
-        reason = f"not finished: {_named(unfinished)}"
-    elif unmeasured:
-        reason = f"no finite {found.metric}: {_named(unmeasured)}"
-    elif also_differ and not is_chosen:
-        reason = f"runs of a pair also differ in {few(also_differ)}"
-    result = (
-        PairedTest("unknown", len(pairs), reason)
-        if reason
-        else compare_pairs(
-            [pair.value for pair in pairs], [pair.reference_value for pair in pairs], found.margin
+    session: Session
+    found: Parity
+    compared: Comparison
+    values: _Settings
+    differing: Collection[str]  # paths of the other settings that differ
+    is_chosen: bool  # the setting was chosen, so that others may differ
+
+    def groups(
+        self, name: str, columns: Sequence[Column], base: Sequence[Column]
+    ) -> list[GroupParity]:
+        """Compare a group with the reference, in each combination of settings of a grid."""
+        crossed = self._crossed(columns, base)
+        mine, references = (self._by_combination(some, crossed) for some in (columns, base))
+        shared = [key for key in references if key in mine]
+        if not shared:
+            equal = few([self.found.seed, *_choices(crossed)])
+            text = f"no run of {name} has the {equal} of a run of {self.found.reference}"
+            return [GroupParity(name, "unknown", [], PairedTest("unknown", 0, text), [], {})]
+        return [self._group(name, dict(key), mine[key], references[key]) for key in shared]
+
+    def _crossed(self, columns: Sequence[Column], base: Sequence[Column]) -> list[str]:
+        """Return the settings in which runs of one seed differ within a group, as in a grid.
+
+        A setting without a common value, such as a name of each run, cannot pair any.
+        """
+        both = [self._by_seed(columns), self._by_seed(base)]
+        return [
+            path
+            for path in self.values
+            if path in self.differing
+            and any(len(self._texts(path, runs)) > 1 for each in both for runs in each.values())
+            and self._texts(path, columns) & self._texts(path, base)
+        ]
+
+    def _texts(self, path: str, columns: Sequence[Column]) -> set[str]:
+        return {repr(self.values[path][column.run.id]) for column in columns}
+
+    def _by_seed(self, columns: Sequence[Column]) -> _BySeed:
+        runs: _BySeed = {}
+        for column in columns:
+            seed = self.values[self.found.seed][column.run.id]
+            if seed is not MISSING and seed is not None:
+                runs.setdefault(formats.value(seed), []).append(column)
+        return runs
+
+    def _by_combination(
+        self, columns: Sequence[Column], crossed: Sequence[str]
+    ) -> dict[tuple[tuple[str, str], ...], list[Column]]:
+        combinations: dict[tuple[tuple[str, str], ...], list[Column]] = {}
+        for column in columns:
+            key = [
+                (path, _group_name(self.values, path, column.run.id)) for path in _choices(crossed)
+            ]
+            combinations.setdefault(tuple(key), []).append(column)
+        return combinations
+
+    def _group(
+        self,
+        name: str,
+        combination: dict[str, str],
+        columns: Sequence[Column],
+        references: Sequence[Column],
+    ) -> GroupParity:
+        """Compare a group with the reference, or state why it cannot be compared.
+
+        No pair is left out for its result: runs that failed may be the worst ones.
+        """
+        found, mine, base = self.found, self._by_seed(columns), self._by_seed(references)
+        seeds = [seed for seed in base if seed in mine]
+        runs = [(mine[seed][0], base[seed][0]) for seed in seeds]
+        also_differ = self._also_differing(runs)
+        both = [column for pair in runs for column in pair]
+        unfinished = [column for column in both if column.run.status != Status.FINISHED]
+        repeated = [seed for seed in seeds if len(mine[seed]) + len(base[seed]) > 2]
+        reason = ""
+        if not seeds:
+            reason = f"no run of {name} has the seed of a run of {found.reference}"
+        elif repeated:
+            reason = f"a group has several runs of seed {few(repeated)}; remove all but one"
+        elif unfinished:
+            reason = f"not finished: {_named(unfinished)}"
+        elif also_differ and not self.is_chosen:
+            reason = f"not comparable: runs of a pair also differ in {few(also_differ)}"
+        needs_none = reason and found.value != "final"
+        measured = _Measured({}) if needs_none else self._measured(both)
+        values = measured.values
+        pairs = [
+            Pair(
+                seed,
+                a.run.id,
+                b.run.id,
+                values.get(a.run.id, math.nan),
+                values.get(b.run.id, math.nan),
+            )
+            for seed, (a, b) in zip(seeds, runs, strict=True)
+        ]
+        reason = reason or measured.reason
+        result = (
+            PairedTest("unknown", len(pairs), reason)
+            if reason
+            else compare_pairs(
+                [pair.value for pair in pairs],
+                [pair.reference_value for pair in pairs],
+                found.margin,
+            )
         )
-    )
-    return GroupParity(name, _conclusion(result, found.is_low), pairs, result, also_differ)
+        conclusion = _conclusion(result, found.is_low)
+        return GroupParity(
+            name, conclusion, pairs, result, also_differ, combination, measured.range
+        )
+
+    def _also_differing(self, runs: Sequence[tuple[Column, Column]]) -> list[str]:
+        """Return in what else the runs of a pair differ."""
+        differing = _choices(
+            path
+            for path in self.values
+            if path in self.differing and any(len(self._texts(path, pair)) > 1 for pair in runs)
+        )
+        if any(a.run.own_steps != b.run.own_steps for a, b in runs):
+            differing.append("the number of their steps")
+        if any((a.run.parent_step is None) != (b.run.parent_step is None) for a, b in runs):
+            differing.append("whether they continue a checkpoint")
+        if self.found.value == "time_to_target" and any(a.device != b.device for a, b in runs):
+            differing.append("their device")
+        return differing
+
+    def _measured(self, columns: Sequence[Column]) -> _Measured:
+        """Return the values of runs that are compared with each other."""
+        by_value = {"final": self._last, "area": self._means, "time_to_target": self._times}
+        return by_value[self.found.value](columns)
+
+    def _last(self, columns: Sequence[Column]) -> _Measured:
+        values = {column.run.id: _last_value(column, self.found.metric) for column in columns}
+        unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
+        return _Measured(values, self._why("no finite {}", unknown))
+
+    def _means(self, columns: Sequence[Column]) -> _Measured:
+        own = self._curves
+        missing = [column for column in columns if column.run.id not in own]
+        if missing:
+            return _Measured({}, self._why("no finite {}", missing))
+        mine = {column.run.id: own[column.run.id] for column in columns}
+        if (shared := curves.common_range(mine.values())) is None:
+            reason = f"the curves of {self.found.metric} have fewer than two steps in common"
+            return _Measured({}, reason)
+        values = {run_id: curve.mean(shared.first, shared.last) for run_id, curve in mine.items()}
+        unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
+        reason = self._why("a NaN, infinite or unknown value in the curve of {}", unknown)
+        return _Measured(values, reason, shared)
+
+    def _times(self, columns: Sequence[Column]) -> _Measured:
+        interrupted = [column for column in columns if column.run.attempt > 1]
+        if interrupted:
+            text = "interrupted, so the time to a target is not known"
+            return _Measured({}, f"{text}: {_named(interrupted)}")
+        values = {column.run.id: self._seconds.get(column.run.id, math.nan) for column in columns}
+        never = [column for column in columns if column.run.id not in self._seconds]
+        target = formats.value(self.found.target)
+        return _Measured(values, self._why("{} never reaches " + target, never))
+
+    def _why(self, text: str, columns: Sequence[Column]) -> str:
+        """Return a reason with the metric and the runs, if there are any."""
+        return f"{text.format(self.found.metric)}: {_named(columns)}" if columns else ""
+
+    @cached_property
+    def _curves(self) -> dict[int, Curve]:
+        return curves.read_curves(self.session, self.compared.ids, self.found.metric)
+
+    @cached_property
+    def _seconds(self) -> dict[int, float]:
+        found, ids = self.found, self.compared.ids
+        if found.target is None or found.is_metric_low is None:
+            return {}
+        is_low = found.is_metric_low
+        return curves.seconds_until(self.session, ids, found.metric, found.target, is_low=is_low)
 
 
-def _value(column: Column, metric: str) -> float:
+def _last_value(column: Column, metric: str) -> float:
     """Return a run's last value; NaN if it has none."""
     figure = column.figures.get(metric)
     return math.nan if figure is None or figure.value is None else figure.value
-
-
-def _also_differing(runs: Sequence[tuple[Column, Column]], others: _Settings) -> list[str]:
-    """Return in what else the runs of a pair differ."""
-    differing = _choices(
-        path
-        for path, row in others.items()
-        if any(repr(row[a.run.id]) != repr(row[b.run.id]) for a, b in runs)
-    )
-    if any(a.run.own_steps != b.run.own_steps for a, b in runs):
-        differing.append("the number of their steps")
-    if any((a.run.parent_step is None) != (b.run.parent_step is None) for a, b in runs):
-        differing.append("whether they continue a checkpoint")
-    return differing
 
 
 def _conclusion(result: PairedTest, is_low: bool | None) -> Conclusion:

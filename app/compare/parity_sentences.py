@@ -2,20 +2,20 @@
 
 from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
 from app.compare.parity import GroupParity, Parity, direction, few
-from app.html.formats import number
+from app.html.formats import count, number, value
 
 
 def sentence(parity: Parity, group: GroupParity) -> str:
     """State how a group compares with the reference."""
-    result, metric = group.result, parity.metric
+    result, metric, name = group.result, _measured(parity, group), group.label
     if result.interval is None or result.equivalence_interval is None:
-        return f"Unknown for {group.name}: {result.reason}."
+        return f"Unknown for {name}: {result.reason}."
     margin = "" if parity.margin is None else f"±{number(parity.margin)}"
     evidence = f"({result.pairs} seeds, 95 % confidence)"
     difference, error = result.difference or 0.0, (result.interval.high - result.interval.low) / 2
     if group.conclusion == "equivalent":
         text = (
-            f"{group.name} is equivalent to {parity.reference} in {metric} within {margin} "
+            f"{name} is equivalent to {parity.reference} in {metric} within {margin} "
             f"({result.pairs} seeds, two one-sided tests at 5 %): the difference is "
             f"{number(difference)}, its 90 % interval {_range(result.equivalence_interval)}."
         )
@@ -27,12 +27,12 @@ def sentence(parity: Parity, group: GroupParity) -> str:
             )
     elif group.conclusion == "undecided":
         text = (
-            f"Not decided: {group.name} minus {parity.reference} is {number(difference)} ± "
+            f"Not decided: {name} minus {parity.reference} is {number(difference)} ± "
             f"{number(error)} in {metric} {evidence}. {_what_decides(result.further)}"
         )
     else:
         text = (
-            f"{group.name} is {group.conclusion} than {parity.reference} in {metric} by "
+            f"{name} is {group.conclusion} than {parity.reference} in {metric} by "
             f"{number(abs(difference))} ± {number(error)} {evidence}."
         )
         if parity.margin is not None:
@@ -45,6 +45,19 @@ def sentence(parity: Parity, group: GroupParity) -> str:
     if group.also_differ:
         text += f" Runs of a pair also differ in {few(group.also_differ)}."
     return text
+
+
+def _measured(parity: Parity, group: GroupParity) -> str:
+    """Name what is compared of the metric."""
+    if parity.value == "time_to_target":
+        sign = "≤" if parity.is_metric_low else "≥"
+        return f"seconds until {parity.metric} {sign} {value(parity.target)}"
+    if group.range is None:
+        return parity.metric
+    least, most = count(group.range.least_points), count(group.range.most_points)
+    points = least if least == most else f"{least} to {most}"
+    steps = f"steps {count(group.range.first)} to {count(group.range.last)}"
+    return f"mean {parity.metric} over {steps} ({points} points per run)"
 
 
 def _range(interval: Interval) -> str:

@@ -143,7 +143,7 @@ def show(
     else:
         template, values = (
             "compare/shared_compare.html",
-            template_values(_compared(session, shown.runs, settings), view),
+            template_values(session, _compared(session, shown.runs, settings), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 

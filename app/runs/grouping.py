@@ -1,15 +1,54 @@
-"""Columns of the grouped list of runs, and the filter of each group."""
+"""Columns of the grouped list of runs, the filter of each group, and runs that share seeds."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from app.compare.comparison import MOST_RUNS, settings_of
+from app.compare.parity import shares_seeds
 from app.http.parameters import TYPED_CHARACTERS
 from app.runs.columns import Column
 from app.runs.filters import quoted
-from db.runs import autocomplete
-from db.runs.grouping import GROUPED_BY, SWEEP
+from db.runs import autocomplete, runs
+from db.runs.grouping import GROUPED_BY, SWEEP, Grouped
 from db.runs.run_filters import NUMBERS, SETTINGS
+
+#: Runs of a list whose settings are read to find those that share seeds.
+MOST_READ = 200
+#: Two seeds in two groups.
+LEAST_PAIRED = 4
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Runs whose parity can be tested: they share seeds and differ in a setting."""
+
+    of_groups: list[list[int]]  # ids of each group's runs; empty if it has no such runs
+    of_all: list[int]  # of all groups together, likewise
+
+
+def paired(session: Session, found: Grouped) -> Paired:
+    """Return the runs of each group, and of all groups, whose parity can be tested.
+
+    Groups of more runs than a comparison are left out, and those after MOST_READ runs.
+    """
+    sets = [each.ids if LEAST_PAIRED <= len(each.ids) <= MOST_RUNS else [] for each in found.groups]
+    everything = sorted({run_id for each in found.groups for run_id in each.ids})
+    is_whole = len(found.groups) == found.total and all(each.ids for each in found.groups)
+    if not is_whole or not LEAST_PAIRED <= len(everything) <= MOST_RUNS or found.total < 2:
+        everything = []
+    needed = set(everything)
+    for index, each in enumerate(sets):
+        if len(needed | set(each)) > MOST_READ:
+            sets[index] = []
+        needed |= set(sets[index])
+    by_id = {run.id: run for run in runs.with_settings(session, needed)} if needed else {}
+    checked = [
+        each if shares_seeds(settings_of([by_id[run_id] for run_id in each])) else []
+        for each in (*sets, everything)
+    ]
+    return Paired(checked[:-1], checked[-1])
 
 
 def figures(shown: Sequence[Column]) -> list[Column]:

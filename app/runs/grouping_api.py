@@ -39,6 +39,13 @@ class RunGroup(BaseModel):
     newest: Annotated[int, Field(description="Id of its newest run")]
     statuses: Annotated[dict[str, int], Field(description="Number of runs by status or outcome")]
     figures: Annotated[dict[str, Spread], Field(description="By requested name")]
+    paired: Annotated[
+        list[int],
+        Field(
+            description="Its runs if they share seeds and differ in a setting, for "
+            "`comparison/parity`; else empty, as for more than 50 runs"
+        ),
+    ]
 
 
 class GroupList(BaseModel):
@@ -46,6 +53,7 @@ class GroupList(BaseModel):
 
     groups: list[RunGroup]
     total: Annotated[int, Field(description="Number of all groups")]
+    paired: Annotated[list[int], Field(description="The runs of all groups, likewise")]
     notes: Annotated[list[str], Field(description="Names that no setting or metric has")]
 
 
@@ -75,6 +83,7 @@ def list_groups(
         text = f"{sort[:100]!r} is not allowed; allowed: {', '.join(allowed)}, descending with -"
         raise Invalid({"sort": text})
     result = grouped(session, group, names=names, conditions=terms, sort=sort)
+    paired = grouping.paired(session, result)
     return GroupList(
         groups=[
             RunGroup(
@@ -84,9 +93,11 @@ def list_groups(
                 newest=row.newest,
                 statuses=row.statuses,
                 figures={name: Spread(**vars(spread)) for name, spread in row.spreads.items()},
+                paired=ids,
             )
-            for row in result.groups
+            for row, ids in zip(result.groups, paired.of_groups, strict=True)
         ],
         total=result.total,
+        paired=paired.of_all,
         notes=[*grouping.notes(session, group), *filters.notes(session, terms, "-id")],
     )

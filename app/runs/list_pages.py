@@ -178,6 +178,7 @@ def list_runs(
             grouping.narrowed(parsed.text, group, group_rows.path, row.value)
             for row in group_rows.groups
         ],
+        paired=grouping.paired(session, group_rows),
         figures=figures,
         best={name: metric_direction.lowest(name, []) for name in names},
         grouped_by=GROUPED_BY,

@@ -22,6 +22,7 @@ from app.telemetry.precision_plans import Measurement
 from db.access.permissions import Permission
 from db.runs import runs
 from db.tables import PRECISION_PLAN
+from db.telemetry import series
 
 router = APIRouter()
 
@@ -72,6 +73,7 @@ def show_plan(
         run=summarise(session, run, owner, settings),
         config=run.config,
         plan=plan,
+        log=[] if plan else series.log_lines(session, run_id, most=1),
         forms=[precision_plans.form(run, point) for point in plan.points] if plan else [],
         best_points=precision_plans.best_points(plan) if plan else [],
         modules_shown=MODULES_SHOWN,

@@ -36,6 +36,8 @@ from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
 from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
 MOST_GROUPS = 200
+#: Runs of a group of which the ids are read.
+MOST_IDS = 50
 #: Larger figures count as nonfinite, because their squares could be.
 LARGEST = 1e150
 TAG, SWEEP = "tag", "sweep"
@@ -75,6 +77,7 @@ class RunGroup:
     newest: int
     statuses: dict[str, int]  # number of runs by status or outcome
     spreads: dict[str, Spread]  # by requested name
+    ids: list[int]  # of its runs, empty if there are more than MOST_IDS
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ def _aggregated(
 ) -> Select[Any]:
     runs = _with_means(_runs(session, by, paths, names, conditions), len(names))
     newest = func.max(runs.c.id)
+    id_text = case((runs.c.size <= MOST_IDS, cast(runs.c.id, Text)))
     spreads: list[ColumnElement[Any]] = []
     for n in range(len(names)):
         value, mean = runs.c[f"value{n}"], runs.c[f"mean{n}"]
@@ -147,6 +151,7 @@ def _aggregated(
         func.min(runs.c.text).label("text"),
         func.count().label("runs"),
         newest.label("newest"),
+        func.aggregate_strings(id_text, ",").label("ids"),
         func.count().over().label("total"),
         *(count.label(f"state_{state}") for count, state in zip(states, STATES, strict=True)),
         *spreads,
@@ -172,7 +177,8 @@ def _with_means(runs: Subquery, count: int) -> Subquery:
         .label(f"mean{n}")
         for n in range(count)
     ]
-    return select(runs, *means).subquery()
+    size = func.count().over(partition_by=(runs.c.number, runs.c.key)).label("size")
+    return select(runs, size, *means).subquery()
 
 
 def _runs(
@@ -280,4 +286,5 @@ def _group(row: Any, names: Sequence[str]) -> RunGroup:
         newest=values["newest"],
         statuses={state: count for state, count in statuses.items() if count},
         spreads=spreads,
+        ids=sorted(map(int, values["ids"].split(","))) if values["ids"] else [],
     )

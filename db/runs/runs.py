@@ -19,7 +19,7 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, load_only
 
 from db.alerts import notifications
 from db.database import now
@@ -448,6 +448,13 @@ def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, s
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
     query = query.where(Run.id.in_(run_ids), NOT_DELETED).order_by(Run.id.desc())
     return [(run, owner) for run, owner in session.execute(query)]
+
+
+def with_settings(session: Session, run_ids: Collection[int]) -> list[Run]:
+    """Return runs with only the columns that their settings are read from; skip unknown ids."""
+    columns = (Run.source, Run.recipe, Run.command, Run.precision, Run.config, Run.script_config)
+    query = select(Run).options(load_only(*columns, raiseload=True))
+    return list(session.scalars(query.where(Run.id.in_(run_ids), NOT_DELETED)))
 
 
 def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:

@@ -427,14 +427,26 @@ class ParityPair(TypedDict):
     reference_value: float | str | None
 
 
+class CurveRange(TypedDict):
+    """Steps that the curves of all pairs share."""
+
+    first: int
+    last: int
+    # Points of the shortest curve; above 1,000, means of buckets of steps
+    least_points: int
+    most_points: int  # Points of the longest curve
+
+
 class ParityGroup(TypedDict):
     """A group of runs compared with the reference."""
 
     name: str
+    combination: dict[str, str]  # In a grid: values of the further settings that its runs share
     # lower or higher where it is not known which of them is better
     conclusion: Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
     sentence: str
     also_differ: list[str]  # What else differs between the runs of a pair
+    range: CurveRange | None  # Of an area, if it is known
     result: PairedTest
     pairs: list[ParityPair]
 
@@ -443,14 +455,18 @@ class Parity(TypedDict):
     """Groups of runs compared with one of them, paired by seed."""
 
     metric: str
+    value: Literal["final", "area", "time_to_target"]
+    target: float | None
     margin: float | None
-    is_low: bool | None  # Lower is better; null if unknown
+    is_low: bool | None  # Lower values are better, as times are; null if unknown
     setting: str  # Setting that the groups differ in
     seed: str  # Setting that the runs of a pair share
+    paired_by: list[str]  # The seed, and in a grid the settings of the combinations
     settings: list[str]  # Settings that can be given as `group`
     reference: str  # Group: fp32, or that of the first run
     groups: list[ParityGroup]
     reason: str  # Why there are no groups; else empty
+    unpaired: list[int]  # Ids of runs in no pair
 
 
 class Line(TypedDict):

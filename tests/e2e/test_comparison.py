@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from sqlalchemy import update
 
 from db.database import Database
 from db.queue import queue
-from db.tables import Run, Status, User
+from db.tables import Run, RunNode, Status, User
 from tests.app.compare.any_runs_made import trained
 from tests.app.compare.seeds_made import seeded, two_precisions
 from tests.app.conftest import start_run
@@ -77,6 +78,7 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     expect(parity).to_contain_text("Unknown for fp16: not finished: run 11 (running)")
     with database.writing() as session:
         queue.end(session, last.id, last.attempt, Status.FINISHED)
+        session.execute(update(RunNode).values(devices=[0]))
     expect(parity).to_contain_text("fp16 is worse than fp32 in val/accuracy")
     expect(parity).to_contain_text("6 seeds")
     parity.get_by_label("Margin").fill("0.02")
@@ -86,6 +88,14 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     parity.get_by_text("Pairs", exact=True).last.click()
     expect(parity.get_by_role("link", name="0.95", exact=True)).to_have_count(2)
     expect(page.locator("[data-bars] li")).to_have_count(12)
+    expect(parity.get_by_label("Target")).to_be_hidden()
+    parity.get_by_label("Value").select_option("Time to target")
+    parity.get_by_label("Target").fill("0.945")
+    parity.get_by_label("Margin").fill("")
+    parity.get_by_role("button", name="Test").click()
+    expect(parity).to_contain_text("Unknown for fp16: val/accuracy never reaches 0.945: run 3")
+    expect(parity.get_by_label("Target")).to_have_value("0.945")
+    expect(page.get_by_label("Applied", exact=True)).to_be_checked()
     assert [*found_on(page)] == []
 
 

@@ -5,6 +5,7 @@ diff of the micro-batch that its first device would train next after a checkpoin
 """
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -29,6 +30,7 @@ from trainer.diagnosis.precision_plan import module_names, plan_recipe
 from trainer.setup import make_recipe, set_up_process, transform
 from trainer.step import make_scaler
 
+PROGRESS_SECONDS = 5.0
 #: Modules whose own share in the gradient's error a diff measures.
 CAUSES = 20
 
@@ -72,9 +74,24 @@ def _plan(
         with_fresh=config.lab.fresh_weights,
         batches=config.lab.batches,
         bounds=Bounds(config.lab.max_error, config.lab.min_cosine),
+        on_progress=_Progress(),
     )
     on_event(event_of(plan))
     sys.stdout.write("\n".join(plan.sentences()) + "\n")
+
+
+class _Progress:
+    """Prints lines of progress, at most one every PROGRESS_SECONDS."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if now >= self._next_at:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+            self._next_at = now + PROGRESS_SECONDS
 
 
 def _diff(

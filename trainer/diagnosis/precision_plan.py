@@ -4,6 +4,7 @@ Measures batches of the training's own order, with the recipe's fresh weights an
 checkpoints. A recipe with several optimizers is planned by the first losses that it yields.
 """
 
+import itertools
 import json
 import shlex
 import sys
@@ -11,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +110,19 @@ def plan_recipe(
     with_fresh: bool = True,
     batches: int = 2,
     bounds: Bounds,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[PrecisionPlan, RunConfig[Any]]:
     """Return the plan of a recipe, and the configuration that it was made with.
 
     values: settings of a run, over those of the first checkpoint.  names: of the checkpoints; by
     default the ends of their paths.  prepare: called with the new recipe.  with_fresh: also with
-    the weights that the recipe then has.  batches: with each of the weights.
+    the weights that the recipe then has.  batches: with each of the weights.  on_progress: called
+    before each measurement of a batch with a line that names it.
     Raises ConfigError, CheckpointError, and ValueError for a model of which no plan can be made.
     """
     loaded = {path.absolute(): checkpoint.load(path) for path in checkpoints}
-    labels = dict(zip(loaded, names, strict=True)) if names else _labels(list(loaded))
-    states = {labels[path]: state for path, state in loaded.items()}
+    own_labels = dict(zip(loaded, names, strict=True)) if names else _labels(list(loaded))
+    states = {own_labels[path]: state for path, state in loaded.items()}
     for label, state in states.items():
         if state["recipe"] != recipe_class.name:
             text = f"{label} is of the recipe {state['recipe']}, not {recipe_class.name}"
@@ -145,22 +147,26 @@ def plan_recipe(
     own_names = module_names(modules)
     given = _batches(recipe, config, batches, device)
     weights = _Weights(recipe, modules, states)
+    labels = [label for label in weights.labels if with_fresh or label != FRESH]
+    numbers = itertools.count(1)
 
-    def situation(label: str, batch: Any) -> Situation:
+    def situation(number: int, label: str, batch: Any) -> Situation:
         def loss() -> Tensor:
             return first_loss(recipe, batch, weights.recipe_state)
 
-        load = partial(weights.load, label)
-        load()
+        def load() -> None:
+            weights.load(label)
+            at = f"batch {number} of {batches * count}, {label}"
+            on_progress(f"Measurement {next(numbers)}: {at}")
+
+        weights.load(label)
         comparison = Comparison(tuple(modules.values()), loss, given=batch, own_names=own_names)
         return Situation(comparison, load, label)
 
     plan = plan_of(
         lambda: [
-            situation(label, batch)
-            for label in weights.labels
-            if with_fresh or label != FRESH
-            for batch in given
+            situation(number, label, batch)
+            for number, (label, batch) in enumerate(itertools.product(labels, given), start=1)
         ],
         bounds,
         fp32_cost=TF32_COST if config.training.tf32 else FP32_COST,

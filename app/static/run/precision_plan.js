@@ -14,9 +14,12 @@ if (element) {
   const plot = createPlot(element, planFigure)
   plot.draw((await (await insisted(`${api}/precision-plan`)).json()).plan)
 } else if (frame.dataset.over === 'false') {
+  const line = document.querySelector('[data-log-line]')
   let status = ''
   while (!ENDED.includes(status)) {
     await pause(WAIT_MS)
+    const { log } = await (await insisted(`${api}/log?limit=1`)).json()
+    if (log.length && line.textContent !== log[0].text) line.textContent = log[0].text
     status = (await (await insisted(api)).json()).status
   }
   location.reload()

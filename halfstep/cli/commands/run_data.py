@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -228,11 +228,20 @@ def parity(
     group: Annotated[
         str, typer.Option(help="Setting; default: the precision, else the only one that differs")
     ] = "",
+    value: Annotated[
+        Literal["final", "area", "time_to_target"],
+        typer.Option(help="The last one; the mean over the curve; seconds until --target"),
+    ] = "final",
+    target: Annotated[
+        float | None, typer.Option(help="Value of the metric, of the time to a target")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare precisions, or values of another setting, over seeds that their runs share."""
     with connect() as client:
-        result = client.parity(run_ids, metric, margin=margin, group=group)
+        result = client.parity(
+            run_ids, metric, margin=margin, group=group, value=value, target=target
+        )
     if as_json:
         print_json(result["groups"])
     else:
@@ -240,6 +249,8 @@ def parity(
             print(row["sentence"])
     if result["reason"]:
         warn(f"unknown: {result['reason']}")
+    if result["unpaired"] and result["groups"]:
+        warn(f"in no pair: {', '.join(map(str, result['unpaired']))}")
 
 
 def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]]) -> None:

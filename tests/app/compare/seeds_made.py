@@ -1,5 +1,6 @@
 """Runs of several precisions and seeds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from db.database import Database
@@ -32,14 +33,18 @@ def seeded(
     status: Status | None = Status.FINISHED,
     steps: int = 2,
     loss: float = 1.0,
+    curve: Sequence[dict[str, Any]] = (),
     **training: Any,
 ) -> Run:
-    """Make a run that ended with this accuracy; status None: it is still training."""
+    """Make a run that ended with this accuracy; status None: it is still training.
+
+    curve: events of further metrics.
+    """
     own = training | ({} if seed is None else {"seed": seed})
     config = CONFIG | {"training": CONFIG["training"] | own}
     run = start_run(database, owner, config=config, name=f"{precision} {seed}")
     events = [] if accuracy is None else [make_metric(1, 0.1), make_metric(steps, accuracy)]
-    record(database, run, make_steps([loss] * steps), events=events)
+    record(database, run, make_steps([loss] * steps), events=[*events, *curve])
     with database.writing() as session:
         stored = session.get_one(Run, run.id)
         stored.config = {**config, "precision": precision}

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from db.database import Database
-from db.tables import Run, Status, User
+from db.tables import Run, RunNode, Status, User
 from tests.app.compare.any_runs_made import trained
 from tests.app.compare.seeds_made import FP16, FP32, seeded, two_precisions
 from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run
+from tests.db.telemetry.telemetry_made import make_metric
 
 pytestmark = pytest.mark.usefixtures("offered")
 
@@ -204,7 +206,7 @@ def test_runs_that_differ_in_more_are_not_compared_by_themselves(
         make("fp32", seed, 0.95 + seed / 100, lr=0.2, depth=seed)
     runs = "1,2,3,4,5,6"
     found = parity(script, runs)
-    assert reason(found) == "runs of a pair also differ in training.lr"
+    assert reason(found) == "not comparable: runs of a pair also differ in training.lr"
     assert set(found["settings"]) == {"precision", "training.lr", "training.depth"}
     chosen = only(parity(script, runs, group="precision"))
     assert chosen["result"]["pairs"] == 3
@@ -223,7 +225,7 @@ def test_runs_of_other_length_or_origin_are_not_compared_by_themselves(
         make("fp16", seed, 0.9 + seed / 50)
         make("fp32", seed, 0.95, steps=2 + seed)
     assert reason(parity(script, "1,2,3,4")) == (
-        "runs of a pair also differ in the number of their steps"
+        "not comparable: runs of a pair also differ in the number of their steps"
     )
     for seed in (5, 6):
         fork = make("fp16", seed, 0.9)
@@ -231,8 +233,236 @@ def test_runs_of_other_length_or_origin_are_not_compared_by_themselves(
         with database.writing() as session:
             session.get_one(Run, fork.id).parent_step = 0
     assert reason(parity(script, "5,6,7,8")) == (
-        "runs of a pair also differ in whether they continue a checkpoint"
+        "not comparable: runs of a pair also differ in whether they continue a checkpoint"
     )
+
+
+def with_curves(
+    make: Callable[..., Run], curves: dict[str, list[list[float]]], name: str = "val/loss"
+) -> str:
+    """Make runs with a curve for each precision and seed, at steps 10, 20, …; return their ids."""
+    for precision, of_seeds in curves.items():
+        for seed, values in enumerate(of_seeds):
+            curve = [make_metric(10 * n, value, name) for n, value in enumerate(values, start=1)]
+            make(precision, seed, None, curve=curve)
+    return ",".join(map(str, range(1, 1 + sum(map(len, curves.values())))))
+
+
+def test_curves_are_compared_over_the_steps_that_they_share(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """By their mean in the unit of the metric, by the trapezoidal rule."""
+    runs = with_curves(
+        make,
+        {
+            "fp32": [[4.0, 2.0, 1.0, 0.5], [4.2, 2.0, 1.2, 0.5], [3.9, 2.1, 1.1]],
+            "fp16": [[5.0, 3.0, 1.0], [5.1, 3.2, 1.2], [5.0, 3.1, 1.3]],
+        },
+    )
+    found = parity(script, runs, metric="val/loss", value="area", margin=0.1)
+    group = only(found)
+    assert (found["value"], group["range"]) == (
+        "area",
+        {"first": 10, "last": 30, "least_points": 3, "most_points": 3},
+    )
+    expected = [(4 + 2 * 2 + 1) / 4, (4.2 + 2 * 2 + 1.2) / 4, (3.9 + 2 * 2.1 + 1.1) / 4]
+    assert [pair["reference_value"] for pair in group["pairs"]] == pytest.approx(expected)
+    assert group["sentence"].startswith(
+        "fp16 is worse than fp32 in mean val/loss over steps 10 to 30 (3 points per run) by "
+    )
+    last = only(parity(script, runs, metric="val/loss", margin=0.1))
+    assert (last["range"], last["conclusion"]) == (None, "undecided")
+
+
+def test_a_group_of_another_length_has_steps_of_its_own(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """It does not shorten the others' curves."""
+    runs = with_curves(
+        make,
+        {
+            "fp32": [[4.0, 2.0, 1.0], [4.2, 2.0, 1.2]],
+            "fp16": [[4.1, 2.0, 1.0], [4.4, 2.0, 1.2]],
+            "bf16": [[4.0, 2.1], [4.2, 2.3]],
+        },
+    )
+    groups = parity(script, runs, metric="val/loss", value="area")["groups"]
+    assert [group["range"]["last"] for group in groups] == [30, 20]
+
+
+@pytest.mark.parametrize(
+    ("curve", "text"),
+    [
+        ([], "no finite val/loss: run 3 (finished)"),
+        ([1.0], "the curves of val/loss have fewer than two steps in common"),
+        (
+            [3.0, math.nan, 1.0],
+            "a NaN, infinite or unknown value in the curve of val/loss: run 3 (finished)",
+        ),
+    ],
+)
+def test_a_curve_without_an_area_is_unknown(
+    make: Callable[..., Run], script: TestClient, curve: list[float], text: str
+) -> None:
+    """None, one point, or a value that is not finite."""
+    whole = [4.0, 2.0, 1.0]
+    runs = with_curves(make, {"fp32": [whole, whole], "fp16": [curve, whole]})
+    assert reason(parity(script, runs, metric="val/loss", value="area")) == text
+
+
+def test_times_to_a_target_are_compared(make: Callable[..., Run], script: TestClient) -> None:
+    """In seconds from the run's start to the first point that reaches it: lower is better."""
+    curves = {
+        "fp32": [[0.5, 0.9, 0.8, 0.9], [0.5, 0.6, 0.9, 0.9], [0.9, 0.1]],
+        "fp16": [[0.5, 0.6, 0.7, 0.9], [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.95]],
+    }
+    runs = with_curves(make, curves, "val/acc")
+    query = {"metric": "val/acc", "value": "time_to_target", "group": "precision"}
+    found = parity(script, runs, target=0.9, **query)
+    group = only(found)
+    assert (found["is_low"], found["target"]) == (True, 0.9)
+    pairs = [(pair["value"], pair["reference_value"]) for pair in group["pairs"]]
+    assert pairs == [(0.2, 0.1), (0.25, 0.15), (0.15, 0.05)]
+    reached = "all differences are equal (0.1), so their spread is not known"
+    assert group["sentence"].startswith(f"Unknown for fp16: {reached}")
+    earlier = only(parity(script, runs, target=0.7, **query))
+    assert [pair["value"] for pair in earlier["pairs"]] == [0.15, 0.15, 0.15]
+    assert earlier["conclusion"] == "undecided"
+    assert "fp16 minus fp32 is 0.05 ± " in earlier["sentence"]
+    assert " in seconds until val/acc ≥ 0.7 (3 seeds" in earlier["sentence"]
+
+
+def test_a_run_that_never_reaches_the_target_has_no_time(
+    make: Callable[..., Run], script: TestClient, database: Database, browser: TestClient
+) -> None:
+    """It is named and never counted as a value; nor is the time of an interrupted run known."""
+    curves = {"fp32": [[0.5, 0.9], [0.5, 0.95]], "fp16": [[0.5, 0.9], [0.5, 0.6]]}
+    runs = with_curves(make, curves, "val/acc")
+    query: dict[str, Any] = {"metric": "val/acc", "value": "time_to_target", "target": 0.9}
+    found = parity(script, runs, **query)
+    assert reason(found) == "val/acc never reaches 0.9: run 4 (finished)"
+    assert [pair["value"] for pair in only(found)["pairs"]] == [0.1, None]
+    page = block(browser.get("/compare", params={"runs": runs, **query}).text)
+    assert "Unknown for fp16: val/acc never reaches 0.9: run 4 (finished)." in page
+    assert '<a href="/runs/4" title="Run 4">–</a>' in page
+    assert "NaN" not in page
+    with database.writing() as session:
+        session.get_one(Run, 1).attempt = 2
+    interrupted = "interrupted, so the time to a target is not known: run 1 (finished)"
+    assert reason(parity(script, runs, **query)) == interrupted
+
+
+def test_a_time_to_a_target_needs_a_target_and_a_direction(
+    make: Callable[..., Run], script: TestClient, browser: TestClient
+) -> None:
+    """Both are reasons, since the page's form may lack the one and a metric the other."""
+    runs = with_curves(make, {"fp32": [[1.0], [2.0]], "fp16": [[1.0], [2.0]]}, "val/score")
+    query = {"metric": "val/score", "value": "time_to_target"}
+    missing = parity(script, runs, **query)
+    assert (missing["groups"], missing["reason"]) == ([], "the time to a target needs a target")
+    assert "is not known whether lower" in parity(script, runs, target=1, **query)["reason"]
+    page = block(browser.get("/compare", params={"runs": runs, "target": "", **query}).text)
+    assert "Unknown: the time to a target needs a target." in page
+    assert '<option value="time_to_target" selected>Time to target</option>' in page
+
+
+def test_times_on_different_devices_are_not_compared_by_themselves(
+    make: Callable[..., Run], script: TestClient, database: Database
+) -> None:
+    """Values on them are."""
+    runs = with_curves(make, {"fp32": [[1.0], [2.0]], "fp16": [[1.5], [2.0]]})
+    with database.writing() as session:
+        session.execute(update(RunNode).where(RunNode.run_id == 3).values(devices=[7]))
+    times = {"metric": "val/loss", "value": "time_to_target", "target": 3}
+    also = "not comparable: runs of a pair also differ in their device"
+    assert reason(parity(script, runs, **times)) == also
+    assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
+
+
+def grid(make: Callable[..., Run], rates: dict[str, list[float]]) -> str:
+    """Make a run of each precision, learning rate and of two seeds; return their ids."""
+    count = 0
+    for precision, own in rates.items():
+        for rate in own:
+            for seed in range(2):
+                worse = rate * (0.1 + seed / 50) if precision == "fp16" else 0
+                make(precision, seed, 0.9 - seed / 10 - worse, lr=rate, depth=seed)
+                count += 1
+    return ",".join(map(str, range(1, 1 + count)))
+
+
+def test_runs_of_a_grid_are_paired_within_each_combination(
+    make: Callable[..., Run], script: TestClient, browser: TestClient
+) -> None:
+    """Only with runs that are equal in all but the setting; each combination has a test of its
+    own, and what differs between seeds only makes none."""
+    runs = grid(make, {"fp16": [0.1, 0.5], "fp32": [0.1, 0.5]})
+    found = parity(script, runs, margin=0.03)
+    assert (found["setting"], found["paired_by"]) == (
+        "precision",
+        ["training.seed", "training.lr"],
+    )
+    assert [group["combination"] for group in found["groups"]] == [
+        {"training.lr": "0.1"},
+        {"training.lr": "0.5"},
+    ]
+    pairs = [
+        [(pair["run"], pair["reference_run"]) for pair in group["pairs"]]
+        for group in found["groups"]
+    ]
+    assert pairs == [[(1, 5), (2, 6)], [(3, 7), (4, 8)]]
+    assert [group["conclusion"] for group in found["groups"]] == ["equivalent", "undecided"]
+    assert [group["also_differ"] for group in found["groups"]] == [[], []]
+    assert found["unpaired"] == []
+    sentence = found["groups"][0]["sentence"]
+    assert sentence.startswith("fp16 at training.lr 0.1 is equivalent to fp32 in val/accuracy")
+    page = block(browser.get("/compare", params={"runs": runs}).text)
+    assert "runs paired by <code>training.seed</code>, within each combination of" in page
+    by_rate = parity(script, runs, group="training.lr")
+    assert (by_rate["reference"], by_rate["paired_by"]) == ("0.1", ["training.seed", "precision"])
+    assert [group["combination"] for group in by_rate["groups"]] == [
+        {"precision": "fp16"},
+        {"precision": "fp32"},
+    ]
+
+
+def test_runs_of_a_grid_without_a_partner_are_named(
+    make: Callable[..., Run], script: TestClient, browser: TestClient
+) -> None:
+    """Those of a combination that one of the groups lacks."""
+    runs = grid(make, {"fp16": [0.1, 0.5], "fp32": [0.1, 0.2]})
+    found = parity(script, runs)
+    assert only(found)["combination"] == {"training.lr": "0.1"}
+    assert found["unpaired"] == [3, 4, 7, 8]
+    assert "In no pair: runs 3, 4, 7, 8." in block(browser.get(f"/compare?runs={runs}").text)
+
+
+def test_runs_of_a_grid_that_differ_in_more_are_not_comparable(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """A setting without a common value, such as a name of each run, makes no combinations."""
+    for number, precision in enumerate(["fp16"] * 4 + ["fp32"] * 4):
+        rate, seed = 0.1 + number // 2 % 2, number % 2
+        make(precision, seed, 0.9 - number / 100, lr=rate, out=f"run-{number}")
+    runs = ",".join(map(str, range(1, 9)))
+    groups = parity(script, runs)["groups"]
+    also = "not comparable: runs of a pair also differ in training.out"
+    assert [group["result"]["reason"] for group in groups] == [also] * 2
+    chosen = parity(script, runs, group="precision")
+    assert [group["result"]["pairs"] for group in chosen["groups"]] == [2, 2]
+    assert [group["also_differ"] for group in chosen["groups"]] == [["training.out"]] * 2
+
+
+def test_runs_that_have_no_combination_in_common_are_unknown(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """They share values of each setting, but no combination."""
+    for precision, settings in (("fp16", [(1, 1), (2, 2)]), ("fp32", [(1, 2), (2, 1)])):
+        for width, depth in settings:
+            for seed in range(2):
+                make(precision, seed, 0.9, width=width, depth=depth)
+    expected = "no run of fp16 has the training.seed, training.width, training.depth of a run of"
+    assert reason(parity(script, "1,2,3,4,5,6,7,8")) == f"{expected} fp32"
 
 
 def test_runs_of_several_settings_need_a_choice(
@@ -320,6 +550,9 @@ def test_scripts_are_paired_by_their_own_seed(
         ({"margin": "inf"}, "margin", "allowed"),
         ({"margin": "1e200"}, "margin", "at most"),
         ({"margin": "few"}, "margin", "number"),
+        ({"value": "mean"}, "value", "'mean': allowed: 'final', 'area' or 'time_to_target'"),
+        ({"target": "nan"}, "target", "allowed"),
+        ({"target": "-1e200"}, "target", "at least"),
         ({"group": "training.lr"}, "group", "no difference in 'training.lr'; allowed: precision"),
         ({"group": "training.seed"}, "group", "no difference in 'training.seed'"),
         ({"runs": "1,two"}, "runs", "'two' is not allowed"),
@@ -424,10 +657,15 @@ def test_a_read_only_link_shows_it_without_links_to_runs(
     assert "/runs/" not in found
 
 
+def documented(pattern: str) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return the rows of a table of docs/how-to/compare.md, and all quoted sentences."""
+    text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
+    return re.findall(pattern, text, re.MULTILINE), re.findall(r"^> (.*)$", text, re.MULTILINE)
+
+
 def test_the_worked_example_is_what_is_stated(make: Callable[..., Run], script: TestClient) -> None:
     """The runs of the table in docs/how-to/compare.md give its sentences."""
-    text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
-    rows = re.findall(r"^\| (\d) \| (0\.\d{4}) \| (0\.\d{4}) \| (0\.\d{4}) \|$", text, re.MULTILINE)
+    rows, quoted = documented(r"^\| (\d) \| (0\.\d{4}) \| (0\.\d{4}) \| (0\.\d{4}) \|$")
     assert len(rows) == 3
     for seed, *losses in rows:
         for precision, loss in zip(("fp32", "fp16", "bf16"), losses, strict=True):
@@ -438,5 +676,28 @@ def test_the_worked_example_is_what_is_stated(make: Callable[..., Run], script: 
         for margin in (0.02, 0.001)
         for group in parity(script, runs, metric="loss", margin=margin)["groups"]
     ]
-    quoted = re.findall(r"^> (.*)$", text, re.MULTILINE)
-    assert quoted == [stated[0], stated[1], stated[3]]
+    assert quoted[:3] == [stated[0], stated[1], stated[3]]
+
+
+def test_the_worked_example_of_curves_is_what_is_stated(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """Its area and its times follow from its table."""
+    number = r" \| (\d\.\d+)"
+    rows, quoted = documented(rf"^\| (\d) \| (\w+){number * 7} \|$")
+    assert len(rows) == 9
+    for seed, precision, *numbers in rows:
+        *losses, seconds = map(float, numbers)
+        curve = [
+            make_metric(20 * n, loss, "val/loss")
+            | ({"elapsed_ms": round(1000 * seconds)} if n == 4 else {})
+            for n, loss in enumerate(losses, start=1)
+        ]
+        make(precision, int(seed), None, curve=curve)
+    runs, metric = ",".join(map(str, range(1, 10))), {"metric": "val/loss"}
+    timed: dict[str, Any] = metric | {"value": "time_to_target"}
+    area = parity(script, runs, value="area", margin=0.02, **metric)["groups"]
+    times = parity(script, runs, target=0.6, margin=0.5, **timed)["groups"]
+    never = parity(script, runs, target=0.25, **timed)["groups"][:1]
+    assert area[0]["pairs"][0]["reference_value"] == pytest.approx(0.7759, abs=5e-5)
+    assert quoted[3:] == [group["sentence"] for group in (*area, *times, *never)]

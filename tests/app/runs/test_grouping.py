@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from app.runs import filters
+from app.runs import filters, grouping
 from db.database import Database
 from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
@@ -104,6 +105,62 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     assert "There is no setting batchsize" in other
     assert browser.get("/runs?group=tag&filter=nothing").text.count("No run matches") == 1
     assert browser.get(f"/runs?group={'g' * 201}").status_code == 422
+
+
+def test_groups_whose_runs_share_seeds_lead_to_their_parity(
+    database: Database, ada: User, script: TestClient, browser: TestClient
+) -> None:
+    """All groups together, and those of which the runs differ in a further setting."""
+    for tag, precision, rate, seeds in (
+        ("one", "fp16", 0.1, (0, 1)),
+        ("one", "fp32", 0.1, (0, 1)),
+        ("two", "fp32", 0.2, (0, 1, 2, 3)),
+    ):
+        for seed in seeds:
+            training = {"steps": 400, "seed": seed, "lr": rate}
+            submit(database, ada, config=CONFIG | {"training": training}, tags=tag)
+            with database.writing() as session:
+                run = session.scalars(select(Run).order_by(Run.id.desc()).limit(1)).one()
+                run.config = {**run.config, "precision": precision}
+                run.precision = precision
+
+    def paired(**query: str) -> tuple[list[int], dict[Any, list[int]]]:
+        found = script.get("/api/v1/runs/groups", params=query).json()
+        return found["paired"], {row["value"]: row["paired"] for row in found["groups"]}
+
+    everything, first = list(range(1, 9)), [1, 2, 3, 4]
+    assert paired(group="tag") == (everything, {"one": first, "two": []})
+    assert paired(group="lr") == (everything, {0.1: first, 0.2: []})
+    assert paired(group="precision") == (everything, {"fp16": [], "fp32": [3, 4, 5, 6, 7, 8]})
+    assert paired(group="tag", filter="tag:one") == ([], {"one": first})
+    assert paired(group="tag", filter="tag:two") == ([], {"two": []})
+    page = browser.get("/runs?group=tag").text
+    assert page.count('href="/compare?runs=1,2,3,4#parity"') == 1
+    assert 'href="/compare?runs=1,2,3,4,5,6,7,8#parity">Parity over seeds of all groups' in page
+    page = browser.get("/runs?group=lr").text
+    assert 'href="/compare?runs=1,2,3,4,5,6,7,8&amp;group=training.lr#parity"' in page
+    assert "#parity" not in browser.get("/runs?group=tag&filter=tag:two").text
+
+
+@pytest.mark.parametrize(("name", "limit"), [("MOST_RUNS", 7), ("MOST_READ", 7)])
+def test_many_runs_lead_to_no_parity(
+    database: Database,
+    ada: User,
+    script: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    limit: int,
+) -> None:
+    """More than a comparison has, or than are read for a page."""
+    monkeypatch.setattr(grouping, name, limit)
+    for tag in ("one", "two"):
+        for rate in (0.1, 0.2):
+            for seed in (0, 1):
+                training = {"steps": 400, "seed": seed, "lr": rate}
+                submit(database, ada, config=CONFIG | {"training": training}, tags=tag)
+    found = script.get("/api/v1/runs/groups", params={"group": "tag"}).json()
+    expected = {"MOST_RUNS": [[5, 6, 7, 8], [1, 2, 3, 4]], "MOST_READ": [[], []]}
+    assert [row["paired"] for row in found["groups"]] == expected[name]
 
 
 def test_runs_without_a_scaler_have_no_scale(

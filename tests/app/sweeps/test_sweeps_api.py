@@ -191,6 +191,19 @@ def test_a_sweep_over_seeds_leads_to_their_parity(
         assert "Parity over seeds" not in browser.get(f"/sweeps/{sweep_id}").text
 
 
+def test_a_grid_over_seeds_leads_to_a_parity_in_each_combination(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """Of its settings other than the precision and the seed."""
+    offer_seeds(database)
+    space = {"precision": "fp16, fp32", "training.batch_size": "8, 16", "training.seed": "0, 1"}
+    begin(database, ada, at_once=8, space=space)
+    (address,) = re.findall(r'href="(.*?)">Parity over seeds', browser.get("/sweeps/1").text)
+    page = browser.get(address.replace("&amp;", "&")).text
+    assert "within each combination of <code>training.batch_size</code>" in page
+    assert "Unknown for fp16 at training.batch_size 8: not finished" in page
+
+
 def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: TestClient) -> None:
     """The list, and of each the search space, progress, runs and the best one; a run links to
     its sweep."""

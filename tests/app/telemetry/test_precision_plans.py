@@ -15,7 +15,7 @@ from db.database import Database
 from db.files import checkpoints
 from db.queue import claims, queue, workers
 from db.runs import runs, trash
-from db.tables import AuditEvent, CheckpointFile, Diagnosis, Run, Status, User
+from db.tables import AuditEvent, CheckpointFile, Diagnosis, LogLine, Run, Status, User
 from halfstep.client import Client
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model, config_schema
@@ -255,6 +255,11 @@ def test_page_before_and_without_a_plan(
     assert not {"checkpoints", "scale", "precision-diffs"} & {name for name, _ in forms}
     with database.writing() as session:
         run = start(session)
+        line = {"time": 1.0, "stream": "stdout", "text": "Measurement 1: batch 1 of 2, <step 100>"}
+        session.add(LogLine(run_id=run.id, attempt=run.attempt, number=1, **line))
+    measuring = browser.get("/runs/2/precision-plan").text
+    assert "data-log-line>Measurement 1: batch 1 of 2, &lt;step 100&gt;</p>" in measuring
+    with database.writing() as session:
         error = "ValueError: the model has no parameter"
         queue.end(session, run.id, run.attempt, Status.FAILED, error=error)
     page = browser.get("/runs/2/precision-plan").text

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from db.database import Database
-from db.runs import trash
+from db.runs import grouping, trash
 from db.runs.grouping import Grouped, grouped
 from db.runs.run_filters import Has, InSweep, Term, Word
 from db.tables import LatestMetric, Run, Status, Sweep, Trial, User
@@ -91,6 +91,17 @@ def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some:
     for term, newest in ((Term(InSweep(7)), 3), (Term(InSweep(), is_negated=True), 5)):
         assert by(database, "recipe", conditions=[term]).groups[0].newest == newest
     assert by(database, "nothing").groups[0].runs == 5
+
+
+def test_small_groups_have_the_ids_of_their_runs(
+    database: Database, some: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with two tags is in both; a group of more runs has none."""
+    groups = by(database, "tag", "loss").groups
+    assert [each.ids for each in groups] == [[1, 4, 5], [3], [1, 2]]
+    assert [each.ids for each in by(database, "lr").groups] == [[5], [4], [1, 2, 3]]
+    monkeypatch.setattr(grouping, "MOST_IDS", 2)
+    assert [each.ids for each in by(database, "lr").groups] == [[5], [4], []]
 
 
 def test_it_is_ordered_and_filtered_as_the_list_is(database: Database, some: None) -> None:

@@ -142,12 +142,17 @@ def test_modules_keep_their_own_precision_in_a_diff() -> None:
     assert (dtypes["model.0"], dtypes["model.2"]) == ("float16", "float32")
 
 
-def test_a_plan_passes_through_its_event() -> None:
-    """Infinite errors too: the page and the API rebuild what the trainer planned."""
+def test_a_plan_passes_through_its_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """Infinite errors too: the page and the API rebuild what the trainer planned. Its log begins
+    with what is measured, and ends with the plan.
+    """
     [event] = measured(Regression, {"lab": {"task": "precision_plan", "batches": 1}})
     assert isinstance(event, PrecisionPlan)
     plan = plan_from(event)
     assert plan.batches == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "Measurement 1: batch 1 of 1, fresh weights"
+    assert printed[-1] == plan.sentences()[-1]
     assert plan.best.config["precision"] in ("fp16", "bf16")
     point = plan.points[0].__class__(
         **{**vars(plan.points[0]), "error": math.inf, "by_weights": {"Infinity": math.inf}}

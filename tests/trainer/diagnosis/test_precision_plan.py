@@ -102,7 +102,13 @@ def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
     """Errors are given by weights, the configuration is the checkpoint's, fresh ones may go."""
     files = saved(tmp_path, Regression)
     assert len(files) == 2
-    plan, _ = plan_recipe(Regression, {}, device=CPU, checkpoints=files, bounds=BOUNDS)
+    lines: list[str] = []
+    plan, _ = plan_recipe(
+        Regression, {}, device=CPU, checkpoints=files, bounds=BOUNDS, on_progress=lines.append
+    )
+    assert lines[0] == "Measurement 1: batch 1 of 6, fresh weights"
+    assert lines[5] == "Measurement 6: batch 6 of 6, step-00000006.pt"
+    assert len(lines) > 12  # each batch in fp32, fp16 and bf16
     errors = plan.of_precision["fp16"].by_weights
     assert list(errors) == ["fresh weights", "step-00000003.pt", "step-00000006.pt"]
     assert len(set(errors.values())) == 3
