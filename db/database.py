@@ -199,8 +199,14 @@ class Database:
 
 
 def revisions() -> list[str]:
-    """Return the revisions of this version's migrations, oldest first; file names begin with it."""
-    return sorted(path.name.partition("_")[0] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
+    """Return the revisions of this version's migrations, oldest first; file names begin with it.
+
+    Raises Invalid if there are none.
+    """
+    files = MIGRATIONS.glob("versions/[0-9]*.py")
+    if not (found := sorted(path.name.partition("_")[0] for path in files)):
+        raise Invalid({"database": f"{MIGRATIONS}/versions has no migrations: install again"})
+    return found
 
 
 def open_database(settings: Settings) -> Database:

@@ -33,7 +33,7 @@ class Update:
 
 #: Returns the changes since a cursor, or None. Called in a thread.
 Poll = Callable[[str], Update | None]
-#: Says whether there may be changes since a cursor, at a lower cost than a poll.
+#: Returns whether there may be changes since a cursor, at a lower cost than a poll.
 HasChanged = Callable[[str], Awaitable[bool]]
 
 

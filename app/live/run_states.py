@@ -1,6 +1,7 @@
 """States of the runs that live streams follow, read in one query however many runs there are."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -9,37 +10,44 @@ from db.errors import NotFound
 from db.runs import runs
 from db.runs.runs import State
 
-#: Age at which states are read again: half of the time between two questions of a stream.
+#: Age at which states are read again: half of the polling interval of a stream.
 FRESH_SECONDS = 0.025
-#: A run that no stream has asked for in this time is no longer read.
-FOLLOWED_SECONDS = 1.0
+#: A run that no stream has requested for this time is no longer read.
+FOLLOWED_SECONDS = 10.0
 
 
 class RunStates:
-    """States of runs, at most FRESH_SECONDS old."""
+    """States of runs, at most FRESH_SECONDS old when they are requested."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._clock = clock
-        self._asked: dict[int, float] = {}  # by run, when its state was last asked for
-        self._states: dict[int, State] = {}
-        self._read_at = 0.0
-        self._reading = asyncio.Lock()
+        self._requested: dict[int, float] = {}  # by run, the time of the last request
+        self._states: dict[int, State | None] = {}  # of the last read; None: there is no such run
+        self._read_at = -math.inf
+        self._reading: asyncio.Task[None] | None = None
 
     async def state(self, run_id: int) -> State:
         """Return the state of a run. Raises NotFound."""
-        async with self._reading:
-            moment = self._clock()
-            self._asked[run_id] = moment
-            if run_id not in self._states or moment - self._read_at >= FRESH_SECONDS:
-                oldest = moment - FOLLOWED_SECONDS
-                self._asked = {each: at for each, at in self._asked.items() if at >= oldest}
-                self._states = await asyncio.to_thread(self._read, list(self._asked))
-                self._read_at = self._clock()
-            if run_id not in self._states:
-                raise NotFound(f"There is no run {run_id}.")
-            return self._states[run_id]
+        moment = self._requested[run_id] = self._clock()
+        while run_id not in self._states or moment - self._read_at >= FRESH_SECONDS:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+            # Shielded: other streams wait for it, too.
+            await asyncio.shield(self._reading)
+        if (state := self._states[run_id]) is None:
+            raise NotFound(f"There is no run {run_id}.")
+        return state
 
-    def _read(self, run_ids: list[int]) -> dict[int, State]:
+    async def _read(self) -> None:
+        oldest = self._clock() - FOLLOWED_SECONDS
+        self._requested = {each: at for each, at in self._requested.items() if at >= oldest}
+        try:
+            self._states = await asyncio.to_thread(self._query, list(self._requested))
+            self._read_at = self._clock()
+        finally:
+            self._reading = None
+
+    def _query(self, run_ids: list[int]) -> dict[int, State | None]:
         with self._database.read_only() as session:
-            return runs.states(session, run_ids)
+            return dict.fromkeys(run_ids) | runs.states(session, run_ids)

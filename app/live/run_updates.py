@@ -113,7 +113,7 @@ def of_run(
 
 
 def change_of_run(states: RunStates, run_id: int) -> HasChanged:
-    """Return the function that says whether a run may have changed since a cursor."""
+    """Return the function that compares a cursor with the run's state."""
 
     async def has_changed(cursor: str) -> bool:
         since = series.Cursor.parse(cursor)

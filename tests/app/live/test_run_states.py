@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from app.live import run_updates
 from app.live.run_states import FOLLOWED_SECONDS, FRESH_SECONDS, RunStates
@@ -10,6 +11,7 @@ from db.database import Database
 from db.errors import NotFound
 from db.queue import queue
 from db.runs import history, runs
+from db.runs.runs import State
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run, submit
 from tests.app.looks_made import noted
@@ -49,10 +51,60 @@ def test_runs_that_are_followed_at_once_share_a_query(
         await ask(run_ids)
         clock.now += FOLLOWED_SECONDS + FRESH_SECONDS
         await ask(run_ids[:1])
-        await ask(run_ids[1:2])  # it has been dropped, so that it has no state
+        await ask(run_ids[1:2])  # it was no longer followed, so that it has no state
         return queries
 
-    assert asyncio.run(play()) == [3, 0, 1, 1, 1]
+    assert asyncio.run(play()) == [1, 0, 1, 1, 1]
+
+
+def test_a_slow_database_is_read_once_for_all(database: Database, ada: User, offered: None) -> None:
+    """However long a query takes, a run that is requested meanwhile is part of the next one."""
+    run_ids = [start_run(database, ada).id for _ in range(3)]
+    clock = Clock()
+
+    class Slow(RunStates):
+        """Each query takes an hour."""
+
+        def _query(self, run_ids: list[int]) -> dict[int, State | None]:
+            clock.now += 3600
+            return super()._query(run_ids)
+
+    async def play() -> int:
+        states = Slow(database, clock)
+        with noted(database) as statements:
+            first = asyncio.create_task(states.state(run_ids[0]))
+            while states._reading is None:
+                await asyncio.sleep(0)
+            await asyncio.gather(first, *map(states.state, run_ids[1:]))
+        return len(statements)
+
+    assert asyncio.run(play()) == 2
+
+
+def test_a_failed_query_fails_for_all_that_wait_and_is_tried_again(
+    database: Database, running: Run
+) -> None:
+    """During an outage followers do not wait for one another's timeouts."""
+    failures = []
+
+    class Failing(RunStates):
+        """The first query fails."""
+
+        def _query(self, run_ids: list[int]) -> dict[int, State | None]:
+            if not failures:
+                failures.append(run_ids)
+                raise OperationalError("SELECT", {}, Exception("away"))
+            return super()._query(run_ids)
+
+    async def play() -> None:
+        states = Failing(database)
+        both = await asyncio.gather(
+            states.state(running.id), states.state(running.id), return_exceptions=True
+        )
+        assert [type(each) for each in both] == [OperationalError] * 2
+        assert (await states.state(running.id)).status == Status.RUNNING
+
+    asyncio.run(play())
 
 
 def test_a_change_is_seen_and_an_idle_run_is_not_polled(database: Database, running: Run) -> None:
