@@ -26,7 +26,7 @@ from db.files.storage import mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
 from db.tables import FrozenSteps, Run, Step, StepBucket, User
-from db.telemetry import series
+from db.telemetry import series, windows
 from halfstep.telemetry.events import Resumed
 from tests.app.uploading import Uploader, write_token
 from tests.buckets import Bucket
@@ -280,12 +280,14 @@ def test_a_bucket_has_the_file(
     assert bucket.keys() == [key]
     assert everything(database, 1, ZOOMS) == before
     bucket.proxy.requests.clear()
-    cold = Database(database_url, StepFiles(store))
+    cold, other = (Database(database_url, StepFiles(store)) for _ in range(2))
     with cold.reading() as session:
-        assert len(series.raw_steps(session, 1, first=500, most=10)["step"]) == 10
-    assert bucket.proxy.requests["GET"] == 2  # the footer and a row group
+        assert windows.window(session, 1, first=100, last=2900, most=32) is not None
+    assert bucket.proxy.requests["GET"] == 2  # the footer and a row group, for steps and summaries
     bucket.proxy.is_broken = True
-    with cold.reading() as session, pytest.raises(StorageUnreachable):
+    with cold.reading() as session:  # both are cached
+        assert series.raw_steps(session, 1, first=600, most=10)["step"][0] == 600
+    with other.reading() as session, pytest.raises(StorageUnreachable):
         series.raw_steps(session, 1, first=500, most=10)
-    cold.dispose()
-    database.dispose()
+    for each in (cold, other, database):
+        each.dispose()
