@@ -12,8 +12,9 @@ from db.telemetry import freeze
 
 logger = logging.getLogger(__name__)
 
-#: Runs of one call; the next call continues.
-MOST_RUNS = 100
+#: Runs of one call, and how long it begins further ones; the next call continues. After an upgrade
+#: thousands of runs may be due.
+MOST_RUNS, ROUND_SECONDS = 100, 60.0
 #: Delay before another call for a run that cannot be frozen, or whose old files must wait.
 AGAIN_SECONDS = 3600.0
 
@@ -56,3 +57,5 @@ class FreezeJob:
                     raise
                 self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
                 logger.warning("the steps of run %d cannot be frozen: %s", run_id, error)
+            if time.monotonic() - begun > ROUND_SECONDS:
+                return

@@ -8,13 +8,14 @@ bucket's first step, an empty list at the others.
 """
 
 import io
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest, sha256
-from itertools import chain, groupby
+from itertools import chain
 from threading import Lock
 from typing import IO, Any, TypeAlias
 
@@ -27,12 +28,16 @@ from db.errors import StepsUnreadable, StorageUnreachable
 
 #: Steps of a row group, which is read as a whole.
 GROUP_STEPS = 32_768
-#: Row groups that one request reads, at most: about 10 MB.
+#: Row groups that are read at once, at most: about 10 MB.
 MOST_GROUPS = 32
+#: Bytes between two parts of a file up to which one request reads both; others are concurrent.
+GAP_BYTES = 2**16
 #: Bytes at the end of a file that are read first: the whole footer of most files.
 FOOTER_BYTES = 2**19
 #: Files whose footers are cached.
 MOST_FOOTERS = 32
+#: Bytes of row groups that are cached: a chart reads first steps and then summaries of the same.
+CACHED_BYTES = 2**25
 
 #: Columns of the table of steps, all in order of step. Unknown values are NaN. SUMMARIES are bytes,
 #: empty at most steps.
@@ -87,17 +92,27 @@ class _Footer:
         first, last = self.spans[group].tolist()
         return bool(last - first + 1 > self.metadata.row_group(group).num_rows)
 
-    def part(self, groups: Sequence[int], names: Collection[str]) -> tuple[int, int]:
-        """Return where the bytes of columns of consecutive row groups begin and end."""
+    def part(self, group: int, names: Collection[str]) -> tuple[int, int]:
+        """Return where the bytes of columns of a row group begin and end."""
         starts, ends, stored = [], [], set(map(_stored, names))
-        for group in (groups[0], groups[-1]):
-            for index in range(self.metadata.num_columns):
-                column = self.metadata.row_group(group).column(index)
-                if column.path_in_schema.partition(".")[0] in stored:
-                    start = column.dictionary_page_offset or column.data_page_offset
-                    starts.append(start)
-                    ends.append(start + column.total_compressed_size)
+        for index in range(self.metadata.num_columns):
+            column = self.metadata.row_group(group).column(index)
+            if column.path_in_schema.partition(".")[0] in stored:
+                start = column.dictionary_page_offset or column.data_page_offset
+                starts.append(start)
+                ends.append(start + column.total_compressed_size)
         return min(starts), max(ends)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Consecutive bytes of a file."""
+
+    start: int
+    content: bytes
+
+    def has(self, start: int, end: int) -> bool:
+        return self.start <= start and end <= self.start + len(self.content)
 
 
 class StepFiles:
@@ -109,6 +124,8 @@ class StepFiles:
     def __init__(self, open_store: Callable[[], ObjectStore]) -> None:
         self._open_store = open_store
         self._footers: OrderedDict[str, _Footer] = OrderedDict()
+        self._parts: OrderedDict[tuple[str, int], _Part] = OrderedDict()
+        self._parts_bytes = 0
         self._lock = Lock()
 
     @cached_property
@@ -246,13 +263,13 @@ class StepFiles:
                 self._footers.move_to_end(file.key)
                 return footer
         length = min(FOOTER_BYTES, file.size_bytes)
-        end = self._part(file, file.size_bytes - length, file.size_bytes)
+        end = self._read_end(file, length)
         needed = footer_bytes(end.content)
         if length < needed <= file.size_bytes:
-            end = self._part(file, file.size_bytes - needed, file.size_bytes)
+            end = self._read_end(file, needed)
         if sha256(end.content[-needed:]).hexdigest() != file.footer_sha256:
             raise OSError("its footer is damaged")
-        footer = _Footer(parquet.read_metadata(end))
+        footer = _Footer(parquet.read_metadata(_Parts([end], file.size_bytes)))
         with self._lock:
             self._footers[file.key] = footer
             while len(self._footers) > MOST_FOOTERS:
@@ -279,39 +296,66 @@ class StepFiles:
     def _tables(
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
     ) -> Iterator[Any]:
-        """Read row groups; consecutive ones by one request."""
+        """Read columns of row groups, some groups at a time."""
         from pyarrow import parquet
 
-        footer = self._footer(file)
-        for _, run in groupby(enumerate(groups), lambda pair: pair[1] - pair[0]):
-            consecutive = [group for _, group in run]
-            for at in range(0, len(consecutive), MOST_GROUPS):
-                some = consecutive[at : at + MOST_GROUPS]
-                content = self._part(file, *footer.part(some, names))
-                with parquet.ParquetFile(
-                    content,
-                    metadata=footer.metadata,
-                    pre_buffer=False,
-                    page_checksum_verification=True,
-                ) as opened:
-                    table = opened.read_row_groups(
-                        some, columns=list(map(_stored, names)), use_threads=False
-                    )
-                if len(table) != sum(footer.metadata.row_group(group).num_rows for group in some):
-                    raise OSError("it has too few steps")
-                yield table
+        for at in range(0, len(groups), MOST_GROUPS):
+            footer = self._footer(file)
+            some = groups[at : at + MOST_GROUPS]
+            parts = self._read_parts(file, {group: footer.part(group, names) for group in some})
+            with parquet.ParquetFile(
+                _Parts(list(parts.values()), file.size_bytes),
+                metadata=footer.metadata,
+                pre_buffer=False,
+                page_checksum_verification=True,
+            ) as opened:
+                table = opened.read_row_groups(
+                    some, columns=list(map(_stored, names)), use_threads=False
+                )
+            if len(table) != sum(footer.metadata.row_group(group).num_rows for group in some):
+                raise OSError("it has too few steps")
+            self._cache(file, parts)  # not before they are known to be intact
+            yield table
 
-    def _part(self, file: StepFile, start: int, end: int) -> "_Part":
-        content = obstore.get_range(self._store, file.key, start=start, end=end)
-        return _Part(bytes(content), start, file.size_bytes)
+    def _read_end(self, file: StepFile, length: int) -> _Part:
+        start = file.size_bytes - length
+        content = obstore.get_range(self._store, file.key, start=start, length=length)
+        return _Part(start, bytes(content))
+
+    def _read_parts(self, file: StepFile, spans: dict[int, tuple[int, int]]) -> dict[int, _Part]:
+        """Return bytes of row groups; concurrent requests read those that are not cached.
+
+        spans: by row group, in order, where its bytes begin and end.
+        """
+        with self._lock:
+            found = {group: self._parts.get((file.key, group)) for group in spans}
+        parts = {group: part for group, part in found.items() if part and part.has(*spans[group])}
+        if missing := [group for group in spans if group not in parts]:
+            starts, ends = zip(*(spans[group] for group in missing), strict=True)
+            contents = obstore.get_ranges(
+                self._store, file.key, starts=starts, ends=ends, coalesce=GAP_BYTES
+            )
+            for group, start, content in zip(missing, starts, contents, strict=True):
+                parts[group] = _Part(start, bytes(content))
+        return {group: parts[group] for group in spans}
+
+    def _cache(self, file: StepFile, parts: dict[int, _Part]) -> None:
+        with self._lock:
+            for group, part in parts.items():
+                before = self._parts.pop((file.key, group), None)
+                self._parts[file.key, group] = part
+                self._parts_bytes += len(part.content) - (len(before.content) if before else 0)
+            while self._parts_bytes > CACHED_BYTES:
+                _, oldest = self._parts.popitem(last=False)
+                self._parts_bytes -= len(oldest.content)
 
 
-class _Part(io.RawIOBase):
-    """File of which only one part is at hand."""
+class _Parts(io.RawIOBase):
+    """File of which only some parts are at hand, in order."""
 
-    def __init__(self, content: bytes, start: int, size_bytes: int) -> None:
-        self.content = content
-        self._start, self._size_bytes, self._at = start, size_bytes, 0
+    def __init__(self, parts: Sequence[_Part], size_bytes: int) -> None:
+        self._parts, self._starts = parts, [part.start for part in parts]
+        self._size_bytes, self._at = size_bytes, 0
 
     def readable(self) -> bool:
         return True
@@ -328,11 +372,12 @@ class _Part(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        at = self._at - self._start
-        if at < 0 or self._at + max(size, 0) > self._start + len(self.content):
+        end = self._size_bytes if size < 0 else self._at + size
+        part = self._parts[max(0, bisect_right(self._starts, self._at) - 1)]
+        if not part.has(self._at, end):
             raise OSError(f"bytes from {self._at} on are not in this part of the file")
-        content = self.content[at : at + size] if size >= 0 else self.content[at:]
-        self._at += len(content)
+        content = part.content[self._at - part.start : end - part.start]
+        self._at = end
         return content
 
 

@@ -258,7 +258,8 @@ class FrozenSteps(StoredFile):
     """The Parquet file with the steps of a run that has ended, whose rows were deleted.
 
     A row of `steps` takes precedence over the file. Some rows stay, see `db.telemetry.freeze`.
-    step is the last step of the file that counts: an attempt that continues the run lowers it.
+    step is the last step of the file that counts: an attempt that continues the run lowers it, one
+    that starts from scratch below all steps.
     """
 
     __tablename__ = "frozen_steps"

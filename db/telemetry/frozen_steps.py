@@ -193,7 +193,16 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     frozen = of_runs(connection, [run_id]).get(run_id)
     if frozen is None or frozen.last <= after:
         return
-    span = (-END, min(after, frozen.end))
+    first = connection.scalar(select(func.min(Step.step)).where(Step.run_id == run_id))
+    last = after if first is not None and first <= after else -END  # a file's first step is a row
+    if last == after:
+        _restore_rows(connection, run_id, frozen, after)
+    connection.execute(update(FrozenSteps).where(FrozenSteps.run_id == run_id).values(step=last))
+
+
+def _restore_rows(connection: Connection, run_id: int, frozen: Frozen, last: int) -> None:
+    """Make the latest steps of a file up to a step rows again."""
+    span = (-END, min(last, frozen.end))
     columns = frozen.files.read_last(frozen.file, span, LATEST_ROWS)
     steps: list[int] = columns["step"].tolist()
     rows = select(Step.step).where(Step.run_id == run_id, Step.step.in_(steps))
@@ -203,7 +212,6 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
             name: values[is_missing] for name, values in columns.items()
         }
         bulk_writes.replace(connection, Step.__table__, {"run_id": run_id}, missing)
-    connection.execute(update(FrozenSteps).where(FrozenSteps.run_id == run_id).values(step=after))
 
 
 def _joined(rows: list[StepRow], columns: Columns) -> list[StepRow]:

@@ -14,6 +14,7 @@ from obstore.store import MemoryStore
 from sqlalchemy import func, select
 from starlette.testclient import TestClient
 
+from app.files import freeze_job
 from app.files.freeze_job import FreezeJob
 from app.files.json_lines import MOST_LINES
 from db.database import Database
@@ -26,7 +27,7 @@ from db.files.storage import mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
 from db.tables import FrozenSteps, Run, Step, StepBucket, User
-from db.telemetry import series
+from db.telemetry import series, windows
 from halfstep.telemetry.events import Resumed
 from tests.app.uploading import Uploader, write_token
 from tests.buckets import Bucket
@@ -64,10 +65,17 @@ def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path
     return uploader
 
 
-def send(uploader: Uploader, length: int, *, first: int = 1, skipped: tuple[int, ...] = ()) -> None:
+def send(
+    uploader: Uploader,
+    length: int,
+    *,
+    first: int = 1,
+    skipped: tuple[int, ...] = (),
+    **changes: str,
+) -> None:
     """Send and end an attempt. first: its first step, after a resume."""
     attempt = uploader.attempt + 1
-    assert uploader.begin(attempt=attempt).status_code == 200
+    assert uploader.begin(attempt=attempt, **changes).status_code == 200
     with uploader.spool() as spool:
         if attempt > 1:
             spool.event(Resumed(step=first - 1, exact=False, notes=["test"]))
@@ -128,6 +136,21 @@ def test_a_due_run_is_frozen(
     with database.reading() as session:
         assert mismatches(session, open_store(settings), deep=True) == []
     assert freeze_due(settings, database) == [key]
+
+
+def test_a_round_is_bounded(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Of many due runs each round begins those of some time; the next round continues."""
+    monkeypatch.setattr(freeze_job, "ROUND_SECONDS", 0.0)
+    for number in range(2):
+        token = uploader.headers["Authorization"].removeprefix("Bearer ")
+        send(Uploader(uploader.client, token, tmp_path / str(number)), STEPS, id=f"{number}" * 32)
+    assert [len(freeze_due(settings, database)) for _ in range(3)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("first", [1000, 3001, *extended([1, 2999])])
@@ -280,12 +303,14 @@ def test_a_bucket_has_the_file(
     assert bucket.keys() == [key]
     assert everything(database, 1, ZOOMS) == before
     bucket.proxy.requests.clear()
-    cold = Database(database_url, StepFiles(store))
+    cold, other = (Database(database_url, StepFiles(store)) for _ in range(2))
     with cold.reading() as session:
-        assert len(series.raw_steps(session, 1, first=500, most=10)["step"]) == 10
-    assert bucket.proxy.requests["GET"] == 2  # the footer and a row group
+        assert windows.window(session, 1, first=100, last=2900, most=32) is not None
+    assert bucket.proxy.requests["GET"] == 2  # the footer and a row group, for steps and summaries
     bucket.proxy.is_broken = True
-    with cold.reading() as session, pytest.raises(StorageUnreachable):
+    with cold.reading() as session:  # both are cached
+        assert series.raw_steps(session, 1, first=600, most=10)["step"][0] == 600
+    with other.reading() as session, pytest.raises(StorageUnreachable):
         series.raw_steps(session, 1, first=500, most=10)
-    cold.dispose()
-    database.dispose()
+    for each in (cold, other, database):
+        each.dispose()

@@ -20,7 +20,7 @@ from sqlalchemy.orm import make_transient
 from db.database import Database
 from db.errors import StepsUnreadable
 from db.files import step_files, storage
-from db.files.step_files import StepFile, StepFiles
+from db.files.step_files import NAMES, StepFile, StepFiles
 from db.files.storage import mend, mismatches
 from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
 from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, windows
@@ -65,7 +65,7 @@ def histories(draw: st.DrawFn) -> NDArray[Any]:
 @given(
     steps=histories(),
     zooms=st.lists(st.tuples(st.integers(1, 5300), st.integers(1, 5300)), max_size=3),
-    resumed=st.integers(1, 5300),
+    resumed=st.integers(0, 5300),
 )
 @settings(
     max_examples=settings.default.max_examples // 2,
@@ -133,7 +133,7 @@ def _resume(
     zooms: list[tuple[int, int]],
 ) -> dict[str, Any]:
     """Resume a frozen run, end and freeze it again; return what readers return before that."""
-    after = int(np.clip(resumed, steps["step"][0], steps["step"][-1]))
+    after = int(np.clip(resumed, steps["step"][0] - 1, steps["step"][-1]))
     run = begin_again(other, run)
     with other.writing() as session:
         telemetry.truncate(session, run.id, run.attempt, after=after)
@@ -300,6 +300,66 @@ def test_a_damaged_file_costs_its_own_steps_only(
         stored_bytes = session.get_one(Run, running.id).stored_bytes
     assert window is not None
     assert (window.first, window.last, window.total > 2900, stored_bytes) == (1, 3000, True, 0)
+
+
+def test_a_run_starts_from_scratch_without_its_file(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """An attempt that repeats all steps needs none of them; another one reports the file."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    obstore.delete(store, row.key)
+    run = begin_again(database, running)
+    with frozen_made.reading_files(database, store) as other:
+        with other.writing() as session, pytest.raises(StepsUnreadable):
+            telemetry.truncate(session, run.id, run.attempt, after=300)
+        with other.writing() as session:
+            telemetry.truncate(session, run.id, run.attempt, after=0)
+        record(other, run, make_steps([0.5] * 400))
+        end(other, run)
+        with other.reading() as session:
+            assert series.raw_steps(session, run.id)["loss"] == [0.5] * 400
+        again = freeze_run(other, store, run, tmp_path)
+        assert (again.attempt, again.step) == (2, 400)
+
+
+def test_a_restored_file_is_read_again(database: Database, running: Run, tmp_path: Path) -> None:
+    """Nothing of a damaged file is cached."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    content = bytes(obstore.get(store, row.key).bytes())
+    with frozen_made.reading_files(database, store) as other, other.reading() as session:
+        for damaged in (content[: len(content) // 4], bytes(1000) + content[1000:]):
+            obstore.put(store, row.key, damaged)
+            with pytest.raises(StepsUnreadable):
+                series.raw_steps(session, running.id)
+        obstore.put(store, row.key, content)
+        assert len(series.raw_steps(session, running.id)["step"]) == 699
+
+
+def test_row_groups_are_cached_within_a_bound(
+    database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are read from memory, in a part or as a whole."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    file, files = StepFile(row.key, row.size_bytes, row.footer_sha256), StepFiles(lambda: store)
+    footer = files._footer(file)
+    spans = [(first, last) for first, last in footer.spans.tolist()[:3]]
+    parts = [footer.part(group, NAMES) for group in (1, 2)]
+    monkeypatch.setattr(step_files, "CACHED_BYTES", sum(end - start for start, end in parts))
+    found = [files.read(file, [span]) for span in spans]
+    obstore.delete(store, row.key)
+    again = files.read(file, spans[1:])
+    for name, values in again.items():
+        expected = np.concatenate([found[1][name], found[2][name]])
+        np.testing.assert_array_equal(values, expected)
+    assert files.read(file, [spans[2]], ["loss"])["loss"].tolist() == found[2]["loss"].tolist()
+    with pytest.raises(StepsUnreadable, match="missing"):
+        files.read(file, [spans[0]])
 
 
 def test_every_altered_bit_is_noticed(database: Database, running: Run, tmp_path: Path) -> None:
