@@ -275,9 +275,7 @@ def gradient_sums(
     sums = {}
     with without_modes():
         for key, reference in references.items():
-            own = gradients.get(key)
-            unscaled = None if own is None else own.to(reference.dtype) / scale
-            if each := compare([unscaled], [reference]):
+            if each := compare([gradients.get(key)], [reference], scale=scale):
                 sums[key] = each
     return sums
 

@@ -23,7 +23,7 @@ class Errors(NamedTuple):
     largest: float  # largest difference over the root mean square of the reference
     cosine: float  # NaN where either is all zero or not finite
     flushed: float  # share of the elements that are 0 and not so in the reference
-    saturated: float  # share at the format's largest number or beyond, less in the reference
+    saturated: float  # share at the format's largest number or not finite, but for the reference's
 
 
 class Sums(NamedTuple):
@@ -33,10 +33,16 @@ class Sums(NamedTuple):
     elements: int
 
 
-def compare(values: Sequence[Tensor | None], references: Sequence[Tensor | None]) -> Sums | None:
+def compare(
+    values: Sequence[Tensor | None],
+    references: Sequence[Tensor | None],
+    *,
+    scale: float | None = None,
+) -> Sums | None:
     """Compare tensors in pairs, as if each side were one long vector; None: no such pair.
 
     A missing gradient is one of zeros.  Within a pass: inside of `without_modes`.
+    scale: of values that are gradients of a scaled loss.
     """
     sums: list[Tensor] = []
     elements = 0
@@ -47,6 +53,8 @@ def compare(values: Sequence[Tensor | None], references: Sequence[Tensor | None]
         reference = torch.zeros_like(value) if reference is None else reference
         if value.shape != reference.shape or not reference.numel():
             continue
+        if scale is not None:
+            value = value.detach().to(reference.dtype) / scale
         sums.append(_sums(value.detach(), reference.detach()))
         elements += reference.numel()
     if not sums:
@@ -153,6 +161,7 @@ def _sums_of_chunk(value: Tensor, reference: Tensor) -> Tensor:
     if not value.is_cpu or int(value.count_nonzero()) < value.numel():
         flushed = ((own == 0) & (right != 0)).sum(dtype=own.dtype)
     if not value.is_cpu or not float(squares[1]) < limit * limit:
-        is_beyond = ~(own.abs() < limit)  # also NaN
-        saturated = (is_beyond & (right.abs() < limit)).sum(dtype=own.dtype)
+        is_at_limit = (own.abs() == limit) & (right.abs() < limit)
+        is_beyond = ~own.isfinite() & right.isfinite()
+        saturated = (is_at_limit | is_beyond).sum(dtype=own.dtype)
     return torch.stack([*squares, torch.maximum(-least, most), flushed, saturated])

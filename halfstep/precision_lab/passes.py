@@ -354,12 +354,12 @@ class LowPass(Pass):
         reference = call.input_gradients.pop(index, None)
         if reference is None:
             return
-        unscaled = gradient.detach().to(self._setting.reference) / self._setting.scale
-        if (sums := compare([unscaled], [reference])) is not None:
+        scale = self._setting.scale
+        if (sums := compare([gradient], [reference], scale=scale)) is not None:
             call.measured.backward.append(sums)
         local = call.local_gradients.pop(index, None)
-        if local is not None and (squared := squared_difference([unscaled], [local])) is not None:
-            call.measured.backward_inherited.append(squared)
+        if local is not None and (squared := squared_difference([gradient], [local])) is not None:
+            call.measured.backward_inherited.append(squared / scale / scale)
 
 
 class WatchedInputs:
@@ -433,7 +433,7 @@ class LocalRun:
         self.why: str | None = None
         self.forward: Sums | None = None
         self.backward: Sums | None = None
-        self.input_gradients: dict[int, Tensor] = {}
+        self.input_gradients: dict[int, Tensor] = {}  # scaled
         self.parameters: dict[int, Tensor] = {}  # their gradients by id
         self._next = 0  # child
         self._is_plain = False
@@ -526,19 +526,14 @@ class LocalRun:
             self._starts, targets, self._start_gradients, allow_unused=True, retain_graph=True
         )
         scale = setting.scale if self._kind == "low" else 1.0
-        count = len(self._ends)
         with without_modes():
-            unscaled = [
-                None if gradient is None else gradient.detach().to(setting.reference) / scale
-                for gradient in results
-            ]
-            self.backward = compare(unscaled[:count], self._end_references)
-        for index, gradient in zip(self._end_inputs, unscaled, strict=False):
+            self.backward = compare(results[: len(self._ends)], self._end_references, scale=scale)
+            for key, gradient in zip(used, results[len(self._ends) :], strict=True):
+                if gradient is not None:
+                    self.parameters[key] = gradient.detach().to(setting.reference) / scale
+        for index, gradient in zip(self._end_inputs, results, strict=False):
             if index is not None and gradient is not None:
-                self.input_gradients[index] = gradient
-        for key, gradient in zip(used, unscaled[count:], strict=True):
-            if gradient is not None:
-                self.parameters[key] = gradient
+                self.input_gradients[index] = gradient.detach()  # in half precision half as large
 
     def _inputs(self) -> list[Any]:
         call, values = self._call, list[Any]()
