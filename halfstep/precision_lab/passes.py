@@ -187,6 +187,10 @@ class ReferencePass(Pass):
         call.random = before, self._random()
         written = watched.written()
         leaves = Leaves(result)
+        if inner := used_inside(leaves.flat, watched.values):
+            # Of the loss and the logits, say: views, whose gradients are those of uses outside.
+            leaves.flat = [v.view_as(v) if i in inner else v for i, v in enumerate(leaves.flat)]
+            result = leaves.rebuild(leaves.flat)
         for index, value in enumerate(leaves.flat):
             call.outputs.append(keep(value) if isinstance(value, Tensor) else value)
             if is_float(value):
@@ -641,6 +645,30 @@ class LocalRun:
         return results
 
 
+def used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
+    """Return the positions of a call's results of which it computed another, or that it repeats."""
+    edges = [(index, get_gradient_edge(v)) for index, v in enumerate(results) if _has_gradient(v)]
+    if len(edges) < 2:
+        return set()
+    seen = {value.grad_fn for value in inputs if _has_gradient(value)}
+    nodes: list[Any] = [edge.node for _, edge in edges]
+    used: set[tuple[Any, int]] = set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        following = [edge for edge in node.next_functions if edge[0] is not None]
+        used |= set(following)
+        nodes += [before for before, _ in following]
+    inside: set[int] = set()
+    for index, edge in edges:
+        if (edge.node, edge.output_nr) in used:
+            inside.add(index)
+        used.add((edge.node, edge.output_nr))
+    return inside
+
+
 def add(sums: dict[int, Tensor], gradients: Mapping[int, Tensor]) -> None:
     """Add gradients to sums."""
     for key, gradient in gradients.items():
@@ -693,6 +721,10 @@ def gradients_of(loss: Tensor, parameters: Mapping[int, Tensor]) -> dict[int, Te
         for key, gradient in zip(trained, results, strict=True)
         if gradient is not None
     }
+
+
+def _has_gradient(value: Any) -> bool:
+    return is_float(value) and value.requires_grad
 
 
 def _same(tensor: Tensor) -> Tensor:
