@@ -41,7 +41,7 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not to wrap `__torch_dispatch__`, which takes longer than it: compilers are off."""
+        """Return False: hiding `__torch_dispatch__` from dynamo takes longer than calling it."""
         return False
 
     def __torch_dispatch__(
