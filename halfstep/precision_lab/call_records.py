@@ -80,7 +80,7 @@ class Call:
         # ---- In low precision
         self.output_dtypes: list[torch.dtype | None] = []
         self.dtype: torch.dtype | None = None  # of the first result
-        self.local_gradients: dict[int, Tensor] = {}  # of the inputs, unscaled
+        self.local_gradients: dict[int, Tensor] = {}  # of the inputs, scaled
         self.parameters: set[int] = set()  # ids of those that it uses itself
         self.measured = Measured()
 

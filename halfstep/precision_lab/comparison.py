@@ -15,7 +15,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from halfstep.monitor.gradients import module_names, parameter_names
 from halfstep.precision_lab.call_records import Leaves, in_backward, intercepted, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
-from halfstep.precision_lab.error_statistics import Errors, Sums, compare, errors_of
+from halfstep.precision_lab.error_statistics import (
+    Errors,
+    Sums,
+    compare,
+    errors_of,
+    together,
+    without_modes,
+)
 from halfstep.precision_lab.passes import Setting, check_loss, gradients_of
 from halfstep.precision_lab.preservation import (
     RandomState,
@@ -251,30 +258,26 @@ def cast_floats(tree: Any, dtype: torch.dtype, only: Sequence[torch.dtype] = ())
     )
 
 
-def together(sums: Sequence[Sums]) -> Sums | None:
-    """Return the sums over all elements; None without any."""
-    if not sums:
-        return None
-    device = sums[0].numbers.device
-    whole = torch.stack([each.numbers.to(device) for each in sums])
-    total = whole.sum(0)
-    total[3] = whole[:, 3].max()
-    return Sums(total, sum(each.elements for each in sums))
-
-
 def whole_errors(
     gradients: Mapping[int, Tensor], references: Mapping[int, Tensor], scale: float
 ) -> Errors:
     """Return the errors of the gradient of all parameters together."""
-    sums = []
-    for key, reference in references.items():
-        own = gradients.get(key)
-        unscaled = None if own is None else own.to(reference.dtype) / scale
-        sums.append(compare([unscaled], [reference]))
-    whole = together([each for each in sums if each])
+    whole = together(list(gradient_sums(gradients, references, scale).values()))
     if whole is None:
         raise UnsupportedModel("no parameter of the model has a gradient")
     return errors_of(whole)
+
+
+def gradient_sums(
+    gradients: Mapping[int, Tensor], references: Mapping[int, Tensor], scale: float
+) -> dict[int, Sums]:
+    """Compare the scaled gradients of parameters, each by its id, with the reference's."""
+    sums = {}
+    with without_modes():
+        for key, reference in references.items():
+            if each := compare([gradients.get(key)], [reference], scale=scale):
+                sums[key] = each
+    return sums
 
 
 def is_wrapper(module: nn.Module) -> bool:

@@ -16,8 +16,7 @@ from halfstep.precision_lab.comparison import (
     Mix,
     UnsupportedModel,
     check_models,
-    together,
-    whole_errors,
+    gradient_sums,
 )
 from halfstep.precision_lab.error_statistics import (
     Errors,
@@ -26,6 +25,8 @@ from halfstep.precision_lab.error_statistics import (
     compare,
     errors_of,
     quotient,
+    squared_difference,
+    together,
 )
 from halfstep.precision_lab.module_patterns import ModuleTree
 from halfstep.precision_lab.module_survey import Survey
@@ -184,8 +185,12 @@ class _Diff(Comparison):
         low = LowPass(setting, reference)
         with self.one_pass(), self._autocast():
             loss, gradients = low.run(self.closure, references)
-        rows = self._rows(reference, low, references, gradients)
-        whole = whole_errors(gradients, references, setting.scale)
+        totals = gradient_sums(gradients, references, setting.scale)
+        rows = self._rows(reference, low, references, gradients, totals)
+        sums = together(list(totals.values()))
+        if sums is None:
+            raise UnsupportedModel("no parameter of the model has a gradient")
+        whole = errors_of(sums)
         suggestions = suggest(rows, LOW[self._dtype])
         names = [each.name for each in suggestions]
         fixed = None
@@ -267,6 +272,7 @@ class _Diff(Comparison):
         low: LowPass,
         references: Mapping[int, Tensor],
         gradients: Mapping[int, Tensor],
+        totals: Mapping[int, Sums],
     ) -> list[PrecisionRow]:
         rows = [
             row
@@ -280,17 +286,17 @@ class _Diff(Comparison):
                 users.setdefault(key, {})[call.name] = None
         scale = self.setting.scale
         for key, name in self._parameter_names.items():
-            whole = references.get(key)
-            if whole is None:
-                continue
-            local, repair = low.local.get(key), low.repairs.get(key)
-            own = gradients.get(key)
-            unscaled = None if own is None else own.to(self._reference) / scale
-            total = compare([unscaled], [whole])
+            total = totals.get(key)
             if total is None:
                 continue
-            parts = None if local is None else compare([local], [whole])
-            rest = None if local is None else compare([unscaled], [local])
+            whole = references[key]
+            local, repair = low.local.get(key), low.repairs.get(key)
+            own = gradients.get(key)
+            unscaled = torch.zeros_like(whole) if own is None else own.to(whole.dtype) / scale
+            parts = low.local_sums.get(key)
+            if local is not None and parts is None:
+                parts = compare([local], [whole])
+            rest = None if local is None else squared_difference([unscaled], [local])
             fixed = None
             if local is not None and repair is not None:
                 fixed = compare([local + repair], [whole])
@@ -303,7 +309,7 @@ class _Diff(Comparison):
             errors = _Parts(
                 total,
                 None if unknown else parts,
-                None if rest is None or unknown else rest.numbers[2],
+                None if unknown else rest,
                 fixed,
             )
             dtypes = {call.dtype for call in reference.in_order if key in call.parameters}

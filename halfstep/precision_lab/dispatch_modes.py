@@ -1,7 +1,6 @@
 """Dispatch modes under which both passes of a precision diff run. This module imports torch."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,32 +36,37 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_write, self._reference = on_write, reference
+        #: By operation: positions and names of the arguments that it changes; whether it is random.
+        self._kinds: dict[Any, tuple[list[tuple[int, str]], bool]] = {}
 
-    @contextmanager
-    def rounding(self) -> Iterator[None]:
-        """Let casts to half precision through."""
-        reference, self._reference = self._reference, None
-        try:
-            yield
-        finally:
-            self._reference = reference
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: hiding `__torch_dispatch__` from dynamo takes longer than calling it."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            for index, argument in enumerate(func._schema.arguments):
-                if argument.alias_info and argument.alias_info.is_write:
-                    value = args[index] if index < len(args) else kwargs.get(argument.name)
-                    for tensor in value if isinstance(value, list | tuple) else (value,):
-                        if isinstance(tensor, Tensor):
-                            self._on_write(tensor)
+        if (kind := self._kinds.get(func)) is None:
+            kind = self._kinds[func] = _written(func), func.overloadpacket.__name__ in RANDOM
+        written, is_random = kind
+        for index, name in written:
+            value = args[index] if index < len(args) else kwargs.get(name)
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Tensor):
+                    self._on_write(tensor)
         if self._reference and kwargs.get("dtype") in HALF:
             kwargs = kwargs | {"dtype": self._reference}
-        if func.overloadpacket.__name__ in RANDOM:
+        if is_random:
             return _random(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _written(func: Any) -> list[tuple[int, str]]:
+    """Return positions and names of the arguments that an operation changes."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, a.name) for i, a in arguments if a.alias_info and a.alias_info.is_write]
 
 
 def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

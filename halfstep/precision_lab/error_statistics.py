@@ -1,7 +1,7 @@
 """Differences between the same tensors in two precisions. This module imports torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 #: Mantissa bits, with the implicit one.
 BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+#: Elements that are compared at once, in float64: on a CPU they fit the cache.
+CHUNK_ON_CPU, CHUNK = 2**15, 2**22
+#: Suspends the dispatch modes of a pass, which would intercept each operation.
+without_modes = _disable_current_modes
 
 
 class Errors(NamedTuple):
@@ -19,7 +23,7 @@ class Errors(NamedTuple):
     largest: float  # largest difference over the root mean square of the reference
     cosine: float  # NaN where either is all zero or not finite
     flushed: float  # share of the elements that are 0 and not so in the reference
-    saturated: float  # share at the format's largest number or beyond, less in the reference
+    saturated: float  # share at the format's largest number or not finite, but for the reference's
 
 
 class Sums(NamedTuple):
@@ -29,16 +33,17 @@ class Sums(NamedTuple):
     elements: int
 
 
-def compare(values: Sequence[Tensor | None], references: Sequence[Tensor | None]) -> Sums | None:
+def compare(
+    values: Sequence[Tensor | None],
+    references: Sequence[Tensor | None],
+    *,
+    scale: float | None = None,
+) -> Sums | None:
     """Compare tensors in pairs, as if each side were one long vector; None: no such pair.
 
-    A missing gradient is one of zeros.
+    A missing gradient is one of zeros.  Within a pass: inside of `without_modes`.
+    scale: of values that are gradients of a scaled loss.
     """
-    with _disable_current_modes():  # those of the pass, which would intercept each operation
-        return _compare(values, references)
-
-
-def _compare(values: Sequence[Tensor | None], references: Sequence[Tensor | None]) -> Sums | None:
     sums: list[Tensor] = []
     elements = 0
     for value, reference in zip(values, references, strict=True):
@@ -48,29 +53,44 @@ def _compare(values: Sequence[Tensor | None], references: Sequence[Tensor | None
         reference = torch.zeros_like(value) if reference is None else reference
         if value.shape != reference.shape or not reference.numel():
             continue
+        if scale is not None:
+            value = value.detach().to(reference.dtype) / scale
         sums.append(_sums(value.detach(), reference.detach()))
         elements += reference.numel()
     if not sums:
         return None
-    whole = torch.stack([each.to(sums[0].device) for each in sums])
-    total = whole.sum(0)
-    total[3] = whole[:, 3].max()
-    return Sums(total, elements)
+    return Sums(_total(sums), elements)
+
+
+def together(sums: Sequence[Sums]) -> Sums | None:
+    """Return the sums over all elements; None without any."""
+    if not sums:
+        return None
+    return Sums(_total([each.numbers for each in sums]), sum(each.elements for each in sums))
 
 
 def squared_difference(
     values: Sequence[Tensor | None], others: Sequence[Tensor | None]
 ) -> Tensor | None:
     """Return the squared L2 norm of the difference of tensors in pairs, on the device."""
-    with _disable_current_modes():
-        squares = [
-            torch.linalg.vector_norm(_wide(v, o) - _wide(o, v), dtype=torch.float64).square()
-            for v, o in zip(values, others, strict=True)
-            if v is not None and o is not None and v.shape == o.shape
-        ]
-        return (
-            torch.stack([each.to(squares[0].device) for each in squares]).sum() if squares else None
-        )
+    squares = [
+        difference.dot(difference)
+        for v, o in zip(values, others, strict=True)
+        if v is not None and o is not None and v.shape == o.shape
+        for own, other in _chunks(v, o)
+        for difference in [own.double() - other.double()]
+    ]
+    return torch.stack([each.to(squares[0].device) for each in squares]).sum() if squares else None
+
+
+def overflows(value: Tensor, rounded: Tensor) -> Tensor | None:
+    """Return whether a cast made a finite number infinite, on the device; None: it did not."""
+    if value.is_cpu and value.numel():  # whose numbers are read without waiting
+        least, most = value.aminmax()
+        limit = torch.finfo(rounded.dtype).max
+        if float(least) >= -limit and float(most) <= limit:
+            return None
+    return (~rounded.isfinite() & value.isfinite()).any()
 
 
 def errors_of(sums: Sums) -> Errors:
@@ -107,22 +127,41 @@ def _over(number: float, by: float) -> float:
     return number / by if by else (math.inf if number else 0.0)
 
 
-def _wide(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor in float64 if either is, else in float32."""
-    is_double = torch.float64 in (tensor.dtype, other.dtype)
-    return tensor.detach().to(torch.float64 if is_double else torch.float32)
+def _chunks(value: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the elements of two tensors of one shape, a bounded number at a time."""
+    size = CHUNK_ON_CPU if value.is_cpu else CHUNK
+    if value.numel() <= size:
+        yield value.detach().reshape(-1), other.detach().reshape(-1)
+        return
+    flat = (torch.split(tensor.detach().reshape(-1), size) for tensor in (value, other))
+    yield from zip(*flat, strict=True)
 
 
 def _sums(value: Tensor, reference: Tensor) -> Tensor:
+    return _total([_sums_of_chunk(own, right) for own, right in _chunks(value, reference)])
+
+
+def _total(sums: Sequence[Tensor]) -> Tensor:
+    if len(sums) == 1:
+        return sums[0]
+    stacked = torch.stack([each.to(sums[0].device) for each in sums])
+    total = stacked.sum(0)
+    total[3] = stacked[:, 3].max()
+    return total
+
+
+def _sums_of_chunk(value: Tensor, reference: Tensor) -> Tensor:
     limit = torch.finfo(value.dtype).max
-    own, right = _wide(value, reference), _wide(reference, value)
+    own, right = value.double(), reference.double()
     difference = own - right
-    norms = [
-        torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
-        for tensor in (right, own, difference)
-    ]
-    largest = torch.linalg.vector_norm(difference, math.inf)
-    flushed = torch.count_nonzero((own == 0) & (right != 0))
-    is_beyond = ~(own.abs() < limit)  # also NaN
-    saturated = torch.count_nonzero(is_beyond & (right.abs() < limit))
-    return torch.stack([*norms, largest.double(), flushed.double(), saturated.double()])
+    squares = [tensor.dot(tensor) for tensor in (right, own, difference)]
+    least, most = difference.aminmax()
+    flushed = saturated = torch.zeros_like(most)
+    # On a CPU, reading a number takes less time than counting what is not there.
+    if not value.is_cpu or int(value.count_nonzero()) < value.numel():
+        flushed = ((own == 0) & (right != 0)).sum(dtype=own.dtype)
+    if not value.is_cpu or not float(squares[1]) < limit * limit:
+        is_at_limit = (own.abs() == limit) & (right.abs() < limit)
+        is_beyond = ~own.isfinite() & right.isfinite()
+        saturated = (is_at_limit | is_beyond).sum(dtype=own.dtype)
+    return torch.stack([*squares, torch.maximum(-least, most), flushed, saturated])

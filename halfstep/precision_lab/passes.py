@@ -18,7 +18,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from halfstep.precision_lab.call_records import Call, Leaves, in_backward, intercepted, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
-from halfstep.precision_lab.error_statistics import Sums, compare, errors_of, squared_difference
+from halfstep.precision_lab.error_statistics import (
+    Sums,
+    compare,
+    errors_of,
+    overflows,
+    squared_difference,
+    without_modes,
+)
 from halfstep.precision_lab.preservation import (
     Kept,
     KeptTensors,
@@ -180,6 +187,10 @@ class ReferencePass(Pass):
         call.random = before, self._random()
         written = watched.written()
         leaves = Leaves(result)
+        if inner := used_inside(leaves.flat, watched.values):
+            # Of the loss and the logits, say: views, whose gradients are those of uses outside.
+            leaves.flat = [v.view_as(v) if i in inner else v for i, v in enumerate(leaves.flat)]
+            result = leaves.rebuild(leaves.flat)
         for index, value in enumerate(leaves.flat):
             call.outputs.append(keep(value) if isinstance(value, Tensor) else value)
             if is_float(value):
@@ -212,6 +223,7 @@ class LowPass(Pass):
         #: Sums of the parameters' gradients over the local runs, by the parameter's id, and what
         #: is to be added with the suspect modules in fp32.
         self.local: dict[int, Tensor] = {}
+        self.local_sums: dict[int, Sums] = {}  # of those that one call uses, against the reference
         self.repairs: dict[int, Tensor] = {}
         self._has_begun = False  # the backward pass
 
@@ -258,7 +270,8 @@ class LowPass(Pass):
             pairs = [
                 (v, r) for v, r in zip(flat, references, strict=True) if is_float(v) and is_float(r)
             ]
-            measured.forward = compare([v for v, _ in pairs], [r for _, r in pairs])
+            with without_modes():
+                measured.forward = compare([v for v, _ in pairs], [r for _, r in pairs])
             dtypes = [v.dtype if is_float(v) else None for v in values]
             with torch.no_grad():
                 outputs = self._run_locally(call, run, leaves, dtypes)
@@ -268,7 +281,10 @@ class LowPass(Pass):
                         for v, r in zip(outputs, references, strict=True)
                         if is_float(v) and is_float(r)
                     ]
-                    measured.forward_inherited = squared_difference([v for v, _ in pairs], local)
+                    with without_modes():
+                        measured.forward_inherited = squared_difference(
+                            [v for v, _ in pairs], local
+                        )
         call.release()
         return result
 
@@ -288,30 +304,44 @@ class LowPass(Pass):
         measured.local_forward, measured.local_backward = local.forward, local.backward
         call.local_gradients, call.parameters = local.input_gradients, set(local.parameters)
         add(self.local, local.parameters)
-        if self._is_suspect(call, local):
+        has_wrong_results, has_wrong_parameters = self._suspicions(call, local)
+        if has_wrong_results or has_wrong_parameters:
             in_fp32 = LocalRun(setting, self._reference.states, call, run, leaves, dtypes)
             if in_fp32.attempt("fp32") is not None:
                 measured.fp32_forward, measured.fp32_backward = in_fp32.forward, in_fp32.backward
                 pairs = ((k, g, in_fp32.parameters.get(k)) for k, g in local.parameters.items())
                 add(self.repairs, {key: f - g for key, g, f in pairs if f is not None})
+        if has_wrong_results:
             exact = LocalRun(setting, self._reference.states, call, run, leaves, dtypes)
             repeated = exact.attempt("reference")
             if repeated is None or not self._repeats(local, exact):
                 measured.why_unknown = exact.why or UNREPEATABLE
         return outputs
 
-    def _is_suspect(self, call: Call, local: "LocalRun") -> bool:
-        """Return whether a local error is above the noise; the host waits for the device."""
-        errors = [errors_of(each).error for each in (local.forward, local.backward) if each]
+    @without_modes()
+    def _suspicions(self, call: Call, local: "LocalRun") -> tuple[bool, bool]:
+        """Return whether local errors are above the noise; the host waits for the device.
+
+        Of the results or the gradients that the call passes back, and of the parameters' gradients.
+        """
+        for key in local.parameters:
+            self.local_sums.pop(key, None)
         if len(self._reference.calls[call.module]) == 1:
             # The gradient of a parameter that is used elsewhere too is a sum of several.
-            for key in local.parameters.keys() - self._setting.tied:
+            for key, gradient in local.parameters.items():
                 reference = self._gradients.get(key)
-                if reference is not None and (
-                    sums := compare([local.parameters[key]], [reference])
-                ):
-                    errors.append(errors_of(sums).error)
-        return any(not error <= NOISE_UNITS * self._setting.unit for error in errors)
+                is_whole = gradient is self.local[key] and key not in self._setting.tied
+                if not is_whole or reference is None:
+                    continue
+                if sums := compare([gradient], [reference]):
+                    self.local_sums[key] = sums
+        limit = NOISE_UNITS * self._setting.unit
+        results = [each for each in (local.forward, local.backward) if each]
+        parameters = [self.local_sums[key] for key in local.parameters if key in self.local_sums]
+        return (
+            any(not errors_of(each).error <= limit for each in results),
+            any(not errors_of(each).error <= limit for each in parameters),
+        )
 
     def _repeats(self, local: "LocalRun", exact: "LocalRun") -> bool:
         for low, reference in ((local.forward, exact.forward), (local.backward, exact.backward)):
@@ -321,18 +351,19 @@ class LowPass(Pass):
                     return False
         return True
 
+    @without_modes()
     def _compare_gradient(self, call: Call, index: int, gradient: Tensor | None) -> None:
         if not self._has_begun or gradient is None:  # before: of the loss function's own
             return
         reference = call.input_gradients.pop(index, None)
         if reference is None:
             return
-        unscaled = gradient.detach().to(self._setting.reference) / self._setting.scale
-        if (sums := compare([unscaled], [reference])) is not None:
+        scale = self._setting.scale
+        if (sums := compare([gradient], [reference], scale=scale)) is not None:
             call.measured.backward.append(sums)
         local = call.local_gradients.pop(index, None)
-        if local is not None and (squared := squared_difference([unscaled], [local])) is not None:
-            call.measured.backward_inherited.append(squared)
+        if local is not None and (squared := squared_difference([gradient], [local])) is not None:
+            call.measured.backward_inherited.append(squared / scale / scale)
 
 
 class WatchedInputs:
@@ -406,7 +437,7 @@ class LocalRun:
         self.why: str | None = None
         self.forward: Sums | None = None
         self.backward: Sums | None = None
-        self.input_gradients: dict[int, Tensor] = {}
+        self.input_gradients: dict[int, Tensor] = {}  # scaled
         self.parameters: dict[int, Tensor] = {}  # their gradients by id
         self._next = 0  # child
         self._is_plain = False
@@ -443,11 +474,12 @@ class LocalRun:
                 if kind != "low":
                     own = setting.modules if call.module is None else list(call.module.modules())
                     casts = stack.enter_context(setting.in_reference(own))
-                for module in modules:
-                    for values, name, now in state_tensors(module):
-                        kept = call.state.get(name)
-                        if kept is not None and kept.is_written:
-                            values[name] = kept.tensor.to(now.dtype, copy=True)
+                if any(kept.is_written for kept in call.state.values()):
+                    for module in modules:
+                        for values, name, now in state_tensors(module):
+                            kept = call.state.get(name)
+                            if kept is not None and kept.is_written:
+                                values[name] = kept.tensor.to(now.dtype, copy=True)
                 if is_random:
                     set_torch_state(setting.devices, self._states[call.random[0]])
                 return self._measure(casts)
@@ -469,7 +501,8 @@ class LocalRun:
         pairs = [
             (v, r) for v, r in zip(outputs, references, strict=True) if is_float(v) and is_float(r)
         ]
-        self.forward = compare([v for v, _ in pairs], [r for _, r in pairs])
+        with without_modes():
+            self.forward = compare([v for v, _ in pairs], [r for _, r in pairs])
         for index, value in enumerate(outputs):
             gradient = call.output_gradients.get(index)
             if is_float(value) and value.requires_grad and gradient is not None:
@@ -497,18 +530,14 @@ class LocalRun:
             self._starts, targets, self._start_gradients, allow_unused=True, retain_graph=True
         )
         scale = setting.scale if self._kind == "low" else 1.0
-        unscaled = [
-            None if gradient is None else gradient.detach().to(setting.reference) / scale
-            for gradient in results
-        ]
-        count = len(self._ends)
-        self.backward = compare(unscaled[:count], self._end_references)
-        for index, gradient in zip(self._end_inputs, unscaled, strict=False):
+        with without_modes():
+            self.backward = compare(results[: len(self._ends)], self._end_references, scale=scale)
+            for key, gradient in zip(used, results[len(self._ends) :], strict=True):
+                if gradient is not None:
+                    self.parameters[key] = gradient.detach().to(setting.reference) / scale
+        for index, gradient in zip(self._end_inputs, results, strict=False):
             if index is not None and gradient is not None:
-                self.input_gradients[index] = gradient
-        for key, gradient in zip(used, unscaled[count:], strict=True):
-            if gradient is not None:
-                self.parameters[key] = gradient
+                self.input_gradients[index] = gradient.detach()  # in half precision half as large
 
     def _inputs(self) -> list[Any]:
         call, values = self._call, list[Any]()
@@ -526,6 +555,7 @@ class LocalRun:
             values.append(stand_ins[kept])
         return values
 
+    @without_modes()
     def _stand_in(
         self, reference: Tensor, gradient: Tensor | None, low: torch.dtype | None, index: int | None
     ) -> Tensor:
@@ -548,6 +578,7 @@ class LocalRun:
         self._end_inputs.append(index)
         return end.clone()  # an in-place operation may overwrite it
 
+    @without_modes()
     def _scaled(self, gradient: Tensor, value: Tensor, low: torch.dtype | None) -> Tensor:
         """Return a reference's gradient as it would arrive at a tensor of this run."""
         if self._kind == "reference" or low is None:
@@ -556,10 +587,9 @@ class LocalRun:
         return rounded if self._kind == "low" else (rounded.to(value.dtype) / self._setting.scale)
 
     def _rounded(self, value: Tensor, low: torch.dtype) -> Tensor:
-        with self._setting.reference_mode.rounding():
-            rounded = value.to(low)
-        if low in HALF:
-            self._beyond.append((~rounded.isfinite() & value.isfinite()).any())
+        rounded = value.to(low)
+        if low in HALF and (beyond := overflows(value, rounded)) is not None:
+            self._beyond.append(beyond)
         return rounded
 
     def _called(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -615,6 +645,30 @@ class LocalRun:
         return results
 
 
+def used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
+    """Return the positions of a call's results of which it computed another, or that it repeats."""
+    edges = [(index, get_gradient_edge(v)) for index, v in enumerate(results) if _has_gradient(v)]
+    if len(edges) < 2:
+        return set()
+    seen = {value.grad_fn for value in inputs if _has_gradient(value)}
+    nodes: list[Any] = [edge.node for _, edge in edges]
+    used: set[tuple[Any, int]] = set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        following = [edge for edge in node.next_functions if edge[0] is not None]
+        used |= set(following)
+        nodes += [before for before, _ in following]
+    inside: set[int] = set()
+    for index, edge in edges:
+        if (edge.node, edge.output_nr) in used:
+            inside.add(index)
+        used.add((edge.node, edge.output_nr))
+    return inside
+
+
 def add(sums: dict[int, Tensor], gradients: Mapping[int, Tensor]) -> None:
     """Add gradients to sums."""
     for key, gradient in gradients.items():
@@ -667,6 +721,10 @@ def gradients_of(loss: Tensor, parameters: Mapping[int, Tensor]) -> dict[int, Te
         for key, gradient in zip(trained, results, strict=True)
         if gradient is not None
     }
+
+
+def _has_gradient(value: Any) -> bool:
+    return is_float(value) and value.requires_grad
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ def preserved_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
             vars(module).clear()
             vars(module).update(attributes)
         for container, content in contents.values():
-            _refill(container, content)
+            if container or content:
+                _refill(container, content)
 
 
 def containers_of(module: nn.Module) -> Iterator[Any]:

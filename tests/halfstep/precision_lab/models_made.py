@@ -188,6 +188,26 @@ class Custom(nn.Module):
         return self.last(x)
 
 
+class WithLoss(nn.Module):
+    """A model that returns its loss and what it computed it of, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+        hidden = torch.tanh(self.body(x))
+        out = self.head(hidden)
+        return {"loss": F.mse_loss(out.float(), target), "out": out, "hidden": hidden}
+
+
+def own_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return a model's own loss, and a penalty on what it also returns."""
+    result = model(*batch)
+    penalty: Tensor = result["loss"] + 0.1 * result["hidden"].float().square().mean()
+    return penalty
+
+
 def tokens() -> Tensor:
     """Return a batch of tokens."""
     return torch.randint(0, 17, (4, 13))
@@ -265,6 +285,7 @@ MODELS: dict[str, Case] = {
     "recurrent": (Recurrent, vectors, squared),
     "gru": (lambda: Last(nn.GRU(8, WIDTH, batch_first=True)), vectors, squared),
     "trees": (Trees, vectors, squared),
+    "own loss": (WithLoss, vectors, own_loss),
     "custom": (Custom, vectors, squared),
     "multihead": (SelfAttention, vectors, squared),
     "spectral": (

@@ -307,13 +307,28 @@ without, with_diffs = train(False), train(True)
 assert all(map(torch.equal, without, with_diffs))
 
 from torch.distributed.fsdp import fully_shard
-model = fully_shard(Convolutions())
-try:
-    halfstep.precision_diff(model, images(), classes)
-except UnsupportedModel as error:
-    assert "sharded parameters (FSDP2" in str(error)
-else:
-    raise AssertionError("a sharded model was accepted")
+
+original = torch.nn.Module.__call__
+for shard in (fully_shard, lambda model: fully_shard(model.first)):  # all of it, or one module
+    torch.manual_seed(0)
+    model, batch = Convolutions(), images()
+    shard(model)
+    before = torch.get_rng_state(), model.norm.running_mean.clone()
+    for refuse in (
+        lambda: halfstep.precision_diff(model, batch, classes, causes=3),
+        lambda: halfstep.precision_plan(model, [batch], classes),
+    ):
+        try:
+            refuse()
+        except UnsupportedModel as error:
+            assert "sharded parameters (FSDP2 or tensor parallelism): a diff needs" in str(error)
+        else:
+            raise AssertionError("a sharded model was accepted")
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.equal(model.norm.running_mean, before[1])
+        assert all(p.grad is None for p in model.parameters())
+        assert torch.nn.Module.__call__ is original
+    classes(model, batch).backward()  # it trains as before
 dist.destroy_process_group()
 """
 
@@ -321,7 +336,10 @@ dist.destroy_process_group()
 @pytest.mark.extended
 @pytest.mark.slow
 def test_ddp_is_unchanged_and_fsdp_is_rejected(tmp_path: Path) -> None:
-    """A diff on one rank of DDP waits for no other, and changes no step; FSDP2 is rejected."""
+    """A diff on one rank of DDP waits for no other, and changes no step.
+
+    FSDP2 is rejected before anything is changed, also of a part of the model.
+    """
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     root = Path(__file__).parents[3]

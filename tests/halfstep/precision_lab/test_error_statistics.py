@@ -1,0 +1,98 @@
+"""Sums over two tensors against the same ones by definition."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from halfstep.precision_lab.error_statistics import (
+    CHUNK_ON_CPU,
+    Errors,
+    compare,
+    errors_of,
+    overflows,
+    squared_difference,
+)
+
+SIZES = [1000, CHUNK_ON_CPU, 2 * CHUNK_ON_CPU + 7]
+
+
+def by_definition(value: Tensor, reference: Tensor) -> Errors:
+    """Return the errors, computed by NumPy in float64."""
+    own, right = (tensor.double().flatten().numpy() for tensor in (value, reference))
+    difference, limit = own - right, torch.finfo(value.dtype).max
+    return Errors(
+        error=float(np.linalg.norm(difference) / np.linalg.norm(right)),
+        largest=float(np.abs(difference).max() / np.sqrt((right**2).mean())),
+        cosine=float(own @ right / (np.linalg.norm(own) * np.linalg.norm(right))),
+        flushed=float(((own == 0) & (right != 0)).mean()),
+        saturated=float(((np.abs(own) == limit) & (np.abs(right) < limit)).mean()),
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_errors_are_those_of_the_definition(dtype: torch.dtype, size: int) -> None:
+    """Of rounded numbers, some flushed to zero, over one chunk and over several."""
+    reference = torch.randn(size) * torch.logspace(-9, 3, size)
+    value = reference.to(dtype)
+    value[::3] = 0
+    sums = compare([value], [reference])
+    assert sums is not None
+    assert sums.elements == size
+    own, right = errors_of(sums), by_definition(value, reference)
+    assert own == pytest.approx(right, rel=1e-9)
+    squared = squared_difference([value], [reference])
+    assert squared is not None
+    expected = np.linalg.norm(value.double().numpy() - reference.double().numpy()) ** 2
+    assert float(squared) == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_overflow_is_counted_in_every_chunk(size: int) -> None:
+    """Infinite and NaN values are shares of all elements, and make the errors infinite."""
+    reference = torch.randn(size) * 1e5
+    value = reference.half()
+    value[-1] = math.nan
+    sums = compare([value], [reference])
+    assert sums is not None
+    errors = errors_of(sums)
+    assert 0.3 < errors.saturated < 0.7
+    is_at_limit = (value.abs() == 65504) & (reference.abs() < 65504)
+    expected = (~value.isfinite() | is_at_limit).double().mean()
+    assert errors.saturated == pytest.approx(float(expected))
+    assert (errors.error, errors.largest) == (math.inf, math.inf)
+    assert math.isnan(errors.cosine)
+
+
+def test_pairs_count_as_one_vector() -> None:
+    """A missing gradient is one of zeros; transposed memory and scaled gradients are compared."""
+    first, second = torch.randn(5, 7), torch.randn(9)
+    low = (first * 1024).bfloat16().T.contiguous().T
+    sums = compare([low, None], [first, second], scale=1024.0)
+    assert sums is not None
+    value = torch.cat([low.float().flatten() / 1024, torch.zeros(9)])
+    expected = by_definition(value, torch.cat([first.flatten(), second]))
+    assert errors_of(sums) == pytest.approx(expected, rel=1e-9)
+    assert compare([None], [None]) is None
+    assert compare([torch.ones(2)], [torch.ones(3)]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(65504.0, False), (65519.0, False), (1e5, True), (-1e5, True), (math.inf, False)],
+)
+def test_casts_that_overflow(value: float, expected: bool) -> None:
+    """Only a finite number that becomes infinite overflows, not one that is infinite before."""
+    numbers = torch.tensor([1.0, value])
+    assert bool(overflows(numbers, numbers.half())) is expected
+
+
+def test_numbers_that_are_infinite_in_the_reference_are_not_saturated() -> None:
+    """A mask of the format's least number, or of minus infinity, is as it should be."""
+    reference = torch.tensor([-65504.0, -math.inf, 1.0])
+    sums = compare([reference.half()], [reference])
+    assert sums is not None
+    assert float(sums.numbers[5]) == 0
