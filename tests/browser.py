@@ -9,6 +9,8 @@ import shutil
 
 from playwright.sync_api import Browser, Page, Playwright
 
+from tests.site import until
+
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
@@ -26,6 +28,14 @@ def launched(playwright: Playwright) -> Browser:
 STATUS = ".pill .status"
 #: The lines of all panels of a run that have been drawn, as Plotly has them.
 LINES = "[...document.querySelectorAll('[data-plot]')].flatMap((plot) => plot.data ?? [])"
+
+
+def wait_until(page: Page, expression: str, argument: object = None) -> None:
+    """Wait until a JavaScript expression, or a function of the argument, is true.
+
+    playwright's own wait evaluates a string again within the page, which its policy forbids.
+    """
+    until(lambda: page.evaluate(expression, argument))
 
 
 def open_menu(page: Page) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser import launched
+from tests.browser import launched, wait_until
 from tests.site import until, up
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -227,7 +227,7 @@ def take(page: Page, address: str, name: str, made: dict[str, Any]) -> None:
     for theme in picture.themes:
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         page.goto(f"{address}{picture.path(made)}")
-        page.wait_for_function(DRAWN)
+        wait_until(page, DRAWN)
         clip = {"x": 0, "y": 0, "width": width, "height": picture.height}
         save(page.screenshot(clip=clip), f"{name}{'-dark' if theme == 'dark' else ''}")  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, User
 from tests import warm
-from tests.browser import DRAWN, LINES, STATUS, open_tab
+from tests.browser import DRAWN, LINES, STATUS, open_tab, wait_until
 from tests.e2e.artifacts_made import FILES, PICTURE, publish
 from tests.site import until
 
@@ -32,7 +32,7 @@ def test_artifacts_come_onto_the_page_and_are_downloaded(
     expect(rows.locator("figure")).to_have_count(2)
     rows.first.scroll_into_view_if_needed()
     expect(rows.locator("pre")).to_have_text("ROMEO: <b>What light?</b>")
-    page.wait_for_function("document.querySelector('.artifacts img')?.naturalWidth === 1")
+    wait_until(page, "document.querySelector('.artifacts img')?.naturalWidth === 1")
     cards = page.locator(".media-grid figure")
     expect(cards).to_have_count(2)
     publish(settings, database, running, "grid.png", PICTURE, step=200)
@@ -81,7 +81,7 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
     (tmp_path / "train.py").write_text(SCRIPT)
     page.goto("/runs")  # the empty list opens the first run that arrives
-    page.wait_for_function("document.readyState === 'complete'")
+    wait_until(page, "document.readyState === 'complete'")
     training = warm.Popen(
         [sys.executable, "train.py"],
         cwd=tmp_path,
@@ -116,4 +116,4 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
     assert page.locator(".artifacts rect").evaluate_all(heights) == [50, 100]
     expect(page.locator(".artifacts .bars")).to_contain_text("from 0.000 to 1.000")
     page.locator(".artifacts audio").evaluate("sound => sound.load()")
-    page.wait_for_function("(document.querySelector('.artifacts audio')?.networkState ?? 3) !== 3")
+    wait_until(page, "(document.querySelector('.artifacts audio')?.networkState ?? 3) !== 3")

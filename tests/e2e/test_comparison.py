@@ -13,6 +13,7 @@ from db.tables import Run, RunNode, Status, User
 from tests.app.compare.any_runs_made import trained
 from tests.app.compare.seeds_made import seeded, two_precisions
 from tests.app.conftest import start_run
+from tests.browser import wait_until
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.e2e.test_access import found_on
@@ -107,10 +108,11 @@ def _traces(page: Page) -> list[dict[str, Any]]:
 
 
 def _wait_for(page: Page, script: str, of: str = "[data-plot=loss]") -> None:
-    page.wait_for_function(
+    wait_until(
+        page,
         f"() => {{ const plots = document.querySelectorAll('{of}'); "
         f"const named = [...plots].flatMap((plot) => plot.data ?? []).filter((t) => t.name); "
-        f"return {script} }}"
+        f"return {script} }}",
     )
 
 
@@ -174,7 +176,7 @@ def test_runs_are_compared_starting_from_a_run(
     expect(page.locator("[data-means]")).to_contain_text("training.lr 0.1, mean of 2 runs")
 
     kept = ["by=training.lr", "hide=3", "draw=loss&draw=val%2Faccuracy"]
-    page.wait_for_function("kept => kept.every((each) => location.search.includes(each))", arg=kept)
+    wait_until(page, "kept => kept.every((each) => location.search.includes(each))", kept)
     page.reload()
     _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named.length >= 3", of="[data-plot]")
     expect(averaging.locator("option:checked")).to_have_text("Mean by training.lr")

@@ -5,7 +5,7 @@ from playwright.sync_api import Page, expect
 from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import start_run, submit
-from tests.browser import STATUS
+from tests.browser import STATUS, wait_until
 
 CURSOR = "document.activeElement.closest('tr')?.dataset.key"
 HOSTILE = '<img src=x onerror=alert(1)> "lr:2" ' + "x" * 60
@@ -99,6 +99,6 @@ def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, pag
     page.wait_for_url("**/runs/1")
     page.go_back()
     page.wait_for_selector("[role=combobox]")
-    page.wait_for_function(f"{CURSOR} === '1'")
+    wait_until(page, f"{CURSOR} === '1'")
     page.keyboard.press("k")
     assert page.evaluate(CURSOR) == "2"

@@ -8,6 +8,7 @@ from db.database import Database
 from db.queue import queue, run_control
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
+from tests.browser import wait_until
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
@@ -33,7 +34,7 @@ def test_a_live_change_of_a_row_keeps_its_elements(
     """Texts and attributes change in place; a cell of another structure is replaced."""
     record(database, running, make_steps([1.0]))
     page.goto("/runs")
-    page.wait_for_function("document.readyState === 'complete'")
+    wait_until(page, "document.readyState === 'complete'")
     row = page.locator("tr[data-active]")
     row.locator("[data-column=step]").evaluate("cell => { window.kept = cell.lastElementChild }")
     record(database, running, make_steps([0.5, 0.25], first=2, skipped=[3]))
@@ -91,7 +92,7 @@ def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
     assert [head.strip() for head in heads[-2:]] == ["batch_size", "val/accuracy"]
     assert "Tags" not in heads
     row = page.locator('[data-key="1"]')
-    expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.25")
+    expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.5")
     record(database, running, events=[make_metric(2, 0.75)])
     expect(row.locator('[data-column="val/accuracy"]')).to_have_text("0.75")
     with database.writing() as session:

@@ -1,13 +1,12 @@
 """A run with many metric names in a real browser: charts and table draw a page of them."""
 
-import json
-
 from playwright.sync_api import Page, expect
 
 from app.telemetry.metric_names import MOST_SHOWN
+from db.access import chart_preferences
 from db.database import Database
-from db.tables import Run
-from tests.browser import LINES
+from db.tables import Run, User
+from tests.browser import LINES, wait_until
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 NAMES = [f"layer{number:03d}/norm" for number in range(150)]
@@ -21,7 +20,7 @@ def log(database: Database, run: Run, step: int) -> None:
 
 
 def test_a_search_finds_metrics_and_the_charts_draw_them(
-    database: Database, running: Run, page: Page
+    database: Database, ada: User, running: Run, page: Page
 ) -> None:
     """The URL contains the search, and live updates respect it; pinned metrics are always drawn."""
     log(database, running, 1)
@@ -35,16 +34,17 @@ def test_a_search_finds_metrics_and_the_charts_draw_them(
     search.press("Enter")
     rows = page.get_by_role("region", name="Table of metrics").locator("tbody tr")
     expect(rows).to_have_count(10)
-    pinned = json.dumps({"pinned": [NAMES[3]], "collapsed": []})
-    key = f"halfstep.metrics.{running.recipe}"
-    page.evaluate("([key, value]) => localStorage.setItem(key, value)", [key, pinned])
+    with database.writing() as session:
+        pinned = {"pinned": [NAMES[3]], "order": [], "collapsed": []}
+        chart_preferences.write(session, ada, f"panels:{running.recipe}", pinned)
     page.reload()
     page.wait_for_selector("[data-drawn]")
     shown = [NAMES[3], *NAMES[140:]]
     assert page.evaluate(PANELS) == shown
     log(database, running, 2)
-    page.wait_for_function(
-        f"() => {LINES}.every((trace) => !trace.name.startsWith('layer') || trace.x.length === 2)"
+    wait_until(
+        page,
+        f"() => {LINES}.every((trace) => !trace.name.startsWith('layer') || trace.x.length === 2)",
     )
     assert page.evaluate(PANELS) == shown
     expect(rows.first).to_contain_text("0.25")

@@ -16,7 +16,7 @@ from db.telemetry import telemetry
 from halfstep.telemetry.events import Sample
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.app.files.weight_uploads_api_made import offer_weights
-from tests.browser import LINES, STATUS, open_menu
+from tests.browser import LINES, STATUS, open_menu, wait_until
 from tests.db.conftest import add_worker
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
@@ -139,13 +139,14 @@ def test_line_grows_while_the_run_runs(
     expect(page.locator(".skips tbody tr")).to_have_count(2)
     expect(page.locator('[data-metric="val/accuracy"]')).to_have_text("0.875")
     assert _line(page, "loss") == [3.0] * 5 + [2.0] * 5
-    page.wait_for_function(  # a tick a skip in each panel
+    wait_until(  # a tick a skip in each panel
+        page,
         """() => ['loss', 'scale'].every((row) => {
             const { data, layout } = document.querySelector(`[data-plot=${row}]`)
             const { path } = layout.shapes.find(({ type }) => type === 'path')
             const skipped = data.find(({ name }) => name === 'skipped').x
             return String(skipped) === '2,7' && path.split('M').length === 3
-        })"""
+        })""",
     )
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
@@ -324,7 +325,8 @@ def test_pages_fit_their_width(
     page.goto("/runs/1")
     open_menu(page)
     page.get_by_text("Run in other precisions…").click()
-    page.get_by_role("button", name=re.compile(r"Queue \d runs?")).click()
+    page.get_by_label("Seeds").fill("1")
+    page.get_by_role("button", name="Queue runs").click()
     page.wait_for_url("**/groups/2")
     for path in (
         "/runs",

@@ -10,6 +10,7 @@ from db.database import Database
 from db.queue import queue
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run
+from tests.browser import wait_until
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.e2e.test_access import found_on
 from tests.site import until
@@ -135,7 +136,7 @@ def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
     )
     page.get_by_role("button", name="Save").click()
     page.wait_for_url("**/projects")
-    page.wait_for_function("document.querySelector('.note img')?.naturalWidth === 1")
+    wait_until(page, "document.querySelector('.note img')?.naturalWidth === 1")
 
 
 def test_a_report_without_text_invites_to_write(page: Page) -> None:

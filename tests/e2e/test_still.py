@@ -9,7 +9,7 @@ from db.queue import queue, run_control, workers
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, offer_digits, start_run, submit
-from tests.browser import STATUS, open_tab
+from tests.browser import STATUS, open_tab, wait_until
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_histogram,
@@ -307,8 +307,9 @@ def test_nothing_shifts_as_the_scripts_take_over(
     page.goto("/runs/1", wait_until="commit")
     tab = page.locator('[data-tab="configuration"]')
     expect(tab).to_be_visible()
-    page.wait_for_function(  # a page waits for its styles before it draws, a test does not
-        "() => [...document.querySelectorAll('link[rel=stylesheet]')].every((link) => link.sheet)"
+    wait_until(  # a page waits for its styles before it draws, a test does not
+        page,
+        "() => [...document.querySelectorAll('link[rel=stylesheet]')].every((link) => link.sheet)",
     )
     page.evaluate(WATCH_SHIFTS)
     before = tab.bounding_box()

@@ -128,7 +128,9 @@ def test_a_wrong_placeholder_is_named(capsys: pytest.CaptureFixture[str]) -> Non
 
 def agent(sweep_id: int, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "halfstep.cli.main", "agent", str(sweep_id), "--"]
-    code = "import sys; from halfstep.cli.main import main; main(sys.argv[1:])"
+    # If the tests are a background job of a shell, a child ignores SIGINT by default.
+    interruptible = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{interruptible}; import sys; from halfstep.cli.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, *command[3:]]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(

@@ -19,6 +19,7 @@ from db.tables import AuditEvent, CheckpointFile, Diagnosis, LogLine, Run, Statu
 from halfstep.client import Client
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model, config_schema
+from halfstep.telemetry.plain_json import json_safe
 from tests.app.conftest import csrf_token
 from tests.db.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_plan_point, make_precision_plan, record
@@ -361,7 +362,7 @@ def test_points_are_trained_as_the_measured_run(
             trained,
             precision_plans.Measurement(task="precision_plan", fresh_weights=fresh),
         )
-        event = make_precision_plan()
+        event = json_safe(make_precision_plan())
         session.add(Diagnosis(run_id=plan.id, step=0, kind="precision_plan", content=event))
     answer = browser.post(f"/api/v1/runs/{plan.id}/precision-plan/runs", json={"seeds": 2})
     queued = [get(database, run_id) for run_id in answer.json()["queued"]]
@@ -427,7 +428,7 @@ def test_page_of_a_plan_that_a_script_recorded(
     with database.writing() as session:
         run = session.get_one(Run, 1)
         run.source, run.config = "watch", {}
-        event = make_precision_plan()
+        event = json_safe(make_precision_plan())
         session.add(Diagnosis(run_id=1, step=0, kind="precision_plan", content=event))
     page = browser.get("/runs/1/precision-plan")
     assert page.status_code == 200
