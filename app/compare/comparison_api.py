@@ -167,15 +167,18 @@ class ParityPair(BaseModel):
 
 
 class CurveRange(BaseModel):
-    """Steps that the curves of all pairs share."""
+    """Steps over which the curves of all pairs are compared."""
 
     first: int
     last: int
-    least_points: Annotated[
-        int,
-        Field(description="Points of the shortest curve; above 1,000, means of buckets of steps"),
+    points: Annotated[int, Field(description="Steps of which each of these runs has a value")]
+    buckets: Annotated[
+        int | None,
+        Field(
+            description="Buckets of steps whose means are used, above 10,000 points; null: single "
+            "points"
+        ),
     ]
-    most_points: Annotated[int, Field(description="Points of the longest curve")]
 
 
 class ParityGroup(BaseModel):

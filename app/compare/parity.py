@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
@@ -20,9 +19,9 @@ from sqlalchemy.orm import Session
 from app.compare.comparison import LABELS, MISSING, Column, Comparison
 from app.compare.equivalence import PairedTest, compare_pairs
 from app.html import formats
-from db.errors import Invalid
+from db.errors import Invalid, StepsUnreadable, StorageUnreachable
 from db.runs import curves, groups
-from db.runs.curves import Curve, CurveRange
+from db.runs.curves import CurveRange
 from db.tables import Status
 
 #: What is compared of a metric: its last value, its mean over the curve, or seconds to a target.
@@ -112,6 +111,11 @@ class Parity:
 def is_seed(path: str) -> bool:
     """Return whether a setting is called seed."""
     return path.rpartition(".")[2] == "seed"
+
+
+def has_steps(metric: str) -> bool:
+    """Return whether a figure is recorded at steps, instead of once for the whole run."""
+    return metric == curves.LOSS or metric not in LABELS
 
 
 def usual_metric(compared: Comparison) -> str:
@@ -397,8 +401,15 @@ class _Pairing:
 
     def _measured(self, columns: Sequence[Column]) -> _Measured:
         """Return the values of runs that are compared with each other."""
-        by_value = {"final": self._last, "area": self._means, "time_to_target": self._times}
-        return by_value[self.found.value](columns)
+        if self.found.value == "final":
+            return self._last(columns)
+        without = [column for column in columns if not _has_curve(column, self.found.metric)]
+        if without:
+            return _Measured({}, self._why("no curve of {}", without))
+        try:
+            return self._means(columns) if self.found.value == "area" else self._times(columns)
+        except (StepsUnreadable, StorageUnreachable) as error:
+            return _Measured({}, str(error).removesuffix("."))
 
     def _last(self, columns: Sequence[Column]) -> _Measured:
         values = {column.run.id: _last_value(column, self.found.metric) for column in columns}
@@ -406,44 +417,46 @@ class _Pairing:
         return _Measured(values, self._why("no finite {}", unknown))
 
     def _means(self, columns: Sequence[Column]) -> _Measured:
-        own = self._curves
-        missing = [column for column in columns if column.run.id not in own]
-        if missing:
+        metric, ids = self.found.metric, [column.run.id for column in columns]
+        own = curves.read_curves(self.session, ids, metric)
+        if missing := [column for column in columns if column.run.id not in own]:
             return _Measured({}, self._why("no finite {}", missing))
-        mine = {column.run.id: own[column.run.id] for column in columns}
-        if (shared := curves.common_range(mine.values())) is None:
-            reason = f"the curves of {self.found.metric} have fewer than two steps in common"
-            return _Measured({}, reason)
-        values = {run_id: curve.mean(shared.first, shared.last) for run_id, curve in mine.items()}
-        unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
-        reason = self._why("a NaN, infinite or unknown value in the curve of {}", unknown)
-        return _Measured(values, reason, shared)
+        if unknown := [column for column in columns if not own[column.run.id].is_finite]:
+            text = "a NaN, infinite or unknown value in the curve of {}"
+            return _Measured({}, self._why(text, unknown))
+        try:
+            shared, means = curves.areas(self.session, metric, own)
+        except curves.NotComparable as error:
+            return _Measured({}, str(error))
+        return _Measured(means, "", shared)
 
     def _times(self, columns: Sequence[Column]) -> _Measured:
-        interrupted = [column for column in columns if column.run.attempt > 1]
-        if interrupted:
+        found = self.found
+        if interrupted := [column for column in columns if column.run.attempt > 1]:
             text = "interrupted, so the time to a target is not known"
             return _Measured({}, f"{text}: {_named(interrupted)}")
-        values = {column.run.id: self._seconds.get(column.run.id, math.nan) for column in columns}
-        never = [column for column in columns if column.run.id not in self._seconds]
-        target = formats.value(self.found.target)
+        if found.target is None or found.is_metric_low is None:  # `_why_not` has the reason
+            return _Measured({})
+        values = curves.seconds_until(
+            self.session,
+            [column.run.id for column in columns],
+            found.metric,
+            found.target,
+            is_low=found.is_metric_low,
+        )
+        never = [column for column in columns if column.run.id not in values]
+        target = formats.value(found.target)
         return _Measured(values, self._why("{} never reaches " + target, never))
 
     def _why(self, text: str, columns: Sequence[Column]) -> str:
         """Return a reason with the metric and the runs, if there are any."""
         return f"{text.format(self.found.metric)}: {_named(columns)}" if columns else ""
 
-    @cached_property
-    def _curves(self) -> dict[int, Curve]:
-        return curves.read_curves(self.session, self.compared.ids, self.found.metric)
 
-    @cached_property
-    def _seconds(self) -> dict[int, float]:
-        found, ids = self.found, self.compared.ids
-        if found.target is None or found.is_metric_low is None:
-            return {}
-        is_low = found.is_metric_low
-        return curves.seconds_until(self.session, ids, found.metric, found.target, is_low=is_low)
+def _has_curve(column: Column, metric: str) -> bool:
+    """Return whether a run has recorded values of a metric at its steps."""
+    figure = column.figures.get(metric)
+    return has_steps(metric) and figure is not None and figure.value is not None
 
 
 def _last_value(column: Column, metric: str) -> float:

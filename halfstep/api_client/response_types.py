@@ -428,13 +428,13 @@ class ParityPair(TypedDict):
 
 
 class CurveRange(TypedDict):
-    """Steps that the curves of all pairs share."""
+    """Steps over which the curves of all pairs are compared."""
 
     first: int
     last: int
-    # Points of the shortest curve; above 1,000, means of buckets of steps
-    least_points: int
-    most_points: int  # Points of the longest curve
+    points: int  # Steps of which each of these runs has a value
+    # Buckets of steps whose means are used, above 10,000 points; null: single points
+    buckets: int | None
 
 
 class ParityGroup(TypedDict):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
@@ -263,15 +264,39 @@ def test_curves_are_compared_over_the_steps_that_they_share(
     group = only(found)
     assert (found["value"], group["range"]) == (
         "area",
-        {"first": 10, "last": 30, "least_points": 3, "most_points": 3},
+        {"first": 10, "last": 30, "points": 3, "buckets": None},
     )
     expected = [(4 + 2 * 2 + 1) / 4, (4.2 + 2 * 2 + 1.2) / 4, (3.9 + 2 * 2.1 + 1.1) / 4]
     assert [pair["reference_value"] for pair in group["pairs"]] == pytest.approx(expected)
     assert group["sentence"].startswith(
-        "fp16 is worse than fp32 in mean val/loss over steps 10 to 30 (3 points per run) by "
+        "fp16 is worse than fp32 in mean val/loss over steps 10 to 30 (3 common points) by "
     )
     last = only(parity(script, runs, metric="val/loss", margin=0.1))
     assert (last["range"], last["conclusion"]) == (None, "undecided")
+
+
+@pytest.mark.parametrize("intervals", [(20, 5), (5, 20), (8, 6), (7, 3)])
+def test_curves_at_other_intervals_are_compared_at_their_common_steps(
+    make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
+) -> None:
+    """The same curve has the same area: a coarse convex curve has a larger trapezoidal one."""
+    for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
+        for seed in range(3):
+            noise = np.random.default_rng(seed).normal(scale=0.1, size=121)
+            curve = [
+                make_metric(step, 1 + 2 * math.exp(-step / 25) + noise[step], "val/loss")
+                for step in range(every, 121, every)
+            ]
+            make(precision, seed, None, curve=curve)
+    query = {"metric": "val/loss", "value": "area", "group": "precision", "margin": 0.01}
+    group = only(parity(script, "1,2,3,4,5,6", **query))
+    common = math.lcm(*intervals)
+    assert group["range"]["first"] == common
+    assert group["range"]["points"] == 120 // common
+    assert [pair["value"] for pair in group["pairs"]] == pytest.approx(
+        [pair["reference_value"] for pair in group["pairs"]]
+    )
+    assert group["result"]["difference"] == pytest.approx(0)
 
 
 def test_a_group_of_another_length_has_steps_of_its_own(
@@ -281,20 +306,21 @@ def test_a_group_of_another_length_has_steps_of_its_own(
     runs = with_curves(
         make,
         {
-            "fp32": [[4.0, 2.0, 1.0], [4.2, 2.0, 1.2]],
+            "fp32": [[4.0, 2.0, 1.0, 0.9], [4.2, 2.0, 1.2, 0.9]],
             "fp16": [[4.1, 2.0, 1.0], [4.4, 2.0, 1.2]],
-            "bf16": [[4.0, 2.1], [4.2, 2.3]],
+            "bf16": [[4.0, 2.1, 1.5, 1.0], [4.2, 2.3, 1.6, 1.1]],
         },
     )
     groups = parity(script, runs, metric="val/loss", value="area")["groups"]
-    assert [group["range"]["last"] for group in groups] == [30, 20]
+    assert [group["range"]["last"] for group in groups] == [30, 40]
 
 
 @pytest.mark.parametrize(
     ("curve", "text"),
     [
-        ([], "no finite val/loss: run 3 (finished)"),
-        ([1.0], "the curves of val/loss have fewer than two steps in common"),
+        ([], "no curve of val/loss: run 3 (finished)"),
+        ([math.nan, math.inf], "no finite val/loss: run 3 (finished)"),
+        ([2.0, 1.0], "the curves of val/loss have 2 steps in common; at least 3 are needed"),
         (
             [3.0, math.nan, 1.0],
             "a NaN, infinite or unknown value in the curve of val/loss: run 3 (finished)",
