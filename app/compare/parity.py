@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from app.compare.comparison import LABELS, MISSING, Column, Comparison
+from app.compare.comparison import LABELS, MISSING, Column, Comparison, differences
 from app.compare.equivalence import PairedTest, compare_pairs
 from app.html import formats
 from db.errors import Invalid, StepsUnreadable, StorageUnreachable
@@ -124,7 +124,7 @@ def usual_metric(compared: Comparison) -> str:
 
 
 def direction(difference: float, is_low: bool | None) -> Conclusion:
-    """Return whether a difference is better or worse; lower or higher if that is not known."""
+    """Return better or worse for a difference; lower or higher if that is not known."""
     if is_low is None:
         return "lower" if difference < 0 else "higher"
     return "better" if is_low == (difference < 0) else "worse"
@@ -143,10 +143,10 @@ def shares_seeds(settings: Sequence[tuple[str, list[Any]]]) -> bool:
     return differ and sum(count > 1 for count in counts.values()) > 1
 
 
-def group_settings(compared: Comparison) -> list[str]:
-    """Return the settings that groups of the runs can differ in."""
-    seed = _seed_setting(_values(compared))
-    return _choices(path for path, _ in compared.differences if path != seed)
+def group_settings(settings: Sequence[tuple[str, list[Any]]]) -> list[str]:
+    """Return the settings that groups of runs can differ in. settings: as in `shares_seeds`."""
+    seed = _seed_setting(dict(settings))
+    return _choices(path for path, _ in differences(settings) if path != seed)
 
 
 def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Parity:
@@ -155,13 +155,13 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
     if metric not in compared.names and compared.is_over:
         allowed = ", ".join(compared.names[:10])
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
-    settings = group_settings(compared)
+    settings = group_settings(compared.settings)
     if group and group not in settings:
         allowed = ", ".join(settings[:10]) or "none, since no setting differs"
         raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
     setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
     values = _values(compared)
-    found = Parity(
+    parity = Parity(
         metric,
         query.value,
         query.target,
@@ -170,19 +170,20 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
         setting,
         _seed_setting(values),
         settings,
+        unpaired=compared.ids,
     )
-    if reason := _why_not(found, is_chosen=bool(group)):
-        return replace(found, reason=reason)
+    if reason := _why_not(parity, is_chosen=bool(group)):
+        return replace(parity, reason=reason)
     members: dict[str, list[Column]] = {}
     for column in compared.columns:
         members.setdefault(_group_name(values, setting, column.run.id), []).append(column)
-    found = replace(found, reference="fp32" if "fp32" in members else next(iter(members)))
+    parity = replace(parity, reference="fp32" if "fp32" in members else next(iter(members)))
     if len(members) == 1:
-        return replace(found, reason=f"all runs are of the group {found.reference}")
-    own = {found.seed, *(OF_MIX if setting == PRECISION else (setting,))}
+        return replace(parity, reason=f"all runs are of the group {parity.reference}")
+    own = {parity.seed, *(OF_MIX if setting == PRECISION else (setting,))}
     differing = {path for path, _ in compared.differences} - own
-    pairing = _Pairing(session, found, compared, values, differing, is_chosen=bool(group))
-    base = members.pop(found.reference)
+    pairing = _Pairing(session, parity, compared, values, differing, is_chosen=bool(group))
+    base = members.pop(parity.reference)
     results = [
         result
         for name, columns in members.items()
@@ -190,7 +191,7 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
     ]
     paired = {run for group in results for pair in group.pairs for run in _runs_of(pair)}
     unpaired = [run_id for run_id in compared.ids if run_id not in paired]
-    return replace(found, groups=results, unpaired=unpaired)
+    return replace(parity, groups=results, unpaired=unpaired)
 
 
 def _runs_of(pair: Pair) -> tuple[int, int]:
@@ -216,20 +217,20 @@ def _choices(paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(PRECISION if path in OF_PRECISION else path for path in paths))
 
 
-def _why_not(found: Parity, *, is_chosen: bool) -> str:
-    if not found.seed:
+def _why_not(parity: Parity, *, is_chosen: bool) -> str:
+    if not parity.seed:
         return f"the runs have no setting {SEED}, and not exactly one that is called seed"
-    if not found.settings:
+    if not parity.settings:
         return "the runs differ in no setting but the seed"
-    if found.value == "time_to_target" and found.target is None:
+    if parity.value == "time_to_target" and parity.target is None:
         return "the time to a target needs a target"
-    if found.value == "time_to_target" and found.is_metric_low is None:
+    if parity.value == "time_to_target" and parity.is_metric_low is None:
         return (
-            f"it is not known whether lower or higher {found.metric} is better, so neither is when "
-            "it reaches a target"
+            f"it is not known whether lower or higher {parity.metric} is better, so neither is "
+            "when it reaches a target"
         )
-    if len(found.settings) > 1 and not is_chosen and found.setting != PRECISION:
-        return f"the runs differ in {few(found.settings)}: choose the one to compare"
+    if len(parity.settings) > 1 and not is_chosen and parity.setting != PRECISION:
+        return f"the runs differ in {few(parity.settings)}: choose the one to compare"
     return ""
 
 
@@ -274,7 +275,7 @@ class _Pairing:
     """Pairs of groups with the reference."""
 
     session: Session
-    found: Parity
+    parity: Parity  # without groups yet
     compared: Comparison
     values: _Settings
     differing: Collection[str]  # paths of the other settings that differ
@@ -288,8 +289,8 @@ class _Pairing:
         mine, references = (self._by_combination(some, crossed) for some in (columns, base))
         shared = [key for key in references if key in mine]
         if not shared:
-            equal = few([self.found.seed, *_choices(crossed)])
-            text = f"no run of {name} has the {equal} of a run of {self.found.reference}"
+            equal = few([self.parity.seed, *_choices(crossed)])
+            text = f"no run of {name} has the {equal} of a run of {self.parity.reference}"
             return [GroupParity(name, "unknown", [], PairedTest("unknown", 0, text), [], {})]
         return [self._group(name, dict(key), mine[key], references[key]) for key in shared]
 
@@ -313,7 +314,7 @@ class _Pairing:
     def _by_seed(self, columns: Sequence[Column]) -> _BySeed:
         runs: _BySeed = {}
         for column in columns:
-            seed = self.values[self.found.seed][column.run.id]
+            seed = self.values[self.parity.seed][column.run.id]
             if seed is not MISSING and seed is not None:
                 runs.setdefault(formats.value(seed), []).append(column)
         return runs
@@ -340,7 +341,7 @@ class _Pairing:
 
         No pair is left out for its result: runs that failed may be the worst ones.
         """
-        found, mine, base = self.found, self._by_seed(columns), self._by_seed(references)
+        parity, mine, base = self.parity, self._by_seed(columns), self._by_seed(references)
         seeds = [seed for seed in base if seed in mine]
         runs = [(mine[seed][0], base[seed][0]) for seed in seeds]
         also_differ = self._also_differing(runs)
@@ -349,14 +350,14 @@ class _Pairing:
         repeated = [seed for seed in seeds if len(mine[seed]) + len(base[seed]) > 2]
         reason = ""
         if not seeds:
-            reason = f"no run of {name} has the seed of a run of {found.reference}"
+            reason = f"no run of {name} has the seed of a run of {parity.reference}"
         elif repeated:
             reason = f"a group has several runs of seed {few(repeated)}; remove all but one"
         elif unfinished:
             reason = f"not finished: {_named(unfinished)}"
         elif also_differ and not self.is_chosen:
             reason = f"not comparable: runs of a pair also differ in {few(also_differ)}"
-        needs_none = reason and found.value != "final"
+        needs_none = reason and parity.value != "final"
         measured = _Measured({}) if needs_none else self._measured(both)
         values = measured.values
         pairs = [
@@ -376,10 +377,10 @@ class _Pairing:
             else compare_pairs(
                 [pair.value for pair in pairs],
                 [pair.reference_value for pair in pairs],
-                found.margin,
+                parity.margin,
             )
         )
-        conclusion = _conclusion(result, found.is_low)
+        conclusion = _conclusion(result, parity.is_low)
         return GroupParity(
             name, conclusion, pairs, result, also_differ, combination, measured.range
         )
@@ -391,33 +392,42 @@ class _Pairing:
             for path in self.values
             if path in self.differing and any(len(self._texts(path, pair)) > 1 for pair in runs)
         )
-        if any(a.run.own_steps != b.run.own_steps for a, b in runs):
+        is_time = self.parity.value == "time_to_target"  # which may end a run early
+        if not is_time and any(a.run.own_steps != b.run.own_steps for a, b in runs):
             differing.append("the number of their steps")
         if any((a.run.parent_step is None) != (b.run.parent_step is None) for a, b in runs):
             differing.append("whether they continue a checkpoint")
-        if self.found.value == "time_to_target" and any(a.device != b.device for a, b in runs):
+        elif any(_parent(a) != _parent(b) for a, b in runs):
+            differing.append("their parent")
+        if any(_size(a) != _size(b) for a, b in runs):
+            differing.append("their nodes or devices")
+        if is_time and not all(column.device for pair in runs for column in pair):
+            differing.append("perhaps their device, which is not known")
+        elif is_time and any(a.device != b.device for a, b in runs):
             differing.append("their device")
         return differing
 
     def _measured(self, columns: Sequence[Column]) -> _Measured:
         """Return the values of runs that are compared with each other."""
-        if self.found.value == "final":
+        if self.parity.value == "final":
             return self._last(columns)
-        without = [column for column in columns if not _has_curve(column, self.found.metric)]
+        without = [column for column in columns if not _has_curve(column, self.parity.metric)]
         if without:
             return _Measured({}, self._why("no curve of {}", without))
         try:
-            return self._means(columns) if self.found.value == "area" else self._times(columns)
-        except (StepsUnreadable, StorageUnreachable) as error:
-            return _Measured({}, str(error).removesuffix("."))
+            return self._means(columns) if self.parity.value == "area" else self._times(columns)
+        except StorageUnreachable:
+            return _Measured({}, "the storage of the steps does not answer")
+        except StepsUnreadable:
+            return _Measured({}, "the file with the steps of a run is missing or damaged")
 
     def _last(self, columns: Sequence[Column]) -> _Measured:
-        values = {column.run.id: _last_value(column, self.found.metric) for column in columns}
+        values = {column.run.id: _last_value(column, self.parity.metric) for column in columns}
         unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
         return _Measured(values, self._why("no finite {}", unknown))
 
     def _means(self, columns: Sequence[Column]) -> _Measured:
-        metric, ids = self.found.metric, [column.run.id for column in columns]
+        metric, ids = self.parity.metric, [column.run.id for column in columns]
         own = curves.read_curves(self.session, ids, metric)
         if missing := [column for column in columns if column.run.id not in own]:
             return _Measured({}, self._why("no finite {}", missing))
@@ -431,26 +441,34 @@ class _Pairing:
         return _Measured(means, "", shared)
 
     def _times(self, columns: Sequence[Column]) -> _Measured:
-        found = self.found
+        parity = self.parity
         if interrupted := [column for column in columns if column.run.attempt > 1]:
             text = "interrupted, so the time to a target is not known"
             return _Measured({}, f"{text}: {_named(interrupted)}")
-        if found.target is None or found.is_metric_low is None:  # `_why_not` has the reason
+        if parity.target is None or parity.is_metric_low is None:  # `_why_not` has the reason
             return _Measured({})
         values = curves.seconds_until(
             self.session,
             [column.run.id for column in columns],
-            found.metric,
-            found.target,
-            is_low=found.is_metric_low,
+            parity.metric,
+            parity.target,
+            is_low=parity.is_metric_low,
         )
         never = [column for column in columns if column.run.id not in values]
-        target = formats.value(found.target)
+        target = formats.value(parity.target)
         return _Measured(values, self._why("{} never reaches " + target, never))
 
     def _why(self, text: str, columns: Sequence[Column]) -> str:
         """Return a reason with the metric and the runs, if there are any."""
-        return f"{text.format(self.found.metric)}: {_named(columns)}" if columns else ""
+        return f"{text.format(self.parity.metric)}: {_named(columns)}" if columns else ""
+
+
+def _parent(column: Column) -> tuple[int | None, int | None]:
+    return column.run.parent_id, column.run.parent_step
+
+
+def _size(column: Column) -> tuple[int, int]:
+    return column.run.nodes, column.run.devices_per_node
 
 
 def _has_curve(column: Column, metric: str) -> bool:
