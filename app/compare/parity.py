@@ -268,6 +268,7 @@ class _Measured:
     values: Mapping[int, float]
     reason: str = ""
     range: CurveRange | None = None
+    also_differ: Sequence[str] = ()  # what else differs between the runs of a pair
 
 
 @dataclass(frozen=True)
@@ -355,11 +356,11 @@ class _Pairing:
             reason = f"a group has several runs of seed {few(repeated)}; remove all but one"
         elif unfinished:
             reason = f"not finished: {_named(unfinished)}"
-        elif also_differ and not self.is_chosen:
-            reason = f"not comparable: runs of a pair also differ in {few(also_differ)}"
+        elif not self.is_chosen:
+            reason = _not_comparable(also_differ)
         needs_none = reason and parity.value != "final"
         measured = _Measured({}) if needs_none else self._measured(both)
-        values = measured.values
+        values, also_differ = measured.values, [*also_differ, *measured.also_differ]
         pairs = [
             Pair(
                 seed,
@@ -371,6 +372,7 @@ class _Pairing:
             for seed, (a, b) in zip(seeds, runs, strict=True)
         ]
         reason = reason or measured.reason
+        reason = reason or ("" if self.is_chosen else _not_comparable(also_differ))
         result = (
             PairedTest("unknown", len(pairs), reason)
             if reason
@@ -441,26 +443,36 @@ class _Pairing:
         return _Measured(means, "", shared)
 
     def _times(self, columns: Sequence[Column]) -> _Measured:
-        parity = self.parity
+        parity, ids = self.parity, [column.run.id for column in columns]
         if interrupted := [column for column in columns if column.run.attempt > 1]:
             text = "interrupted, so the time to a target is not known"
             return _Measured({}, f"{text}: {_named(interrupted)}")
         if parity.target is None or parity.is_metric_low is None:  # `_why_not` has the reason
             return _Measured({})
         values = curves.seconds_until(
-            self.session,
-            [column.run.id for column in columns],
-            parity.metric,
-            parity.target,
-            is_low=parity.is_metric_low,
+            self.session, ids, parity.metric, parity.target, is_low=parity.is_metric_low
         )
         never = [column for column in columns if column.run.id not in values]
-        target = formats.value(parity.target)
-        return _Measured(values, self._why("{} never reaches " + target, never))
+        if never:
+            text = "{} never reaches " + formats.value(parity.target)
+            return _Measured(values, self._why(text, never))
+        own = curves.read_curves(self.session, ids, parity.metric)
+        pairs = zip(ids[::2], ids[1::2], strict=True)
+        is_same = all(curves.have_same_steps(own[a], own[b]) for a, b in pairs)
+        # A run that is evaluated more often is seen to reach the target earlier.
+        return _Measured(
+            values, also_differ=[] if is_same else [f"the steps at which {parity.metric} is known"]
+        )
 
     def _why(self, text: str, columns: Sequence[Column]) -> str:
         """Return a reason with the metric and the runs, if there are any."""
         return f"{text.format(self.parity.metric)}: {_named(columns)}" if columns else ""
+
+
+def _not_comparable(also_differ: Sequence[str]) -> str:
+    if not also_differ:
+        return ""
+    return f"not comparable: runs of a pair also differ in {few(also_differ)}"
 
 
 def _parent(column: Column) -> tuple[int | None, int | None]:

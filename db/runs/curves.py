@@ -63,6 +63,18 @@ class Curve:
         steps, values = [x for x, _ in known], [y for _, y in known]
         return cls(steps, values, is_finite, ends, is_bucketed=False)
 
+    def steps_until(self, last: int) -> list[int]:
+        """Return the steps that have a point; the middles of buckets where these are not known."""
+        if self.is_bucketed and self.has_every_step:
+            return list(range(self.ends[0], min(last, self.ends[1]) + 1))
+        return [step for step in self.steps if step <= last]
+
+
+def have_same_steps(one: Curve, other: Curve) -> bool:
+    """Return whether two curves have points at the same steps until the shorter one ends."""
+    last = min(one.ends[1], other.ends[1])
+    return one.steps_until(last) == other.steps_until(last)
+
 
 def areas(
     session: Session, name: str, curves: Mapping[int, Curve]

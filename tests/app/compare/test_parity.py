@@ -479,6 +479,24 @@ def test_times_of_runs_that_stop_early_are_compared(
     assert 'name="group"' not in found
 
 
+@pytest.mark.parametrize("intervals", [(20, 5), (5, 20), (20, 15)])
+def test_times_at_other_intervals_are_not_compared_by_themselves(
+    make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
+) -> None:
+    """Of the same curve, the run with more points is seen to reach the target earlier."""
+    for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
+        for seed in range(2):
+            losses = {step: 100 - step + seed for step in range(every, 121, every)}
+            curve = [make_metric(step, loss, "val/loss") for step, loss in losses.items()]
+            make(precision, seed, None, curve=curve)
+    times = {"metric": "val/loss", "value": "time_to_target", "target": 65}
+    also = "the steps at which val/loss is known"
+    expected = f"not comparable: runs of a pair also differ in {also}"
+    assert reason(parity(script, "1,2,3,4", **times)) == expected
+    chosen = only(parity(script, "1,2,3,4", group="precision", **times))
+    assert (chosen["also_differ"], chosen["result"]["pairs"]) == ([also], 2)
+
+
 @pytest.mark.parametrize("value", ["area", "time_to_target"])
 def test_figures_and_metrics_without_a_curve_are_named(
     make: Callable[..., Run], script: TestClient, browser: TestClient, value: str
