@@ -184,7 +184,7 @@ class CurveRange(BaseModel):
     buckets: Annotated[
         int | None,
         Field(
-            description="Buckets of steps whose means are used, above 10,000 points; null: single "
+            description="Buckets of steps whose means are used, above 5,000 points; null: single "
             "points"
         ),
     ]

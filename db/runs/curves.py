@@ -17,7 +17,7 @@ from db.telemetry.windows import Line, Ticks
 
 LOSS = "loss"
 #: Points of a curve that are read for its area; of a longer one, means of buckets of steps.
-MOST_POINTS = 10_000
+MOST_POINTS = 5_000
 #: Points that are read at once in the search for a target.
 POINTS = 1000
 #: Steps that curves must have in common, so that their areas can be compared.
@@ -87,7 +87,8 @@ def areas(
     first = max(curve.ends[0] for curve in curves.values())
     last = min(curve.ends[1] for curve in curves.values())
     within = dict(curves)
-    if first < last and any(curve.is_bucketed for curve in curves.values()):
+    is_part = any(curve.ends != (first, last) for curve in curves.values())
+    if first < last and is_part and any(curve.is_bucketed for curve in curves.values()):
         # Curves of one range have the same buckets, and a long curve may have few points in it.
         lines = _lines(session, curves, name, first, last, most=MOST_POINTS)
         read = {run_id: Curve.of(line) for run_id, line in lines.items()}

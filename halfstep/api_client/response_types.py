@@ -437,7 +437,7 @@ class CurveRange(TypedDict):
     first: int
     last: int
     points: int  # Steps of which each of these runs has a value
-    # Buckets of steps whose means are used, above 10,000 points; null: single points
+    # Buckets of steps whose means are used, above 5,000 points; null: single points
     buckets: int | None
 
 

@@ -347,6 +347,20 @@ def test_curves_at_other_intervals_are_compared_at_their_common_steps(
     assert group["result"]["difference"] == pytest.approx(0)
 
 
+def test_areas_of_long_curves_name_their_buckets(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """And count the points that were recorded."""
+    for number, precision in enumerate(("fp32", "fp16") * 2):
+        make(precision, number // 2, None, steps=6_000, loss=1 + number**2 / 100)
+    group = only(parity(script, "1,2,3,4", metric="loss", value="area"))
+    range_ = group["range"]
+    assert (range_["first"], range_["last"], range_["points"]) == (1, 6_000, 6_000)
+    assert 1 < range_["buckets"] < 5_000
+    assert group["pairs"][0]["value"] == pytest.approx(1.01)
+    assert f"(6,000 common points, as means of {range_['buckets']:,} buckets)" in group["sentence"]
+
+
 def test_a_group_of_another_length_has_steps_of_its_own(
     make: Callable[..., Run], script: TestClient
 ) -> None:
