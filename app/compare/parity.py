@@ -461,7 +461,8 @@ class _Pairing:
         is_same = all(curves.have_same_steps(own[a], own[b]) for a, b in pairs)
         # A run that is evaluated more often is seen to reach the target earlier.
         return _Measured(
-            values, also_differ=[] if is_same else [f"the steps at which {parity.metric} is known"]
+            values,
+            also_differ=[] if is_same else [f"the steps at which {parity.metric} is recorded"],
         )
 
     def _why(self, text: str, columns: Sequence[Column]) -> str:

@@ -1,6 +1,6 @@
 """Single numbers of a curve: its area over a range of steps, and the time until a target."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -47,7 +47,8 @@ class Curve:
     steps: list[int]
     values: list[float]
     is_finite: bool  # no value is NaN or infinite
-    ends: tuple[int, int]
+    recorded: list[int]  # all steps, or middles of buckets
+    ends: tuple[int, int]  # first and last of all steps
     is_bucketed: bool
     has_every_step: bool = False  # has a point at each step between its ends; of buckets only
 
@@ -57,23 +58,25 @@ class Curve:
         known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isinstance(y, float)]
         if not known:
             return None
-        ends, is_finite = (known[0][0], known[-1][0]), not line.nonfinite.total
+        nonfinite = line.nonfinite.steps
+        ends = min([known[0][0], *nonfinite[:1]]), max([known[-1][0], *nonfinite[-1:]])
         if line.mean_x:
-            return cls(line.mean_x, line.mean_y, is_finite, ends, is_bucketed=True)
+            return cls(line.mean_x, line.mean_y, not nonfinite, line.mean_x, ends, is_bucketed=True)
         steps, values = [x for x, _ in known], [y for _, y in known]
-        return cls(steps, values, is_finite, ends, is_bucketed=False)
+        return cls(steps, values, not nonfinite, line.x, ends, is_bucketed=False)
 
-    def steps_until(self, last: int) -> list[int]:
+    def steps_until(self, last: int) -> Sequence[int]:
         """Return the steps that have a point; the middles of buckets where these are not known."""
-        if self.is_bucketed and self.has_every_step:
-            return list(range(self.ends[0], min(last, self.ends[1]) + 1))
-        return [step for step in self.steps if step <= last]
+        if self.has_every_step:
+            return range(self.ends[0], last + 1)
+        return [step for step in self.recorded if step <= last]
 
 
 def have_same_steps(one: Curve, other: Curve) -> bool:
     """Return whether two curves have points at the same steps until the shorter one ends."""
     last = min(one.ends[1], other.ends[1])
-    return one.steps_until(last) == other.steps_until(last)
+    steps, others = one.steps_until(last), other.steps_until(last)
+    return len(steps) == len(others) and (steps == others or list(steps) == list(others))
 
 
 def areas(
@@ -128,22 +131,25 @@ def read_curves(session: Session, run_ids: Collection[int], name: str) -> dict[i
     lines = _lines(session, run_ids, name, most=MOST_POINTS)
     curves = {run_id: curve for run_id, line in lines.items() if (curve := Curve.of(line))}
     long = [run_id for run_id, curve in curves.items() if curve.is_bucketed]
-    for run_id, points in _points(session, long, name).items():
-        first, last = curves[run_id].ends
-        curves[run_id] = replace(curves[run_id], has_every_step=points == last - first + 1)
+    for run_id, (points, last) in _points(session, long, name).items():
+        first = curves[run_id].ends[0]
+        is_whole = points == last - first + 1
+        curves[run_id] = replace(curves[run_id], ends=(first, last), has_every_step=is_whole)
     return curves
 
 
-def _points(session: Session, run_ids: Collection[int], name: str) -> dict[int, int]:
-    """Count the recorded points of long curves, from large buckets."""
+def _points(session: Session, run_ids: Collection[int], name: str) -> dict[int, tuple[int, int]]:
+    """Return the number of points and the last step of long curves, from large buckets."""
     if not run_ids:
         return {}
     with_losses = _with_losses(session, run_ids, name)
     steps = windows.windows_of(session, with_losses, most=32, names=[name])
-    points = {run_id: window.total for run_id, window in steps.items()}
+    points = {run_id: (window.total, window.last) for run_id, window in steps.items()}
     others = [run_id for run_id in run_ids if run_id not in points]
     measured = windows.measured_by_run(session, others, names=[name]) if others else {}
-    return points | {run_id: of.points for run_id, some in measured.items() for of in some}
+    return points | {
+        run_id: (of.points, of.step) for run_id, some in measured.items() for of in some
+    }
 
 
 def seconds_until(

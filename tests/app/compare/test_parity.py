@@ -504,7 +504,7 @@ def test_times_at_other_intervals_are_not_compared_by_themselves(
             curve = [make_metric(step, loss, "val/loss") for step, loss in losses.items()]
             make(precision, seed, None, curve=curve)
     times = {"metric": "val/loss", "value": "time_to_target", "target": 65}
-    also = "the steps at which val/loss is known"
+    also = "the steps at which val/loss is recorded"
     expected = f"not comparable: runs of a pair also differ in {also}"
     assert reason(parity(script, "1,2,3,4", **times)) == expected
     chosen = only(parity(script, "1,2,3,4", group="precision", **times))

@@ -112,6 +112,36 @@ def test_long_curves_are_compared_only_at_the_same_steps(
     assert means[1] == means[4]
 
 
+@pytest.mark.parametrize("most", [1_000, 10_000])
+def test_curves_have_the_same_steps_whatever_their_values_are(
+    database: Database, ada: User, worker: Worker, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Until the shorter one ends; a NaN is a point as well."""
+    monkeypatch.setattr(curves, "MOST_POINTS", most)
+    values = dict(enumerate(_falling(3_000).tolist(), start=1))
+    nan = float("nan")
+    alike = [
+        values,
+        dict.fromkeys(values, 1.0),
+        values | {1: nan, 700: nan, 3_000: nan},
+        {step: value for step, value in values.items() if step <= 800},
+        {step: value for step, value in values.items() if step <= 2_000},
+    ]
+    others = [
+        {step: value for step, value in values.items() if step != 3},
+        {step: value for step, value in values.items() if step % 5 == 0},
+        {step: value for step, value in values.items() if step > 1},
+    ]
+    for each in (*alike, *others):
+        _score(database, _start(database, ada, worker), each)
+    with database.reading() as session:
+        found = curves.read_curves(session, range(1, 9), SCORE)
+    assert found[1].is_bucketed == (most == 1_000)
+    for one in range(1, 6):
+        assert all(curves.have_same_steps(found[one], found[n]) for n in range(1, 6))
+        assert not any(curves.have_same_steps(found[one], found[n]) for n in (6, 7, 8))
+
+
 @pytest.mark.parametrize("first", [1, 64, 1_000, 524_289, 1_048_577, 2**40 + 1])
 @pytest.mark.parametrize("count", [1_000, 1_023, 1_024, 1_025, 5_000])
 def test_the_first_point_is_found_after_a_gap_of_steps(
