@@ -400,7 +400,7 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         value: Literal["final", "area", "time_to_target"] = "final",
         target: float | None = None,
     ) -> "Parity":
-        """Return whether runs are as good as a reference over seeds, as /compare does.
+        """Compare groups of runs with a reference over seeds, as /compare does.
 
         metric: default: the first, else the loss.  margin: largest difference that counts as
         equal; without it equivalence is not tested.  group: the setting to compare; default: the

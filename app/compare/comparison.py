@@ -152,9 +152,7 @@ class Comparison:
 
     @property
     def _differing(self) -> list[tuple[str, list[Any]]]:
-        """Settings that differ; those that only some runs have, with one value, come last."""
-        differing = [row for row in self.settings if len(set(map(repr, row[1]))) > 1]
-        return sorted(differing, key=lambda row: not _has_several(row[1]))
+        return differences(self.settings)
 
     @property
     def known_differences(self) -> list[str]:
@@ -332,10 +330,13 @@ def variants(session: Session, source: Run) -> list[str]:
     ]
 
 
-def of_runs(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:
+def of_runs(
+    session: Session, run_ids: Sequence[int], settings: Settings, metric: str = ""
+) -> Comparison:
     """Compare runs, in the given order.
 
-    Runs that do not exist are listed as missing. Raises NotFound if none exists.
+    Runs that do not exist are listed as missing. metric: compared even if few of the runs have it.
+    Raises NotFound if none exists.
     """
     rows = {run.id: (run, owner) for run, owner in runs.with_owners(session, run_ids)}
     missing = [run_id for run_id in run_ids if run_id not in rows]
@@ -348,11 +349,11 @@ def of_runs(session: Session, run_ids: Sequence[int], settings: Settings) -> Com
     labels = [
         run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run, _owner in members
     ]
-    return replace(_compared(session, members, labels, None, settings), missing=missing)
+    return replace(_compared(session, members, labels, None, settings, metric), missing=missing)
 
 
-def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
-    """Compare the runs of a group, with ratios. Raises NotFound."""
+def of_group(session: Session, group_id: int, settings: Settings, metric: str = "") -> Comparison:
+    """Compare the runs of a group, with ratios. metric: as in `of_runs`. Raises NotFound."""
     members = groups.members(session, group_id)
     configs = [run.config for run, _owner in members]
     variants = [groups.variant(config) for config in configs]
@@ -363,7 +364,12 @@ def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
     shown = {*variants, TF32, FP8}
     return replace(
         _compared(
-            session, members, groups.labels(configs), first if has_reference else None, settings
+            session,
+            members,
+            groups.labels(configs),
+            first if has_reference else None,
+            settings,
+            metric,
         ),
         reference=variants[first],
         left_out=[variant for variant in groups.VARIANTS if variant not in shown]
@@ -380,11 +386,13 @@ def _compared(
     labels: list[str],
     reference: int | None,
     settings: Settings,
+    metric: str,
 ) -> Comparison:
     """Compare runs. reference: index of the run that ratios refer to."""
     some_runs = [run for run, _owner in members]
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
+    names += [metric] if metric and metric not in names else []
     measured = windows.measured_by_run(session, ids, names={*names, *MEASURED})
     metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
@@ -422,6 +430,12 @@ def _compared(
         step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
         is_low=is_low,
     )
+
+
+def differences(settings: Sequence[tuple[str, list[Any]]]) -> list[tuple[str, list[Any]]]:
+    """Return settings that differ; those that only some runs have, with one value, come last."""
+    differing = [row for row in settings if len(set(map(repr, row[1]))) > 1]
+    return sorted(differing, key=lambda row: not _has_several(row[1]))
 
 
 def _has_several(values: list[Any]) -> bool:

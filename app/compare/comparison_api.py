@@ -41,7 +41,8 @@ Margin = Annotated[
         gt=0,
         le=LARGEST,
         allow_inf_nan=False,
-        description="Largest difference that counts as equal; without it equivalence is not tested",
+        description="Largest difference that counts as equal, in the unit of the compared values; "
+        "without it equivalence is not tested",
         examples=[0.01],
     ),
 ]
@@ -140,7 +141,11 @@ class FurtherPairs(BaseModel):
 
 
 class PairedTest(BaseModel):
-    """Differences of the pairs: value - reference_value."""
+    """Differences of the pairs: value - reference_value.
+
+    In seconds for time_to_target, else in the unit of the metric. Numbers are null if they are not
+    known.
+    """
 
     pairs: int
     reason: Annotated[str, Field(description="Why the conclusion is unknown; else empty")]
@@ -157,7 +162,11 @@ class PairedTest(BaseModel):
 
 
 class ParityPair(BaseModel):
-    """Two runs with the same seed."""
+    """Two runs with the same seed.
+
+    Values are in seconds for time_to_target, else in the unit of the metric; null: NaN, none, or
+    not read because the conclusion is unknown anyway.
+    """
 
     seed: str
     run: int
@@ -167,15 +176,18 @@ class ParityPair(BaseModel):
 
 
 class CurveRange(BaseModel):
-    """Steps that the curves of all pairs share."""
+    """Steps over which the curves of all pairs are compared."""
 
     first: int
     last: int
-    least_points: Annotated[
-        int,
-        Field(description="Points of the shortest curve; above 1,000, means of buckets of steps"),
+    points: Annotated[int, Field(description="Steps of which each of these runs has a value")]
+    buckets: Annotated[
+        int | None,
+        Field(
+            description="Buckets of steps whose means are used, above 5,000 points; null: single "
+            "points"
+        ),
     ]
-    most_points: Annotated[int, Field(description="Points of the longest curve")]
 
 
 class ParityGroup(BaseModel):
@@ -204,8 +216,10 @@ class Parity(BaseModel):
 
     metric: str
     value: Value
-    target: float | None
-    margin: float | None
+    target: Annotated[float | None, Field(description="In the unit of the metric")]
+    margin: Annotated[
+        float | None, Field(description="In seconds for time_to_target, else as the metric")
+    ]
     is_low: Annotated[
         bool | None, Field(description="Lower values are better, as times are; null if unknown")
     ]
@@ -218,7 +232,9 @@ class Parity(BaseModel):
     reference: Annotated[str, Field(description="Group: fp32, or that of the first run")]
     groups: list[ParityGroup]
     reason: Annotated[str, Field(description="Why there are no groups; else empty")]
-    unpaired: Annotated[list[int], Field(description="Ids of runs in no pair")]
+    unpaired: Annotated[
+        list[int], Field(description="Ids of runs in no pair; all, if there are no groups")
+    ]
 
 
 class ComparedPrecisions(Body):
@@ -317,14 +333,14 @@ def get_parity(
     value: ValueOfMetric = "final",
     target: Target = None,
 ) -> Parity:
-    """Return whether groups of runs are equivalent to a reference, worse, better, or unknown.
+    """Compare groups of runs with a reference: equivalent, worse, better, undecided or unknown.
 
     The groups differ in their precision or in another setting. Runs are paired by their seed, in a
     grid within each combination of its further settings.
     """
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
     query = ParityQuery(metric, margin, group, value, target)
-    parity = parity_of(session, comparison.of_runs(session, ids, settings), query)
+    parity = parity_of(session, comparison.of_runs(session, ids, settings, metric), query)
     groups = [{**vars(each), "sentence": sentence(parity, each)} for each in parity.groups]
     derived = {"is_low": parity.is_low, "paired_by": parity.paired_by, "groups": groups}
     return Parity.model_validate({**vars(parity), **derived}, from_attributes=True)

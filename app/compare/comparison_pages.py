@@ -28,6 +28,7 @@ from app.compare.parity import (
     Parity,
     ParityQuery,
     group_settings,
+    has_steps,
     parity_of,
     shares_seeds,
 )
@@ -133,7 +134,7 @@ def compare(
 ) -> HTMLResponse:
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
-    compared = comparison.of_runs(session, ids, settings)
+    compared = comparison.of_runs(session, ids, settings, view.parity.metric)
     return _page(
         request,
         session,
@@ -166,7 +167,7 @@ def show_group(
     view: TheView,
 ) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
-    compared = comparison.of_group(session, group_id, settings)
+    compared = comparison.of_group(session, group_id, settings, view.parity.metric)
     return _page(
         request,
         session,
@@ -219,8 +220,9 @@ def template_values(session: Session, compared: Comparison, view: View) -> dict[
         "parity": parity,
         "parity_plot": interval_plot(parity) if parity else None,
         "parity_sentence": sentence,
+        "has_steps": has_steps,
         "metric_labels": LABELS,
-        "notices": list(_notices(compared, view, drawable)),
+        "notices": list(_notices(compared, view, drawable, parity)),
     }
 
 
@@ -230,19 +232,23 @@ def _parity(session: Session, compared: Comparison, query: ParityQuery) -> Parit
         return None
     is_known = query.metric in compared.names or not compared.is_over
     metric = query.metric if is_known else ""
-    group = query.group if query.group in group_settings(compared) else ""
+    group = query.group if query.group in group_settings(compared.settings) else ""
     return parity_of(session, compared, replace(query, metric=metric, group=group))
 
 
-def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:
+def _notices(
+    compared: Comparison, view: View, drawable: dict[str, str], parity: Parity | None
+) -> Iterator[str]:
     for name in view.draw:
         if name not in drawable:
             yield f"None of these runs has {name[:100]!r}, so it is not drawn."
     if view.by and view.by not in dict(compared.differences):
         yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
-    metric = view.parity.metric
-    if metric and metric not in compared.names and compared.is_over:
+    metric, group = view.parity.metric, view.parity.group
+    if parity and metric not in ("", parity.metric):
         yield f"None of these runs has {metric!r}, so their parity is that of another metric."
+    if parity and group and group not in parity.settings:
+        yield f"These runs do not differ in {group!r}, so their parity is not that of its values."
     if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS
         yield f"Only the {most} metrics that most of these runs have are shown."

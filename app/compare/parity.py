@@ -12,17 +12,16 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from app.compare.comparison import LABELS, MISSING, Column, Comparison
+from app.compare.comparison import LABELS, MISSING, Column, Comparison, differences
 from app.compare.equivalence import PairedTest, compare_pairs
 from app.html import formats
-from db.errors import Invalid
+from db.errors import Invalid, StepsUnreadable, StorageUnreachable
 from db.runs import curves, groups
-from db.runs.curves import Curve, CurveRange
+from db.runs.curves import CurveRange
 from db.tables import Status
 
 #: What is compared of a metric: its last value, its mean over the curve, or seconds to a target.
@@ -114,13 +113,18 @@ def is_seed(path: str) -> bool:
     return path.rpartition(".")[2] == "seed"
 
 
+def has_steps(metric: str) -> bool:
+    """Return whether a figure is recorded at steps, instead of once for the whole run."""
+    return metric == curves.LOSS or metric not in LABELS
+
+
 def usual_metric(compared: Comparison) -> str:
     """Return the first metric of the runs, or the loss."""
     return next((name for name in compared.names if name not in LABELS), "loss")
 
 
 def direction(difference: float, is_low: bool | None) -> Conclusion:
-    """Return whether a difference is better or worse; lower or higher if that is not known."""
+    """Return better or worse for a difference; lower or higher if that is not known."""
     if is_low is None:
         return "lower" if difference < 0 else "higher"
     return "better" if is_low == (difference < 0) else "worse"
@@ -139,10 +143,10 @@ def shares_seeds(settings: Sequence[tuple[str, list[Any]]]) -> bool:
     return differ and sum(count > 1 for count in counts.values()) > 1
 
 
-def group_settings(compared: Comparison) -> list[str]:
-    """Return the settings that groups of the runs can differ in."""
-    seed = _seed_setting(_values(compared))
-    return _choices(path for path, _ in compared.differences if path != seed)
+def group_settings(settings: Sequence[tuple[str, list[Any]]]) -> list[str]:
+    """Return the settings that groups of runs can differ in. settings: as in `shares_seeds`."""
+    seed = _seed_setting(dict(settings))
+    return _choices(path for path, _ in differences(settings) if path != seed)
 
 
 def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Parity:
@@ -151,13 +155,13 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
     if metric not in compared.names and compared.is_over:
         allowed = ", ".join(compared.names[:10])
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
-    settings = group_settings(compared)
+    settings = group_settings(compared.settings)
     if group and group not in settings:
         allowed = ", ".join(settings[:10]) or "none, since no setting differs"
         raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
     setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
     values = _values(compared)
-    found = Parity(
+    parity = Parity(
         metric,
         query.value,
         query.target,
@@ -166,19 +170,20 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
         setting,
         _seed_setting(values),
         settings,
+        unpaired=compared.ids,
     )
-    if reason := _why_not(found, is_chosen=bool(group)):
-        return replace(found, reason=reason)
+    if reason := _why_not(parity, is_chosen=bool(group)):
+        return replace(parity, reason=reason)
     members: dict[str, list[Column]] = {}
     for column in compared.columns:
         members.setdefault(_group_name(values, setting, column.run.id), []).append(column)
-    found = replace(found, reference="fp32" if "fp32" in members else next(iter(members)))
+    parity = replace(parity, reference="fp32" if "fp32" in members else next(iter(members)))
     if len(members) == 1:
-        return replace(found, reason=f"all runs are of the group {found.reference}")
-    own = {found.seed, *(OF_MIX if setting == PRECISION else (setting,))}
+        return replace(parity, reason=f"all runs are of the group {parity.reference}")
+    own = {parity.seed, *(OF_MIX if setting == PRECISION else (setting,))}
     differing = {path for path, _ in compared.differences} - own
-    pairing = _Pairing(session, found, compared, values, differing, is_chosen=bool(group))
-    base = members.pop(found.reference)
+    pairing = _Pairing(session, parity, compared, values, differing, is_chosen=bool(group))
+    base = members.pop(parity.reference)
     results = [
         result
         for name, columns in members.items()
@@ -186,7 +191,7 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
     ]
     paired = {run for group in results for pair in group.pairs for run in _runs_of(pair)}
     unpaired = [run_id for run_id in compared.ids if run_id not in paired]
-    return replace(found, groups=results, unpaired=unpaired)
+    return replace(parity, groups=results, unpaired=unpaired)
 
 
 def _runs_of(pair: Pair) -> tuple[int, int]:
@@ -212,20 +217,20 @@ def _choices(paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(PRECISION if path in OF_PRECISION else path for path in paths))
 
 
-def _why_not(found: Parity, *, is_chosen: bool) -> str:
-    if not found.seed:
+def _why_not(parity: Parity, *, is_chosen: bool) -> str:
+    if not parity.seed:
         return f"the runs have no setting {SEED}, and not exactly one that is called seed"
-    if not found.settings:
+    if not parity.settings:
         return "the runs differ in no setting but the seed"
-    if found.value == "time_to_target" and found.target is None:
+    if parity.value == "time_to_target" and parity.target is None:
         return "the time to a target needs a target"
-    if found.value == "time_to_target" and found.is_metric_low is None:
+    if parity.value == "time_to_target" and parity.is_metric_low is None:
         return (
-            f"it is not known whether lower or higher {found.metric} is better, so neither is when "
-            "it reaches a target"
+            f"it is not known whether lower or higher {parity.metric} is better, so neither is "
+            "when it reaches a target"
         )
-    if len(found.settings) > 1 and not is_chosen and found.setting != PRECISION:
-        return f"the runs differ in {few(found.settings)}: choose the one to compare"
+    if len(parity.settings) > 1 and not is_chosen and parity.setting != PRECISION:
+        return f"the runs differ in {few(parity.settings)}: choose the one to compare"
     return ""
 
 
@@ -263,6 +268,7 @@ class _Measured:
     values: Mapping[int, float]
     reason: str = ""
     range: CurveRange | None = None
+    also_differ: Sequence[str] = ()  # what else differs between the runs of a pair
 
 
 @dataclass(frozen=True)
@@ -270,7 +276,7 @@ class _Pairing:
     """Pairs of groups with the reference."""
 
     session: Session
-    found: Parity
+    parity: Parity  # without groups yet
     compared: Comparison
     values: _Settings
     differing: Collection[str]  # paths of the other settings that differ
@@ -284,8 +290,8 @@ class _Pairing:
         mine, references = (self._by_combination(some, crossed) for some in (columns, base))
         shared = [key for key in references if key in mine]
         if not shared:
-            equal = few([self.found.seed, *_choices(crossed)])
-            text = f"no run of {name} has the {equal} of a run of {self.found.reference}"
+            equal = few([self.parity.seed, *_choices(crossed)])
+            text = f"no run of {name} has the {equal} of a run of {self.parity.reference}"
             return [GroupParity(name, "unknown", [], PairedTest("unknown", 0, text), [], {})]
         return [self._group(name, dict(key), mine[key], references[key]) for key in shared]
 
@@ -309,7 +315,7 @@ class _Pairing:
     def _by_seed(self, columns: Sequence[Column]) -> _BySeed:
         runs: _BySeed = {}
         for column in columns:
-            seed = self.values[self.found.seed][column.run.id]
+            seed = self.values[self.parity.seed][column.run.id]
             if seed is not MISSING and seed is not None:
                 runs.setdefault(formats.value(seed), []).append(column)
         return runs
@@ -336,7 +342,7 @@ class _Pairing:
 
         No pair is left out for its result: runs that failed may be the worst ones.
         """
-        found, mine, base = self.found, self._by_seed(columns), self._by_seed(references)
+        parity, mine, base = self.parity, self._by_seed(columns), self._by_seed(references)
         seeds = [seed for seed in base if seed in mine]
         runs = [(mine[seed][0], base[seed][0]) for seed in seeds]
         also_differ = self._also_differing(runs)
@@ -345,16 +351,16 @@ class _Pairing:
         repeated = [seed for seed in seeds if len(mine[seed]) + len(base[seed]) > 2]
         reason = ""
         if not seeds:
-            reason = f"no run of {name} has the seed of a run of {found.reference}"
+            reason = f"no run of {name} has the seed of a run of {parity.reference}"
         elif repeated:
             reason = f"a group has several runs of seed {few(repeated)}; remove all but one"
         elif unfinished:
             reason = f"not finished: {_named(unfinished)}"
-        elif also_differ and not self.is_chosen:
-            reason = f"not comparable: runs of a pair also differ in {few(also_differ)}"
-        needs_none = reason and found.value != "final"
+        elif not self.is_chosen:
+            reason = _not_comparable(also_differ)
+        needs_none = reason and parity.value != "final"
         measured = _Measured({}) if needs_none else self._measured(both)
-        values = measured.values
+        values, also_differ = measured.values, [*also_differ, *measured.also_differ]
         pairs = [
             Pair(
                 seed,
@@ -366,16 +372,17 @@ class _Pairing:
             for seed, (a, b) in zip(seeds, runs, strict=True)
         ]
         reason = reason or measured.reason
+        reason = reason or ("" if self.is_chosen else _not_comparable(also_differ))
         result = (
             PairedTest("unknown", len(pairs), reason)
             if reason
             else compare_pairs(
                 [pair.value for pair in pairs],
                 [pair.reference_value for pair in pairs],
-                found.margin,
+                parity.margin,
             )
         )
-        conclusion = _conclusion(result, found.is_low)
+        conclusion = _conclusion(result, parity.is_low)
         return GroupParity(
             name, conclusion, pairs, result, also_differ, combination, measured.range
         )
@@ -387,63 +394,100 @@ class _Pairing:
             for path in self.values
             if path in self.differing and any(len(self._texts(path, pair)) > 1 for pair in runs)
         )
-        if any(a.run.own_steps != b.run.own_steps for a, b in runs):
+        is_time = self.parity.value == "time_to_target"  # which may end a run early
+        if not is_time and any(a.run.own_steps != b.run.own_steps for a, b in runs):
             differing.append("the number of their steps")
         if any((a.run.parent_step is None) != (b.run.parent_step is None) for a, b in runs):
             differing.append("whether they continue a checkpoint")
-        if self.found.value == "time_to_target" and any(a.device != b.device for a, b in runs):
+        elif any(_parent(a) != _parent(b) for a, b in runs):
+            differing.append("their parent")
+        if any(_size(a) != _size(b) for a, b in runs):
+            differing.append("their nodes or devices")
+        if is_time and not all(column.device for pair in runs for column in pair):
+            differing.append("perhaps their device, which is not known")
+        elif is_time and any(a.device != b.device for a, b in runs):
             differing.append("their device")
         return differing
 
     def _measured(self, columns: Sequence[Column]) -> _Measured:
         """Return the values of runs that are compared with each other."""
-        by_value = {"final": self._last, "area": self._means, "time_to_target": self._times}
-        return by_value[self.found.value](columns)
+        if self.parity.value == "final":
+            return self._last(columns)
+        without = [column for column in columns if not _has_curve(column, self.parity.metric)]
+        if without:
+            return _Measured({}, self._why("no curve of {}", without))
+        try:
+            return self._means(columns) if self.parity.value == "area" else self._times(columns)
+        except StorageUnreachable:
+            return _Measured({}, "the storage of the steps does not answer")
+        except StepsUnreadable:
+            return _Measured({}, "the file with the steps of a run is missing or damaged")
 
     def _last(self, columns: Sequence[Column]) -> _Measured:
-        values = {column.run.id: _last_value(column, self.found.metric) for column in columns}
+        values = {column.run.id: _last_value(column, self.parity.metric) for column in columns}
         unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
         return _Measured(values, self._why("no finite {}", unknown))
 
     def _means(self, columns: Sequence[Column]) -> _Measured:
-        own = self._curves
-        missing = [column for column in columns if column.run.id not in own]
-        if missing:
+        metric, ids = self.parity.metric, [column.run.id for column in columns]
+        own = curves.read_curves(self.session, ids, metric)
+        if missing := [column for column in columns if column.run.id not in own]:
             return _Measured({}, self._why("no finite {}", missing))
-        mine = {column.run.id: own[column.run.id] for column in columns}
-        if (shared := curves.common_range(mine.values())) is None:
-            reason = f"the curves of {self.found.metric} have fewer than two steps in common"
-            return _Measured({}, reason)
-        values = {run_id: curve.mean(shared.first, shared.last) for run_id, curve in mine.items()}
-        unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
-        reason = self._why("a NaN, infinite or unknown value in the curve of {}", unknown)
-        return _Measured(values, reason, shared)
+        if unknown := [column for column in columns if not own[column.run.id].is_finite]:
+            text = "a NaN, infinite or unknown value in the curve of {}"
+            return _Measured({}, self._why(text, unknown))
+        try:
+            shared, means = curves.areas(self.session, metric, own)
+        except curves.NotComparable as error:
+            return _Measured({}, str(error))
+        return _Measured(means, "", shared)
 
     def _times(self, columns: Sequence[Column]) -> _Measured:
-        interrupted = [column for column in columns if column.run.attempt > 1]
-        if interrupted:
+        parity, ids = self.parity, [column.run.id for column in columns]
+        if interrupted := [column for column in columns if column.run.attempt > 1]:
             text = "interrupted, so the time to a target is not known"
             return _Measured({}, f"{text}: {_named(interrupted)}")
-        values = {column.run.id: self._seconds.get(column.run.id, math.nan) for column in columns}
-        never = [column for column in columns if column.run.id not in self._seconds]
-        target = formats.value(self.found.target)
-        return _Measured(values, self._why("{} never reaches " + target, never))
+        if parity.target is None or parity.is_metric_low is None:  # `_why_not` has the reason
+            return _Measured({})
+        values = curves.seconds_until(
+            self.session, ids, parity.metric, parity.target, is_low=parity.is_metric_low
+        )
+        never = [column for column in columns if column.run.id not in values]
+        if never:
+            text = "{} never reaches " + formats.value(parity.target)
+            return _Measured(values, self._why(text, never))
+        own = curves.read_curves(self.session, ids, parity.metric)
+        pairs = zip(ids[::2], ids[1::2], strict=True)
+        is_same = all(curves.have_same_steps(own[a], own[b]) for a, b in pairs)
+        # A run that is evaluated more often is seen to reach the target earlier.
+        return _Measured(
+            values,
+            also_differ=[] if is_same else [f"the steps at which {parity.metric} is recorded"],
+        )
 
     def _why(self, text: str, columns: Sequence[Column]) -> str:
         """Return a reason with the metric and the runs, if there are any."""
-        return f"{text.format(self.found.metric)}: {_named(columns)}" if columns else ""
+        return f"{text.format(self.parity.metric)}: {_named(columns)}" if columns else ""
 
-    @cached_property
-    def _curves(self) -> dict[int, Curve]:
-        return curves.read_curves(self.session, self.compared.ids, self.found.metric)
 
-    @cached_property
-    def _seconds(self) -> dict[int, float]:
-        found, ids = self.found, self.compared.ids
-        if found.target is None or found.is_metric_low is None:
-            return {}
-        is_low = found.is_metric_low
-        return curves.seconds_until(self.session, ids, found.metric, found.target, is_low=is_low)
+def _not_comparable(also_differ: Sequence[str]) -> str:
+    if not also_differ:
+        return ""
+    return f"not comparable: runs of a pair also differ in {few(also_differ)}"
+
+
+def _parent(column: Column) -> tuple[int | None, int | None]:
+    return column.run.parent_id, column.run.parent_step
+
+
+def _size(column: Column) -> tuple[int, int]:
+    return column.run.nodes, column.run.devices_per_node
+
+
+def _has_curve(column: Column, metric: str) -> bool:
+    """Return whether a run has recorded values of a metric at its steps."""
+    figure = column.figures.get(metric)
+    return has_steps(metric) and figure is not None and figure.value is not None
 
 
 def _last_value(column: Column, metric: str) -> float:

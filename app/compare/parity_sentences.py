@@ -54,10 +54,11 @@ def _measured(parity: Parity, group: GroupParity) -> str:
         return f"seconds until {parity.metric} {sign} {value(parity.target)}"
     if group.range is None:
         return parity.metric
-    least, most = count(group.range.least_points), count(group.range.most_points)
-    points = least if least == most else f"{least} to {most}"
+    points = f"{count(group.range.points)} common points"
+    if group.range.buckets is not None:
+        points += f", as means of {count(group.range.buckets)} buckets"
     steps = f"steps {count(group.range.first)} to {count(group.range.last)}"
-    return f"mean {parity.metric} over {steps} ({points} points per run)"
+    return f"mean {parity.metric} over {steps} ({points})"
 
 
 def _range(interval: Interval) -> str:

@@ -143,7 +143,9 @@ def show(
     else:
         template, values = (
             "compare/shared_compare.html",
-            template_values(session, _compared(session, shown.runs, settings), view),
+            template_values(
+                session, _compared(session, shown.runs, settings, view.parity.metric), view
+            ),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 
@@ -274,8 +276,10 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     }
 
 
-def _compared(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:
-    compared = comparison.of_runs(session, list(run_ids), settings)
+def _compared(
+    session: Session, run_ids: Sequence[int], settings: Settings, metric: str = ""
+) -> Comparison:
+    compared = comparison.of_runs(session, list(run_ids), settings, metric)
     return replace(
         compared,
         columns=[replace(column, run=_redacted(column.run)) for column in compared.columns],

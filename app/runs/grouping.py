@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from app.compare.comparison import MOST_RUNS, settings_of
-from app.compare.parity import shares_seeds
+from app.compare.parity import PRECISION, group_settings, shares_seeds
 from app.http.parameters import TYPED_CHARACTERS
 from app.runs.columns import Column
 from app.runs.filters import quoted
@@ -25,7 +25,7 @@ class Paired:
     """Runs whose parity can be tested: they share seeds and differ in a setting."""
 
     of_groups: list[list[int]]  # ids of each group's runs; empty if it has no such runs
-    of_all: list[int]  # of all groups together, likewise
+    of_all: list[int]  # of all groups together, likewise; empty if parity cannot compare these
 
 
 def paired(session: Session, found: Grouped) -> Paired:
@@ -44,11 +44,14 @@ def paired(session: Session, found: Grouped) -> Paired:
             sets[index] = []
         needed |= set(sets[index])
     by_id = {run.id: run for run in runs.with_settings(session, needed)} if needed else {}
-    checked = [
-        each if shares_seeds(settings_of([by_id[run_id] for run_id in each])) else []
-        for each in (*sets, everything)
-    ]
-    return Paired(checked[:-1], checked[-1])
+    settings = [settings_of([by_id[run_id] for run_id in each]) for each in (*sets, everything)]
+    *of_groups, of_all = (
+        each if shares_seeds(own) else []
+        for each, own in zip((*sets, everything), settings, strict=True)
+    )
+    is_setting = found.path == PRECISION or found.path not in GROUPED_BY
+    is_compared = is_setting and found.path in group_settings(settings[-1])
+    return Paired(of_groups, of_all if is_compared else [])
 
 
 def figures(shown: Sequence[Column]) -> list[Column]:

@@ -43,7 +43,8 @@ class RunGroup(BaseModel):
         list[int],
         Field(
             description="Its runs if they share seeds and differ in a setting, for "
-            "`comparison/parity`; else empty, as for more than 50 runs"
+            "`comparison/parity`; else empty, as for more than 50 runs, and after 200 runs of all "
+            "groups"
         ),
     ]
 
@@ -53,7 +54,13 @@ class GroupList(BaseModel):
 
     groups: list[RunGroup]
     total: Annotated[int, Field(description="Number of all groups")]
-    paired: Annotated[list[int], Field(description="The runs of all groups, likewise")]
+    paired: Annotated[
+        list[int],
+        Field(
+            description="The runs of all groups, likewise; empty if they are not grouped by "
+            "precision or by one setting"
+        ),
+    ]
     notes: Annotated[list[str], Field(description="Names that no setting or metric has")]
 
 

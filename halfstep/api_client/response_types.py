@@ -418,7 +418,11 @@ class PairedTest(TypedDict):
 
 
 class ParityPair(TypedDict):
-    """Two runs with the same seed."""
+    """Two runs with the same seed.
+
+    Values are in seconds for time_to_target, else in the unit of the metric; null: NaN, none, or
+    not read because the conclusion is unknown anyway.
+    """
 
     seed: str
     run: int
@@ -428,13 +432,13 @@ class ParityPair(TypedDict):
 
 
 class CurveRange(TypedDict):
-    """Steps that the curves of all pairs share."""
+    """Steps over which the curves of all pairs are compared."""
 
     first: int
     last: int
-    # Points of the shortest curve; above 1,000, means of buckets of steps
-    least_points: int
-    most_points: int  # Points of the longest curve
+    points: int  # Steps of which each of these runs has a value
+    # Buckets of steps whose means are used, above 5,000 points; null: single points
+    buckets: int | None
 
 
 class ParityGroup(TypedDict):
@@ -456,8 +460,8 @@ class Parity(TypedDict):
 
     metric: str
     value: Literal["final", "area", "time_to_target"]
-    target: float | None
-    margin: float | None
+    target: float | None  # In the unit of the metric
+    margin: float | None  # In seconds for time_to_target, else as the metric
     is_low: bool | None  # Lower values are better, as times are; null if unknown
     setting: str  # Setting that the groups differ in
     seed: str  # Setting that the runs of a pair share
@@ -466,7 +470,7 @@ class Parity(TypedDict):
     reference: str  # Group: fp32, or that of the first run
     groups: list[ParityGroup]
     reason: str  # Why there are no groups; else empty
-    unpaired: list[int]  # Ids of runs in no pair
+    unpaired: list[int]  # Ids of runs in no pair; all, if there are no groups
 
 
 class Line(TypedDict):

@@ -218,9 +218,13 @@ def test_parity_over_seeds_is_printed(
     ids = [str(run_id) for run_id in range(1, 11)]
     printed = halfstep("run", "parity", *ids, "--margin", "0.02", **environment)
     assert (printed.returncode, printed.stdout) == (0, f"{group['sentence']}\n")
-    alone = halfstep("run", "parity", "1", "2", "--json", **environment)
+    alone = halfstep("run", "parity", "1", "2", **environment)
     assert (alone.returncode, alone.stdout) == (0, "")
     assert "unknown: the runs differ in no setting but the seed" in alone.stderr
+    timed = ("--value", "time_to_target", "--target", "0.95", "--json")
+    typed = json.loads(halfstep("run", "parity", "1", "2", *timed, **environment).stdout)
+    assert (typed["value"], typed["target"], typed["unpaired"]) == ("time_to_target", 0.95, [1, 2])
+    assert typed == client.parity([1, 2], value="time_to_target", target=0.95)
 
 
 def test_a_command_is_submitted_by_client_and_by_hand(

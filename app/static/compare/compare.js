@@ -201,6 +201,16 @@ for (const box of boxes) {
     changeView(box.checked)
   })
 }
+const test = document.querySelector('#parity form')
+if (test) {
+  /** The unit of the margin, which counts for no other. */
+  const unitOf = () => (test.elements.value.value === 'time_to_target' ? 's' : test.elements.metric.value)
+  let unit = unitOf()
+  test.addEventListener('change', () => {
+    if (unitOf() !== unit) test.elements.margin.value = ''
+    unit = unitOf()
+  })
+}
 /** Go on with other runs, and the view as it is. @param {string} runs */
 const goOn = (runs) => {
   const address = new URL(`${root}/compare`, location.href)

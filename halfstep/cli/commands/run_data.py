@@ -243,10 +243,10 @@ def parity(
             run_ids, metric, margin=margin, group=group, value=value, target=target
         )
     if as_json:
-        print_json(result["groups"])
-    else:
-        for row in result["groups"]:
-            print(row["sentence"])
+        print_json([result])
+        return
+    for row in result["groups"]:
+        print(row["sentence"])
     if result["reason"]:
         warn(f"unknown: {result['reason']}")
     if result["unpaired"] and result["groups"]:

@@ -6,16 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from sqlalchemy import update
+from obstore.store import LocalStore
+from sqlalchemy import delete, update
 from starlette.testclient import TestClient
 
+from app.main import create_app
 from db.database import Database
+from db.errors import StorageUnreachable
+from db.files.step_files import StepFiles
+from db.settings import Settings
 from db.tables import Run, RunNode, Status, User
+from db.telemetry import freeze
 from tests.app.compare.any_runs_made import trained
 from tests.app.compare.seeds_made import FP16, FP32, seeded, two_precisions
 from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run
+from tests.db.telemetry.frozen_made import freeze_run
 from tests.db.telemetry.telemetry_made import make_metric
 
 pytestmark = pytest.mark.usefixtures("offered")
@@ -187,7 +195,9 @@ def test_runs_that_are_no_pairs_are_unknown(make: Callable[..., Run], script: Te
     assert reason(parity(script, "1,3")) == "1 pair; at least 2 are needed"
     several = reason(parity(script, "1,2,3,4,5"))
     assert several == "a group has several runs of seed 1; remove all but one"
-    assert parity(script, "2,3")["reason"] == "the runs differ in no setting but the seed"
+    same = parity(script, "2,3")
+    assert same["reason"] == "the runs differ in no setting but the seed"
+    assert same["unpaired"] == [2, 3]
     make("fp16", None, 0.9)
     make("fp32", None, 0.9)
     alone = parity(script, "6,7")
@@ -237,6 +247,45 @@ def test_runs_of_other_length_or_origin_are_not_compared_by_themselves(
     )
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "text"),
+    [
+        ("parent_id", (3, 4), "their parent"),
+        ("nodes", (1, 2), "their nodes or devices"),
+        ("devices_per_node", (2, 4), "their nodes or devices"),
+    ],
+)
+def test_runs_of_other_parents_or_sizes_are_not_compared_by_themselves(
+    make: Callable[..., Run],
+    database: Database,
+    script: TestClient,
+    column: str,
+    values: Any,
+    text: str,
+) -> None:
+    """What is equal in each pair may differ between pairs; a choice compares it, and names it."""
+    for seed in range(2):
+        make("fp16", seed, 0.9 + seed / 50)
+        make("fp32", seed, 0.95)
+
+    def change(*of_runs: int) -> None:
+        with database.writing() as session:
+            for run_id, value in enumerate(of_runs, start=1):
+                run = session.get_one(Run, run_id)
+                run.parent_step = 0 if column == "parent_id" else None
+                setattr(run, column, value)
+
+    low, high = values
+    change(low, low, high, high)
+    assert only(parity(script, "1,2,3,4"))["also_differ"] == []
+    change(low, low, low, high)
+    assert reason(parity(script, "1,2,3,4")) == (
+        f"not comparable: runs of a pair also differ in {text}"
+    )
+    chosen = only(parity(script, "1,2,3,4", group="precision"))
+    assert (chosen["also_differ"], chosen["result"]["pairs"]) == ([text], 2)
+
+
 def with_curves(
     make: Callable[..., Run], curves: dict[str, list[list[float]]], name: str = "val/loss"
 ) -> str:
@@ -263,15 +312,53 @@ def test_curves_are_compared_over_the_steps_that_they_share(
     group = only(found)
     assert (found["value"], group["range"]) == (
         "area",
-        {"first": 10, "last": 30, "least_points": 3, "most_points": 3},
+        {"first": 10, "last": 30, "points": 3, "buckets": None},
     )
     expected = [(4 + 2 * 2 + 1) / 4, (4.2 + 2 * 2 + 1.2) / 4, (3.9 + 2 * 2.1 + 1.1) / 4]
     assert [pair["reference_value"] for pair in group["pairs"]] == pytest.approx(expected)
     assert group["sentence"].startswith(
-        "fp16 is worse than fp32 in mean val/loss over steps 10 to 30 (3 points per run) by "
+        "fp16 is worse than fp32 in mean val/loss over steps 10 to 30 (3 common points) by "
     )
     last = only(parity(script, runs, metric="val/loss", margin=0.1))
     assert (last["range"], last["conclusion"]) == (None, "undecided")
+
+
+@pytest.mark.parametrize("intervals", [(20, 5), (5, 20), (8, 6), (7, 3)])
+def test_curves_at_other_intervals_are_compared_at_their_common_steps(
+    make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
+) -> None:
+    """The same curve has the same area: a coarse convex curve has a larger trapezoidal one."""
+    for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
+        for seed in range(3):
+            noise = np.random.default_rng(seed).normal(scale=0.1, size=121)
+            curve = [
+                make_metric(step, 1 + 2 * math.exp(-step / 25) + noise[step], "val/loss")
+                for step in range(every, 121, every)
+            ]
+            make(precision, seed, None, curve=curve)
+    query = {"metric": "val/loss", "value": "area", "group": "precision", "margin": 0.01}
+    group = only(parity(script, "1,2,3,4,5,6", **query))
+    common = math.lcm(*intervals)
+    assert group["range"]["first"] == common
+    assert group["range"]["points"] == 120 // common
+    assert [pair["value"] for pair in group["pairs"]] == pytest.approx(
+        [pair["reference_value"] for pair in group["pairs"]]
+    )
+    assert group["result"]["difference"] == pytest.approx(0)
+
+
+def test_areas_of_long_curves_name_their_buckets(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """And count the points that were recorded."""
+    for number, precision in enumerate(("fp32", "fp16") * 2):
+        make(precision, number // 2, None, steps=6_000, loss=1 + number**2 / 100)
+    group = only(parity(script, "1,2,3,4", metric="loss", value="area"))
+    range_ = group["range"]
+    assert (range_["first"], range_["last"], range_["points"]) == (1, 6_000, 6_000)
+    assert 1 < range_["buckets"] < 5_000
+    assert group["pairs"][0]["value"] == pytest.approx(1.01)
+    assert f"(6,000 common points, as means of {range_['buckets']:,} buckets)" in group["sentence"]
 
 
 def test_a_group_of_another_length_has_steps_of_its_own(
@@ -281,20 +368,21 @@ def test_a_group_of_another_length_has_steps_of_its_own(
     runs = with_curves(
         make,
         {
-            "fp32": [[4.0, 2.0, 1.0], [4.2, 2.0, 1.2]],
+            "fp32": [[4.0, 2.0, 1.0, 0.9], [4.2, 2.0, 1.2, 0.9]],
             "fp16": [[4.1, 2.0, 1.0], [4.4, 2.0, 1.2]],
-            "bf16": [[4.0, 2.1], [4.2, 2.3]],
+            "bf16": [[4.0, 2.1, 1.5, 1.0], [4.2, 2.3, 1.6, 1.1]],
         },
     )
     groups = parity(script, runs, metric="val/loss", value="area")["groups"]
-    assert [group["range"]["last"] for group in groups] == [30, 20]
+    assert [group["range"]["last"] for group in groups] == [30, 40]
 
 
 @pytest.mark.parametrize(
     ("curve", "text"),
     [
-        ([], "no finite val/loss: run 3 (finished)"),
-        ([1.0], "the curves of val/loss have fewer than two steps in common"),
+        ([], "no curve of val/loss: run 3 (finished)"),
+        ([math.nan, math.inf], "no finite val/loss: run 3 (finished)"),
+        ([2.0, 1.0], "the curves of val/loss have 2 steps in common; at least 3 are needed"),
         (
             [3.0, math.nan, 1.0],
             "a NaN, infinite or unknown value in the curve of val/loss: run 3 (finished)",
@@ -377,6 +465,150 @@ def test_times_on_different_devices_are_not_compared_by_themselves(
     also = "not comparable: runs of a pair also differ in their device"
     assert reason(parity(script, runs, **times)) == also
     assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
+    with database.writing() as session:
+        session.execute(delete(RunNode).where(RunNode.run_id == 3))
+    also = "not comparable: runs of a pair also differ in perhaps their device, which is not known"
+    assert reason(parity(script, runs, **times)) == also
+    assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
+
+
+def test_times_of_runs_that_stop_early_are_compared(
+    make: Callable[..., Run], script: TestClient, browser: TestClient
+) -> None:
+    """The number of steps follows from the target; with another value it blocks the comparison,
+    and the page offers to choose the setting."""
+    for seed in range(2):
+        for precision, last in (("fp32", 3), ("fp16", 2 + seed)):
+            curve = [make_metric(step, 3.0 - step, "val/loss") for step in range(1, last + 1)]
+            make(precision, seed, None, steps=last, curve=curve)
+    times = {"metric": "val/loss", "value": "time_to_target", "target": 1.0}
+    group = only(parity(script, "1,2,3,4", **times))
+    assert (group["also_differ"], group["result"]["pairs"]) == ([], 2)
+    for value in ("final", "area"):
+        query = {"metric": "val/loss", "value": value}
+        assert "the number of their steps" in reason(parity(script, "1,2,3,4", **query))
+        found = block(browser.get("/compare", params={"runs": "1,2,3,4", **query}).text)
+        assert '<option value="">Setting</option><option>precision</option>' in found
+    found = block(browser.get("/compare", params={"runs": "1,2,3,4", **times}).text)
+    assert 'name="group"' not in found
+
+
+@pytest.mark.parametrize("intervals", [(20, 5), (5, 20), (20, 15)])
+def test_times_at_other_intervals_are_not_compared_by_themselves(
+    make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
+) -> None:
+    """Of the same curve, the run with more points is seen to reach the target earlier."""
+    for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
+        for seed in range(2):
+            losses = {step: 100 - step + seed for step in range(every, 121, every)}
+            curve = [make_metric(step, loss, "val/loss") for step, loss in losses.items()]
+            make(precision, seed, None, curve=curve)
+    times = {"metric": "val/loss", "value": "time_to_target", "target": 65}
+    also = "the steps at which val/loss is recorded"
+    expected = f"not comparable: runs of a pair also differ in {also}"
+    assert reason(parity(script, "1,2,3,4", **times)) == expected
+    chosen = only(parity(script, "1,2,3,4", group="precision", **times))
+    assert (chosen["also_differ"], chosen["result"]["pairs"]) == ([also], 2)
+
+
+@pytest.mark.parametrize("value", ["area", "time_to_target"])
+def test_figures_and_metrics_without_a_curve_are_named(
+    make: Callable[..., Run], script: TestClient, browser: TestClient, value: str
+) -> None:
+    """Figures of whole runs, and a metric that one of the runs lacks: none "never reaches" it."""
+    curve = [make_metric(step, step / 10, "val/accuracy") for step in range(1, 5)]
+    for precision in ("fp32", "fp16"):
+        for seed in range(2):
+            make(precision, seed, None, curve=[] if (precision, seed) == ("fp16", 1) else curve)
+    query = {"value": value, "target": 0.3}
+    for metric in ("run/step_ms", "seconds"):
+        found = parity(script, "1,2,3,4", metric=metric, **query)
+        assert reason(found).startswith(f"no curve of {metric}: run 3 (finished)")
+    found = parity(script, "1,2,3,4", metric="val/accuracy", **query)
+    assert reason(found) == "no curve of val/accuracy: run 4 (finished)"
+    page = block(browser.get("/compare", params={"runs": "1,2,3,4", **query}).text)
+    assert re.findall('<option value="([^"]*)"[^>]* class="of-final"', page) == [
+        *("run/step_ms", "run/seconds", "run/peak_memory_bytes", "seconds")
+    ]
+    assert '<option value="loss">Loss</option>' in page
+
+
+def test_the_direction_is_known_before_the_first_evaluation(
+    make: Callable[..., Run], script: TestClient
+) -> None:
+    """From the name of the metric: the reason is that the runs have not finished."""
+    for seed in range(2):
+        make("fp32", seed, None, status=None)
+        make("fp16", seed, None, status=None)
+    query = {"metric": "val/accuracy", "value": "time_to_target", "target": 0.5}
+    found = parity(script, "1,2,3,4", **query)
+    assert reason(found).startswith("not finished: run 2 (running)")
+    assert parity(script, "1,2,3,4", metric="val/accuracy")["is_low"] is False
+
+
+def test_a_metric_beyond_the_first_hundred_is_compared(
+    make: Callable[..., Run], script: TestClient, browser: TestClient
+) -> None:
+    """The page shows its parity without a notice that no run has it."""
+    for precision in ("fp32", "fp16"):
+        for seed in range(2):
+            curve = [make_metric(1, seed + number, f"m/{number:03}") for number in range(120)]
+            make(precision, seed, None, curve=curve)
+    found = parity(script, "1,2,3,4", metric="m/119")
+    assert [pair["value"] for pair in only(found)["pairs"]] == [119.0, 120.0]
+    page = browser.get("/compare", params={"runs": "1,2,3,4", "metric": "m/119"}).text
+    assert '<option value="m/119" selected>' in block(page)
+    assert "None of these runs has" not in page
+    assert "Only the 100 metrics" in page
+
+
+@pytest.mark.parametrize("problem", ["missing", "damaged", "unreachable"])
+@pytest.mark.parametrize("value", ["area", "time_to_target"])
+def test_steps_that_cannot_be_read_are_a_reason(
+    make: Callable[..., Run],
+    database: Database,
+    database_url: str,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: TestClient,
+    value: str,
+    problem: str,
+) -> None:
+    """Of the groups whose runs these are; the others are compared, and so are last values."""
+    monkeypatch.setattr(freeze, "LEAST_STEPS", 10)
+    for precision in ("fp32", "fp16", "bf16"):
+        for seed in range(2):
+            make(precision, seed, None, steps=500, loss=1.0 + len(precision) / 10 + seed / 100)
+    folder = tmp_path / "store"
+    store = LocalStore(folder, mkdir=True)
+    with database.reading() as session:
+        run = session.get_one(Run, 3)
+    key = freeze_run(database, store, run, tmp_path).key
+    if problem == "missing":
+        (folder / key).unlink()
+    elif problem == "damaged":
+        (folder / key).write_bytes(b"PAR1" * 1000)
+
+    def opened() -> LocalStore:
+        if problem == "unreachable":
+            raise StorageUnreachable
+        return store
+
+    with TestClient(
+        create_app(settings, Database(database_url, StepFiles(opened))),
+        base_url="http://localhost",
+        headers=script.headers,
+    ) as reader:
+        query: dict[str, Any] = {"metric": "loss", "value": value, "target": 1.5}
+        groups = parity(reader, "1,2,3,4,5,6", **query)["groups"]
+        last = parity(reader, "1,2,3,4,5,6", metric="loss")["groups"]
+    expected = {
+        "unreachable": "the storage of the steps does not answer",
+    }.get(problem, "the file with the steps of a run is missing or damaged")
+    assert groups[0]["result"]["reason"] == expected
+    assert not groups[1]["result"]["reason"].startswith("the ")
+    assert [group["pairs"][0]["value"] for group in last] == pytest.approx([1.4, 1.4])
 
 
 def grid(make: Callable[..., Run], rates: dict[str, list[float]]) -> str:
@@ -635,6 +867,8 @@ def test_the_page_names_what_cannot_be_compared(
     assert "differ in training.lr, training.name: choose the one" in block(page)
     assert '<option value="">Setting</option><option>training.lr</option>' in block(page)
     assert "None of these runs has &#39;&lt;u&gt;&#39;, so their parity" in page
+    ignored = browser.get("/compare?runs=1,2,3,4&group=training.seed").text
+    assert "These runs do not differ in &#39;training.seed&#39;, so their parity" in ignored
     chosen = block(browser.get("/compare?runs=1,2,3,4&group=training.name").text)
     assert "Runs of a pair also differ in training.lr." in chosen
     assert "&lt;i&gt;" in chosen

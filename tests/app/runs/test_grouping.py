@@ -8,7 +8,9 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.runs import filters, grouping
+from db.access import accounts
 from db.database import Database
+from db.runs.grouping import GROUPED_BY
 from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
 from tests.app.looks_made import noted
@@ -129,17 +131,43 @@ def test_groups_whose_runs_share_seeds_lead_to_their_parity(
         return found["paired"], {row["value"]: row["paired"] for row in found["groups"]}
 
     everything, first = list(range(1, 9)), [1, 2, 3, 4]
-    assert paired(group="tag") == (everything, {"one": first, "two": []})
+    assert paired(group="tag") == ([], {"one": first, "two": []})
     assert paired(group="lr") == (everything, {0.1: first, 0.2: []})
     assert paired(group="precision") == (everything, {"fp16": [], "fp32": [3, 4, 5, 6, 7, 8]})
-    assert paired(group="tag", filter="tag:one") == ([], {"one": first})
-    assert paired(group="tag", filter="tag:two") == ([], {"two": []})
+    assert paired(group="seed")[0] == []
+    assert paired(group="precision", filter="tag:one") == (first, {"fp16": [], "fp32": []})
+    assert paired(group="lr", filter="tag:two") == ([], {0.2: []})
     page = browser.get("/runs?group=tag").text
     assert page.count('href="/compare?runs=1,2,3,4#parity"') == 1
-    assert 'href="/compare?runs=1,2,3,4,5,6,7,8#parity">Parity over seeds of all groups' in page
+    assert "Parity over seeds" not in page
     page = browser.get("/runs?group=lr").text
     assert 'href="/compare?runs=1,2,3,4,5,6,7,8&amp;group=training.lr#parity"' in page
+    page = browser.get("/runs?group=precision").text
+    assert 'href="/compare?runs=1,2,3,4,5,6,7,8#parity">Parity over seeds of all groups' in page
     assert "#parity" not in browser.get("/runs?group=tag&filter=tag:two").text
+
+
+@pytest.mark.parametrize("name", [name for name in GROUPED_BY if name != "precision"])
+def test_groups_that_parity_does_not_compare_have_no_link(
+    database: Database, ada: User, script: TestClient, name: str
+) -> None:
+    """A comparison of all of their runs would be one of their precisions."""
+    with database.writing() as session:
+        bob = accounts.make_user(session, "bob")
+    for number in range(8):
+        config = CONFIG | {"training": {"steps": 400, "seed": number % 2}}
+        submit(database, (ada, bob)[number % 4 // 2], config=config, tags=f"t{number % 4 // 2}")
+        with database.writing() as session:
+            run = session.scalars(select(Run).order_by(Run.id.desc()).limit(1)).one()
+            run.precision = "fp32" if number < 4 else "fp16"
+            run.config = {**run.config, "precision": run.precision}
+            if number % 4 > 1:
+                run.project, run.recipe, run.source = "other", "mlp", "watch"
+    found = script.get("/api/v1/runs/groups", params={"group": name}).json()
+    assert found["paired"] == []
+    assert (found["total"] == 2) == (name != "sweep")
+    by_precision = script.get("/api/v1/runs/groups", params={"group": "precision"}).json()
+    assert by_precision["paired"] == [*range(1, 9)]
 
 
 @pytest.mark.parametrize(("name", "limit"), [("MOST_RUNS", 7), ("MOST_READ", 7)])

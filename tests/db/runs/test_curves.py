@@ -9,7 +9,7 @@ from obstore.store import MemoryStore
 
 from db.database import Database
 from db.runs import curves
-from db.runs.curves import POINTS, CurveRange
+from db.runs.curves import CurveRange, NotComparable
 from db.tables import Run, User, Worker
 from db.telemetry import freeze
 from tests.db.conftest import claim, submit
@@ -43,42 +43,133 @@ def _falling(count: int, seed: int = 0) -> NDArray[np.float64]:
     return falling.astype(np.float32).astype(float)
 
 
+def _areas(
+    database: Database, runs: list[int], name: str = SCORE
+) -> tuple[CurveRange, dict[int, float]]:
+    with database.reading() as session:
+        return curves.areas(session, name, curves.read_curves(session, runs, name))
+
+
 def test_the_mean_of_a_curve_is_its_area_by_the_trapezoidal_rule(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Over the steps that all curves share, whose ends are interpolated; no value but a curve."""
-    points = {1: 4.0, 3: 2.0, 4: 3.0, 8: 1.0}
-    later = {2: 0.0, 6: 8.0, 10: 8.0}
-    for each in (points, later, {5: 1.0}, {1: 1.0, 2: float("nan"), 9: 1.0}):
+    """Over the steps of which all curves have a value; no value but a NaN is no curve."""
+    points = {1: 4.0, 3: 2.0, 4: 3.0, 8: 1.0, 9: 2.0}
+    later = {2: 0.0, 3: 6.0, 6: 8.0, 8: 8.0, 9: 1.0, 10: 8.0}
+    for each in (points, later, {5: 1.0}, {1: 1.0, 2: float("nan"), 9: 1.0}, {7: float("nan")}):
         _score(database, _start(database, ada, worker), each)
     with database.reading() as session:
-        found = curves.read_curves(session, [1, 2, 3, 4, 9], SCORE)
+        found = curves.read_curves(session, [1, 2, 3, 4, 5, 9], SCORE)
+    assert [run_id for run_id, curve in found.items() if curve.is_finite] == [1, 2, 3]
     assert set(found) == {1, 2, 3, 4}
-    shared = curves.common_range([found[1], found[2]])
-    assert shared == CurveRange(2, 8, least_points=2, most_points=3)
-    # At 2 the first curve is 3; at 8 the second is 8.
-    assert found[1].mean(2, 8) == pytest.approx((2.5 + 2.5 + 4 * 2) / 6)
-    assert found[2].mean(2, 8) == pytest.approx((4 * 4 + 2 * 8) / 6)
-    assert found[1].mean(1, 8) == pytest.approx((2 * 3 + 2.5 + 4 * 2) / 7)
-    assert curves.common_range([found[1], found[3]]) is None
-    assert np.isnan(found[4].mean(1, 9))
+    shared, means = _areas(database, [1, 2])
+    assert shared == CurveRange(3, 9, points=3, buckets=None)
+    assert means[1] == pytest.approx((5 * 1.5 + 1.5) / 6)
+    assert means[2] == pytest.approx((5 * 7 + 4.5) / 6)
+    with pytest.raises(NotComparable, match="0 steps in common"):
+        _areas(database, [1, 3])
 
 
-def test_the_mean_of_a_long_curve_is_that_of_all_points(database: Database, run: Run) -> None:
-    """Although only means of buckets are read, to a thousandth of its fall."""
-    values = _falling(12_000)
-    record(database, run, make_steps(values.tolist()))
-    _score(database, run, dict(enumerate(values.tolist(), start=1)))
-    steps = np.arange(1, len(values) + 1)
-    for first, last in ((1, 12_000), (2_000, 7_777)):
-        inside = (first <= steps) & (steps <= last)
-        exact = np.trapezoid(values[inside], steps[inside]) / (last - first)
-        with database.reading() as session:
-            for name in ("loss", SCORE):
-                curve = curves.read_curves(session, [run.id], name)[run.id]
-                assert curve.ends == (1, 12_000)
-                assert len(curve.steps) <= POINTS
-                assert curve.mean(first, last) == pytest.approx(exact, abs=0.002)
+def test_the_mean_of_a_long_curve_is_that_of_all_points(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Although only means of buckets are read, to a thousandth of its fall; of a longer one, in
+    the range that they share."""
+    for length in (12_000, 24_000):
+        values = np.tile(_falling(12_000), 2)[:length].tolist()
+        run = _start(database, ada, worker)
+        record(database, run, make_steps(values))
+        _score(database, run, dict(enumerate(values, start=1)))
+    exact = np.trapezoid(_falling(12_000)) / 11_999
+    for name in ("loss", SCORE):
+        shared, means = _areas(database, [1, 2], name)
+        assert (shared.first, shared.last, shared.points) == (1, 12_000, 12_000)
+        assert shared.buckets is not None
+        assert shared.buckets < curves.MOST_POINTS
+        assert means[1] == pytest.approx(exact, abs=0.002)
+        assert means[2] == means[1]
+
+
+def test_long_curves_are_compared_only_at_the_same_steps(
+    database: Database, ada: User, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Means of buckets with other steps could differ where the curves do not. Of a short range,
+    all points are read."""
+    monkeypatch.setattr(curves, "MOST_POINTS", 1_000)
+    values = _falling(4_000).tolist()
+    every, other, short = (
+        dict(zip(range(1, 1 + len(some) * step, step), some, strict=True))
+        for some, step in ((values, 1), (values[::2], 2), (values[:900:3], 3))
+    )
+    holed = {step: value for step, value in every.items() if step % 7}
+    for each in (every, other, holed, short):
+        _score(database, _start(database, ada, worker), each)
+    for some in ([1, 2], [2, 3], [1, 3], [2], [3]):
+        with pytest.raises(NotComparable, match="more than 1,000 points, and not all have each"):
+            _areas(database, some)
+    shared, means = _areas(database, [1, 4])
+    assert shared == CurveRange(1, 898, points=300, buckets=None)
+    assert means[1] == means[4]
+
+
+@pytest.mark.parametrize("most", [1_000, 10_000])
+def test_curves_have_the_same_steps_whatever_their_values_are(
+    database: Database, ada: User, worker: Worker, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Until the shorter one ends; a NaN is a point as well."""
+    monkeypatch.setattr(curves, "MOST_POINTS", most)
+    values = dict(enumerate(_falling(3_000).tolist(), start=1))
+    nan = float("nan")
+    alike = [
+        values,
+        dict.fromkeys(values, 1.0),
+        values | {1: nan, 700: nan, 3_000: nan},
+        {step: value for step, value in values.items() if step <= 800},
+        {step: value for step, value in values.items() if step <= 2_000},
+    ]
+    others = [
+        {step: value for step, value in values.items() if step != 3},
+        {step: value for step, value in values.items() if step % 5 == 0},
+        {step: value for step, value in values.items() if step > 1},
+    ]
+    for each in (*alike, *others):
+        _score(database, _start(database, ada, worker), each)
+    with database.reading() as session:
+        found = curves.read_curves(session, range(1, 9), SCORE)
+    assert found[1].is_bucketed == (most == 1_000)
+    for one in range(1, 6):
+        assert all(curves.have_same_steps(found[one], found[n]) for n in range(1, 6))
+        assert not any(curves.have_same_steps(found[one], found[n]) for n in (6, 7, 8))
+
+
+@pytest.mark.parametrize("first", [1, 64, 1_000, 524_289, 1_048_577, 2**40 + 1])
+@pytest.mark.parametrize("count", [1_000, 1_023, 1_024, 1_025, 5_000])
+def test_the_first_point_is_found_after_a_gap_of_steps(
+    database: Database, run: Run, first: int, count: int
+) -> None:
+    """Whatever its place in its bucket is: all points may be in one or two buckets."""
+    values = _falling(count)
+    _score(database, run, {0: 9.0} | dict(enumerate(values.tolist(), start=first)))
+    targets = [*np.quantile(values, np.linspace(0, 1, 6)).tolist(), *values[[0, -1]].tolist()]
+    values[-1] = values.min() - 1
+    _score(database, run, {first + count - 1: float(values[-1])})
+    with database.reading() as session:
+        for target in (*targets, float(values[-1])):
+            found = curves.seconds_until(session, [run.id], SCORE, target, is_low=True)
+            assert found == {run.id: (first + int(np.argmax(values <= target))) * 5 / 1000}
+
+
+@pytest.mark.parametrize("gap", [500_000, 2**30])
+def test_the_first_step_is_found_after_a_gap_of_steps(
+    database: Database, run: Run, gap: int
+) -> None:
+    """Steps with a loss have one after an interval that was not recorded."""
+    values = _falling(1_500)
+    record(database, run, make_steps([9.0]), make_steps(values.tolist(), first=gap))
+    with database.reading() as session:
+        for target in (*np.quantile(values, (0, 0.1, 0.9)).tolist(), float(values[-1])):
+            found = curves.seconds_until(session, [run.id], "loss", target, is_low=True)
+            assert found == {run.id: (gap + int(np.argmax(values <= target))) * 5 / 1000}
 
 
 @pytest.mark.parametrize("count", [50, 12_000])
