@@ -9,16 +9,12 @@ from sqlalchemy.orm import Session
 from db.paging import Page, page
 from db.tables import (
     FLAGGED,
-    Diagnosis,
-    LogLine,
-    Metric,
     Run,
     RunNode,
-    RunStatus,
     ScalerEvent,
     Step,
 )
-from db.telemetry.series import Cursor, json_number
+from db.telemetry.series import Cursor, json_number, newest_rows
 
 
 def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
@@ -78,7 +74,7 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
 
     waiting: marker of the reason why a queued run waits.
     """
-    newest = session.connection().execute(_newest_query(), {"run_id": run.id}).one()
+    newest = newest_rows(session, run.id)
     # An attempt without steps may still delete earlier steps.
     has_begun = run.resumed_step is not None
     return Cursor(
@@ -89,22 +85,3 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
         waiting=waiting,
         rollbacks=run.rollbacks,
     )
-
-
-@cache
-def _newest_query() -> Select[Any]:
-    columns = {
-        "step": Step.step,
-        "event": ScalerEvent.id,
-        "metric": Metric.id,
-        "log": LogLine.number,
-        "diagnosis": Diagnosis.id,
-        "status": RunStatus.id,
-    }
-
-    def newest(column: Any) -> Any:
-        of_run = column.class_.run_id == bindparam("run_id")
-        query = select(func.coalesce(func.max(column), 0)).where(of_run)
-        return query.scalar_subquery()
-
-    return select(*(newest(column).label(name) for name, column in columns.items()))

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Collection
 from dataclasses import astuple, dataclass, replace
+from functools import cache
 from typing import Any
 
-from sqlalchemy import false, func, or_, select
+from sqlalchemy import Row, Select, bindparam, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.paging import Page, page
@@ -30,6 +31,16 @@ from db.telemetry.frozen_steps import StepRow
 #: Rows that one query looks up by key: SQLite allows 32,766 parameters.
 LOOKED_UP = 30_000
 SPARKLINE_POINTS = 60
+
+
+#: Keys of the rows that a cursor counts, by its field: later rows have larger ones.
+KEYS: dict[str, Any] = {
+    "event": ScalerEvent.id,
+    "metric": Metric.id,
+    "log": LogLine.number,
+    "diagnosis": Diagnosis.id,
+    "status": RunStatus.id,
+}
 
 
 @dataclass(frozen=True)
@@ -118,11 +129,18 @@ def changes(
             diagnosis=_newest_id(session, Diagnosis, run_id, seen),
         )
     steps = raw_steps(session, run_id, first=seen + 1, most=most)
-    events = _after(session, ScalerEvent, ScalerEvent.id, run_id, since.event, most)
-    metrics = _after(session, Metric, Metric.id, run_id, since.metric, most)
-    log_lines = _after(session, LogLine, LogLine.number, run_id, since.log, most)
-    diagnoses = _after(session, Diagnosis, Diagnosis.id, run_id, since.diagnosis, most)
-    statuses = _after(session, RunStatus, RunStatus.id, run_id, since.status, most)
+    newest = newest_rows(session, run_id)
+
+    def after(name: str) -> list[Any]:
+        seen = getattr(since, name)
+        if getattr(newest, name) <= seen:  # mostly: one query instead of one for each kind
+            return []
+        key = KEYS[name]
+        query = select(key.class_).where(key.class_.run_id == run_id, key > seen)
+        return list(session.scalars(query.order_by(key).limit(most)))
+
+    events, metrics, log_lines = after("event"), after("metric"), after("log")
+    diagnoses, statuses = after("diagnosis"), after("status")
     has_new_files = run.files_revision != since.files
     kinds = (steps["step"], events, metrics, log_lines, diagnoses, statuses)
     full = any(len(rows) == most for rows in kinds)
@@ -278,12 +296,22 @@ def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
     return list(session.scalars(query.order_by(table.step, table.id)))
 
 
+def newest_rows(session: Session, run_id: int) -> Row[Any]:
+    """Return the largest step and the largest key of each of KEYS, by name; 0 without rows."""
+    return session.execute(_newest_query(), {"run_id": run_id}).one()
+
+
+@cache
+def _newest_query() -> Select[Any]:
+    def newest(column: Any) -> Any:
+        of_run = column.class_.run_id == bindparam("run_id")
+        return select(func.coalesce(func.max(column), 0)).where(of_run).scalar_subquery()
+
+    columns = {"step": Step.step, **KEYS}
+    return select(*(newest(column).label(name) for name, column in columns.items()))
+
+
 def _newest_id(session: Session, table: Any, run_id: int, step: int) -> int:
     """Return the newest id up to a step: SQLite reuses the ids of deleted rows."""
     query = select(func.max(table.id)).where(table.run_id == run_id, table.step <= step)
     return session.scalar(query) or 0
-
-
-def _after(session: Session, table: Any, key: Any, run_id: int, seen: int, most: int) -> list[Any]:
-    query = select(table).where(table.run_id == run_id, key > seen).order_by(key).limit(most)
-    return list(session.scalars(query))
