@@ -12,7 +12,7 @@ from db.telemetry import freeze
 
 logger = logging.getLogger(__name__)
 
-#: Runs of one call, and how long it begins further ones; the next call continues. After an upgrade
+#: Runs of one call, and how long it begins further ones; the next call continues. At first
 #: thousands of runs may be due.
 MOST_RUNS, ROUND_SECONDS = 100, 60.0
 #: Delay before another call for a run that cannot be frozen, or whose old files must wait.
