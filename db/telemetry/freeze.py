@@ -27,7 +27,7 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.errors import StepsUnreadable
+from db.errors import StepsMissing, StepsUnreadable
 from db.files import step_files
 from db.files.step_files import GROUP_STEPS, SUMMARIES, Columns, StepFile, StepFiles
 from db.files.storage import (
@@ -52,7 +52,7 @@ from db.tables import (
     StepBucket,
     Trial,
 )
-from db.telemetry import frozen_steps
+from db.telemetry import frozen_steps, pyramid
 from db.telemetry.frozen_steps import END, LATEST_ROWS
 from db.telemetry.pyramid import SIZES, packed_lowest
 from db.telemetry.series import SPARKLINE_POINTS, evenly_spaced
@@ -111,8 +111,8 @@ def freeze(
     """Freeze the steps of a run, or continue an interrupted freeze.
 
     folder: for the temporary file.  Returns whether only old files are left to delete, by a call
-    after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped, or the
-    error of the store; then all steps are still readable.
+    after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped,
+    StepsMissing, or the error of the store; then nothing has changed for readers.
     """
     with database.reading() as session:
         run, row = session.get_one(Run, run_id), _row(session, run_id)
@@ -177,7 +177,8 @@ def _store(
 ) -> _Stored | None:
     """Store the steps of a run as a file under a new key and verify it.
 
-    Returns None if there are no steps. Raises StepsUnreadable if the stored file differs.
+    Returns None if there are no steps. Raises StepsMissing if there are fewer than the summaries
+    count, StepsUnreadable if the stored file differs.
     """
     last = 0
 
@@ -191,6 +192,7 @@ def _store(
         written = step_files.write(file, groups)
         if not written:
             return None
+        _check_complete(database, run_id, sum(steps for steps, _ in written))
         sha256, footer_sha256 = step_files.sha256_of_whole_and_footer(file)
         # Random: a file that `halfstep storage check --mend` deletes never gets a row.
         key = f"{STEPS}/{run_id}/{secrets.token_hex(8)}.parquet"
@@ -207,6 +209,20 @@ def _store(
         delete_file(store, key)
         raise
     return _Stored(stored, sha256, last)
+
+
+def _check_complete(database: Database, run_id: int, steps: int) -> None:
+    """Check that no steps are missing: a file with the rest would replace that which has them.
+
+    `halfstep storage check --mend` may have deleted the record of a file.
+    """
+    with database.reading() as session:
+        expected = pyramid.count_steps(session.connection(), run_id)
+    if steps < expected:
+        raise StepsMissing(
+            f"{steps:,} of its {expected:,} steps are left, as after `halfstep storage check "
+            "--mend` with a file missing. They stay in the database; restore a backup for the rest."
+        )
 
 
 def _sync(store: ObjectStore, key: str) -> None:

@@ -214,6 +214,11 @@ def count_skips(connection: Connection, run_id: int) -> int:
     return int(_largest(connection, run_id).skips.sum())
 
 
+def count_steps(connection: Connection, run_id: int) -> int:
+    """Count all recorded steps of a run, also those that neither rows nor a file have any more."""
+    return int(_largest(connection, run_id).steps.sum())
+
+
 def steps_per_second(connection: Connection, run_id: int) -> float | None:
     """Return the mean steps per second of a run, or None if it has no timed steps."""
     largest = _largest(connection, run_id)

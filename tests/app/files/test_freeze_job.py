@@ -23,7 +23,7 @@ from db.files import backup
 from db.files.backup import back_up, restore
 from db.files.erasure import erase
 from db.files.step_files import StepFiles
-from db.files.storage import mismatches, open_store
+from db.files.storage import mend, mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
 from db.tables import FrozenSteps, Run, Step, StepBucket, User
@@ -221,6 +221,43 @@ def test_a_damaged_file_is_reported(
     assert [record.message[:38] for record in caplog.records] == [
         "the steps of run 1 cannot be frozen: T"
     ]
+
+
+def test_a_run_without_the_record_of_its_file_is_not_frozen_again(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its charts stay, and so does its file if it is found again."""
+    [key] = freeze_due(settings, database)
+    path, store = settings.data / key, open_store(settings)
+    content = path.read_bytes()
+    path.unlink()
+    with database.reading() as session:
+        wrong = mismatches(session, store)
+    assert [mismatch.key for mismatch in wrong] == [key]
+    mend(database, store, wrong)
+    before = _charts(database), rows(database)
+    job = FreezeJob(settings, database, Event())
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING):
+            job.freeze_due()
+    [message] = [record.message for record in caplog.records]
+    assert f"{before[1]} of its 3,000 steps are left" in message
+    path.write_bytes(content)
+    os.utime(path, (0, 0))
+    assert freeze_due(settings, database) == []
+    assert (_charts(database), rows(database)) == before
+    assert path.read_bytes() == content
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def _charts(database: Database) -> str:
+    with database.reading() as session:
+        [window] = windows.windows_of(session, [1], most=32).values()
+        assert window.total == STEPS
+        return repr(window)
 
 
 def test_an_erased_run_has_no_file(
