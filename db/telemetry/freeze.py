@@ -5,7 +5,7 @@
 3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
 4. The rows are deleted in batches, except those that other queries read, see `_retained`; so are
    the lowest buckets of the pyramid, which the file has.
-5. Files of the run without a row are deleted by a call ORPHAN_SECONDS after its file was stored.
+5. The file before this one is deleted by a call ORPHAN_SECONDS after this was stored.
 
 Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
 adds rows; at its end all steps are frozen into a new file.
@@ -35,7 +35,6 @@ from db.files.storage import (
     PARTS_AT_ONCE,
     STEPS,
     delete_file,
-    delete_files,
     is_recent,
     sha256_of,
 )
@@ -110,8 +109,8 @@ def freeze(
 ) -> bool:
     """Freeze the steps of a run, or continue an interrupted freeze.
 
-    folder: for the temporary file.  Returns whether only old files are left to delete, by a call
-    after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped,
+    folder: for the temporary file.  Returns whether only the old file is left to delete, by a
+    call after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped,
     StepsMissing, or the error of the store; then nothing has changed for readers.
     """
     with database.reading() as session:
@@ -127,7 +126,7 @@ def freeze(
             delete_file(store, stored.file.key)
             return False
     key = _delete_rows(database, run_id, stopping)
-    return key is not None and not _delete_other_files(database, store, run_id, key)
+    return key is not None and not _delete_previous_file(database, store, run_id, key)
 
 
 @dataclass(frozen=True)
@@ -249,6 +248,7 @@ def _publish(database: Database, run_id: int, stored: _Stored, state: _State) ->
             return False
         row = row or FrozenSteps(run_id=run_id, size_bytes=0, path=None)
         run.stored_bytes += stored.file.size_bytes - row.size_bytes
+        row.previous_key = row.key
         row.key, row.size_bytes, row.sha256 = stored.file.key, stored.file.size_bytes, stored.sha256
         row.footer_sha256 = stored.file.footer_sha256
         row.step, row.attempt, row.is_settled = stored.last, run.attempt, False
@@ -337,22 +337,21 @@ def _retained(session: Session, run: Run) -> set[int]:
     return {step for step in steps if step is not None} | {*evenly_spaced(run, SPARKLINE_POINTS)}
 
 
-def _delete_other_files(database: Database, store: ObjectStore, run_id: int, key: str) -> bool:
-    """Delete files of a run without a row, unless one was stored recently; return whether all are.
+def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, key: str) -> bool:
+    """Delete the file before this one, unless this was stored recently; return whether it is gone.
 
-    A backup copies files after it has read their rows, so the file before this one stays a while.
+    A backup copies files after it has read their rows. No other file is deleted: another database
+    may have recorded it.
     """
-    prefix = f"{STEPS}/{run_id}/"
-    files = [meta for page in obstore.list(store, prefix=prefix) for meta in page]
-    others = [meta["path"] for meta in files if meta["path"] != key]
-    if others and any(map(is_recent, files)):
-        return False
     with database.reading() as session:
         row = _row(session, run_id)
     if row is None or row.key != key:
         return True
-    delete_files(store, others)
+    if row.previous_key is not None:
+        if is_recent(obstore.head(store, key)):
+            return False
+        delete_file(store, row.previous_key)
     with database.writing() as session:
         its = (FrozenSteps.run_id == run_id, FrozenSteps.key == key)
-        session.execute(update(FrozenSteps).where(*its).values(is_settled=True))
+        session.execute(update(FrozenSteps).where(*its).values(is_settled=True, previous_key=None))
     return True
