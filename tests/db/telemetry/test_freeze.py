@@ -320,6 +320,28 @@ def test_a_damaged_file_costs_its_own_steps_only(
     assert (window.first, window.last, window.total > 2900, stored_bytes) == (1, 3000, True, 0)
 
 
+def test_mending_deletes_no_record_of_a_later_file(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """The run was frozen again since the files were compared."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    content = bytes(obstore.get(store, row.key).bytes())
+    obstore.delete(store, row.key)
+    with database.reading() as session:
+        wrong = mismatches(session, store)
+    obstore.put(store, row.key, content)
+    with frozen_made.reading_files(database, store) as other:
+        end(other, begin_again(other, running))
+        later = freeze_run(other, store, running, tmp_path)
+        mend(other, store, wrong)
+        with other.reading() as session:
+            assert session.scalars(select(FrozenSteps)).one().key == later.key
+            assert session.get_one(Run, running.id).stored_bytes == later.size_bytes
+            assert len(series.raw_steps(session, running.id)["step"]) == 699
+
+
 def test_a_run_starts_from_scratch_without_its_file(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
