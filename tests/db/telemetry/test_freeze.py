@@ -345,15 +345,13 @@ def test_mending_deletes_no_record_of_a_later_file(
 def test_a_run_starts_from_scratch_without_its_file(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """An attempt that repeats all steps needs none of them; another one reports the file."""
+    """An attempt that repeats all steps needs none of them."""
     store = MemoryStore()
     make_history(database, running)
     row = freeze_run(database, store, running, tmp_path)
     obstore.delete(store, row.key)
     run = begin_again(database, running)
     with frozen_made.reading_files(database, store) as other:
-        with other.writing() as session, pytest.raises(StepsUnreadable):
-            telemetry.truncate(session, run.id, run.attempt, after=300)
         with other.writing() as session:
             telemetry.truncate(session, run.id, run.attempt, after=0)
         record(other, run, make_steps([0.5] * 400))
@@ -362,6 +360,47 @@ def test_a_run_starts_from_scratch_without_its_file(
             assert series.raw_steps(session, run.id)["loss"] == [0.5] * 400
         again = freeze_run(other, store, run, tmp_path)
         assert (again.attempt, again.step) == (2, 400)
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered"])
+@pytest.mark.parametrize("after", [1, 300, 511, 560, 690])
+def test_a_run_continues_without_its_file(
+    database: Database,
+    running: Run,
+    tmp_path: Path,
+    damage: str,
+    after: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its new steps are recorded; of those in the file the last 100 are lost."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    content = bytes(obstore.get(store, row.key).bytes())
+    if damage == "missing":
+        obstore.delete(store, row.key)
+    else:
+        obstore.put(store, row.key, bytes(len(content) // 2) + content[len(content) // 2 :])
+    run = begin_again(database, running)
+    new = make_steps([0.5] * 200, first=after + 1, skipped=[after + 7])
+    with frozen_made.reading_files(database, store) as other:
+        with other.writing() as session:
+            telemetry.truncate(session, run.id, run.attempt, after=after)
+        record(other, run, new[:20], new[20:])
+        end(other, run)
+        with other.reading() as session:
+            ended = session.get_one(Run, run.id)
+            assert (ended.step, ended.skipped > 0) == (after + 200, True)
+            assert session.scalars(select(FrozenSteps.step)).one() == after
+            latest = windows.window(session, run.id, first=after + 1, last=after + 200, most=500)
+        assert latest is not None
+        assert latest.total == 200
+    assert any(f"run {run.id} continues without" in each.message for each in caplog.records)
+    obstore.put(store, row.key, content)
+    with frozen_made.reading_files(database, store) as other, other.reading() as session:
+        steps = set(series.raw_steps(session, run.id, most=10**6)["step"])
+    assert steps >= {*range(1, after - 99), *range(after + 1, after + 201)} - {100}
+    assert max(steps) == after + 200
 
 
 def test_a_restored_file_is_read_again(database: Database, running: Run, tmp_path: Path) -> None:
