@@ -418,6 +418,27 @@ def test_a_restored_file_is_read_again(database: Database, running: Run, tmp_pat
         assert len(series.raw_steps(session, running.id)["step"]) == 699
 
 
+def test_a_damaged_column_is_not_cached(database: Database, running: Run, tmp_path: Path) -> None:
+    """Bytes between two columns are cached unread; once the file is restored, they are right."""
+    store = MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    content = bytes(obstore.get(store, row.key).bytes())
+    file, files = StepFile(row.key, row.size_bytes, row.footer_sha256), StepFiles(lambda: store)
+    expected = StepFiles(lambda: store).read(file, [(1, 60)], ["elapsed_ms", "loss"])
+    _, end = files._footer(file).part(0, ["elapsed_ms"])
+    obstore.put(store, row.key, content[: end - 1] + bytes([content[end - 1] ^ 1]) + content[end:])
+    found = files.read(file, [(1, 60)], ["loss"])["loss"]
+    with pytest.raises(StepsUnreadable, match=row.key):
+        files.read(file, [(1, 60)], ["elapsed_ms"])
+    assert (files._parts, files._parts_bytes) == ({}, 0)
+    files.read(file, [(1, 60)], ["loss"])
+    obstore.put(store, row.key, content)
+    elapsed_ms = files.read(file, [(1, 60)], ["elapsed_ms"])["elapsed_ms"]
+    np.testing.assert_array_equal(elapsed_ms, expected["elapsed_ms"])
+    np.testing.assert_array_equal(found, expected["loss"])
+
+
 def test_row_groups_are_cached_within_a_bound(
     database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
