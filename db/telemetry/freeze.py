@@ -14,7 +14,7 @@ adds rows; at its end all steps are frozen into a new file.
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -263,6 +263,9 @@ def _delete_rows(database: Database, run_id: int, stopping: Event) -> str | None
     """
     first: int | None = -END
     key: str | None = None
+    # Once, without a lock: of a diverged run it reads many rows. Further attempts end the loop.
+    with database.reading() as session:
+        retained = _retained(session, session.get_one(Run, run_id))
     while first is not None:
         begun = time.monotonic()
         with database.writing() as session:
@@ -271,20 +274,22 @@ def _delete_rows(database: Database, run_id: int, stopping: Event) -> str | None
             if _State.of(run, row) is None or row is None or row.attempt != run.attempt:
                 return None
             key = row.key
-            first = _delete_batch(session, run, row, first)
+            first = _delete_batch(session, row, first, retained)
         if first is not None and stopping.wait(time.monotonic() - begun):
             raise Stopped
     return key
 
 
-def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> int | None:
+def _delete_batch(
+    session: Session, row: FrozenSteps, first: int, retained: Collection[int]
+) -> int | None:
     """Delete the rows of a batch from a step on; return the first step of the next batch."""
-    mine = (Step.run_id == run.id, Step.step >= first, Step.step <= row.step)
+    mine = (Step.run_id == row.run_id, Step.step >= first, Step.step <= row.step)
     further = select(Step.step).where(*mine).order_by(Step.step).offset(BATCH_ROWS).limit(1)
     following = session.scalar(further)
     latest = session.scalar(
         select(Step.step)
-        .where(Step.run_id == run.id, Step.step <= row.step)
+        .where(Step.run_id == row.run_id, Step.step <= row.step)
         .order_by(Step.step.desc())
         .offset(LATEST_ROWS - 1)
         .limit(1)
@@ -293,19 +298,18 @@ def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> i
         return None
     # One upper limit: of several SQLite may search by the largest, and read all later rows.
     end = min(row.step if following is None else following - 1, row.step - LATEST_ROWS, latest - 1)
-    retained = [step for step in _retained(session, run) if first <= step <= end]
     is_plain = Step.flags.op("&")(SKIPPED | NONFINITE_LOSS | NOT_STEPPED) == 0
     session.connection().execute(
         delete(Step).where(
-            Step.run_id == run.id,
+            Step.run_id == row.run_id,
             Step.step.between(first, end),
             is_plain,
-            Step.step.not_in(retained),
+            Step.step.not_in([step for step in retained if first <= step <= end]),
         )
     )
     size = SIZES[0]
     buckets = StepBucket.bucket.between(first // size, (end + 1) // size - 1)
-    its = (StepBucket.run_id == run.id, StepBucket.size == size)
+    its = (StepBucket.run_id == row.run_id, StepBucket.size == size)
     session.connection().execute(delete(StepBucket).where(*its, buckets))
     return following
 
