@@ -106,27 +106,29 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
 
 def freeze(
     database: Database, store: ObjectStore, run_id: int, *, folder: Path, stopping: Event
-) -> bool:
+) -> None:
     """Freeze the steps of a run, or continue an interrupted freeze.
 
-    folder: for the temporary file.  Returns whether only the old file is left to delete, by a
-    call after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped,
-    StepsMissing, or the error of the store; then nothing has changed for readers.
+    folder: for the temporary file.  Nothing happens if the run is active, deleted or without steps.
+    Another call is needed if it has changed meanwhile, or for the file before this one, after
+    ORPHAN_SECONDS. Raises Stopped, StepsMissing, or the error of the store; then nothing has
+    changed for readers.
     """
     with database.reading() as session:
         run, row = session.get_one(Run, run_id), _row(session, run_id)
         state = _State.of(run, row)
     if state is None:
-        return False
+        return
     if row is None or row.attempt != state.attempt:
         stored = _store(database, store, run_id, folder, stopping)
         if stored is None:
-            return False
+            return
         if not _publish(database, run_id, stored, state):
             delete_file(store, stored.file.key)
-            return False
+            return
     key = _delete_rows(database, run_id, stopping)
-    return key is not None and not _delete_previous_file(database, store, run_id, key)
+    if key is not None:
+        _delete_previous_file(database, store, run_id, key)
 
 
 @dataclass(frozen=True)
@@ -341,8 +343,8 @@ def _retained(session: Session, run: Run) -> set[int]:
     return {step for step in steps if step is not None} | {*evenly_spaced(run, SPARKLINE_POINTS)}
 
 
-def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, key: str) -> bool:
-    """Delete the file before this one, unless this was stored recently; return whether it is gone.
+def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, key: str) -> None:
+    """Delete the file before this one, unless this was stored recently.
 
     A backup copies files after it has read their rows. No other file is deleted: another database
     may have recorded it.
@@ -350,12 +352,11 @@ def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, k
     with database.reading() as session:
         row = _row(session, run_id)
     if row is None or row.key != key:
-        return True
+        return
     if row.previous_key is not None:
         if is_recent(obstore.head(store, key)):
-            return False
+            return
         delete_file(store, row.previous_key)
     with database.writing() as session:
         its = (FrozenSteps.run_id == run_id, FrozenSteps.key == key)
         session.execute(update(FrozenSteps).where(*its).values(is_settled=True, previous_key=None))
-    return True

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from starlette.testclient import TestClient
 
 from app.files import freeze_job
@@ -152,6 +152,45 @@ def test_a_round_is_bounded(
         token = uploader.headers["Authorization"].removeprefix("Bearer ")
         send(Uploader(uploader.client, token, tmp_path / str(number)), STEPS, id=f"{number}" * 32)
     assert [len(freeze_due(settings, database)) for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_error_of_the_store_ends_the_round(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged once; the next round begins with another run."""
+    token = uploader.headers["Authorization"].removeprefix("Bearer ")
+    send(Uploader(uploader.client, token, tmp_path / "other"), STEPS, id="1" * 32)
+    steps, job = settings.data / "steps", FreezeJob(settings, database, Event())
+    steps.write_bytes(b"")  # no folder
+    with caplog.at_level(logging.WARNING):
+        job.freeze_due()
+    [message] = [record.message for record in caplog.records]
+    assert message.startswith("the steps of run 1 cannot be frozen: ")
+    assert job._retry_at.keys() == {1}
+    steps.unlink()
+    job.freeze_due()
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps.run_id)).all() == [2]
+
+
+def test_a_run_without_steps_is_tried_once_an_hour(
+    uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays due, and nothing is logged."""
+    with database.writing() as session:
+        session.execute(delete(Step))
+    job = FreezeJob(settings, database, Event())
+    with caplog.at_level(logging.WARNING):
+        job.freeze_due()
+    due = job._retry_at.copy()
+    assert due.keys() == {1}
+    job.freeze_due()
+    assert job._retry_at == due
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("first", [1000, 3001, *extended([1, 2999])])
