@@ -97,7 +97,9 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
         Run.status.in_(ENDED),
         Run.ended_at <= before,
         or_(Run.last_report_at.is_(None), Run.last_report_at <= before),
+        # It has no more steps than either: numbers may have gaps, and steps are recorded again.
         Run.step - func.coalesce(Run.parent_step, 0) >= LEAST_STEPS,
+        Run.recorded_steps >= LEAST_STEPS,
         or_(FrozenSteps.id.is_(None), ~is_frozen),
         ~in_open_trial,
     )

@@ -520,6 +520,19 @@ def test_due_are_long_runs_that_ended_and_changed(
     assert due() == []
 
 
+@pytest.mark.parametrize(("steps", "is_due"), [(9, False), (10, True)])
+def test_due_are_runs_with_many_recorded_steps(
+    database: Database, running: Run, steps: int, is_due: bool
+) -> None:
+    """The number of the last step may be much higher."""
+    history = make_steps([1.0] * steps)
+    history["step"] *= 1_000
+    record(database, running, history)
+    end(database, running)
+    with database.reading() as session:
+        assert freeze.due(session, 0.0, most=5) == [running.id] * is_due
+
+
 def test_steps_may_be_far_apart(database: Database, running: Run, tmp_path: Path) -> None:
     """The latest steps stay rows, and are rows again after a resume, whatever their distance."""
     store, zooms = MemoryStore(), [(1_000, 130_000), (250_000, 690_000)]
