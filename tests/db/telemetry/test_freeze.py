@@ -401,8 +401,12 @@ def test_a_run_continues_without_its_file(
         assert latest.total == 200
     assert any(f"run {run.id} continues without" in each.message for each in caplog.records)
     obstore.put(store, row.key, content)
-    with frozen_made.reading_files(database, store) as other, other.reading() as session:
-        steps = set(series.raw_steps(session, run.id, most=10**6)["step"])
+    with frozen_made.reading_files(database, store) as other:
+        with other.writing() as session:
+            pyramid.rebuild(session, run.id)
+        assert freeze_run(other, store, run, tmp_path).attempt == 2
+        with other.reading() as session:
+            steps = set(series.raw_steps(session, run.id, most=10**6)["step"])
     assert steps >= {*range(1, after - 99), *range(after + 1, after + 201)} - {100}
     assert max(steps) == after + 200
 
