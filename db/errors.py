@@ -94,6 +94,10 @@ class StepsUnreadable(HalfstepError):
         )
 
 
+class StepsMissing(HalfstepError):
+    """The database has only some of the steps of a run, as after a lost file."""
+
+
 class StorageFull(HalfstepError):
     """The disk that stores files is full."""
 

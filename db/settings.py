@@ -357,7 +357,7 @@ class Settings(BaseSettings):
             description="Days after the end of a run until its steps move from the database into a "
             "Parquet file in the storage; 0: never",
         ),
-    ] = 7.0
+    ] = 0.0
     stop_grace_seconds: Annotated[
         float,
         Field(gt=0, description="Time for runs to save a checkpoint when their worker stops"),

@@ -4,19 +4,25 @@ import logging
 import time
 from threading import Event
 
+import obstore
+
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database, is_outage
+from db.errors import StorageUnreachable
 from db.files.storage import open_store
 from db.settings import Settings
 from db.telemetry import freeze
 
 logger = logging.getLogger(__name__)
 
-#: Runs of one call, and how long it begins further ones; the next call continues. After an upgrade
+#: Runs of one call, and how long it begins further ones; the next call continues. At first
 #: thousands of runs may be due.
 MOST_RUNS, ROUND_SECONDS = 100, 60.0
-#: Delay before another call for a run that cannot be frozen, or whose old files must wait.
+#: Delay before another call for a run that is still due: that cannot be frozen, or has no steps, or
+#: whose old file must wait.
 AGAIN_SECONDS = 3600.0
+#: Errors that further runs would meet too.
+STORE_ERRORS = (StorageUnreachable, obstore.exceptions.BaseError, OSError)
 
 
 class FreezeJob:
@@ -31,31 +37,31 @@ class FreezeJob:
         self._retry_at: dict[int, float] = {}
 
     def freeze_due(self) -> None:
-        """Freeze the steps of due runs once; an error of one does not affect the others."""
+        """Freeze the steps of due runs once; an error of the store ends the round."""
         if not self._settings.freeze_after_days:
             return
         begun = time.monotonic()
         self._retry_at = {run: at for run, at in self._retry_at.items() if at > begun}
         most = MOST_RUNS + len(self._retry_at)
         with self._database.reading() as session:
-            due = freeze.due(session, self._settings.freeze_after_days, most=most)
-        store = open_store(self._settings, retry_seconds=RETRY_SECONDS) if due else None
+            found = freeze.due(session, self._settings.freeze_after_days, most=most)
+        due = [run_id for run_id in found if run_id not in self._retry_at][:MOST_RUNS]
+        if not due:
+            return
+        store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
         for run_id in due:
-            if store is None or run_id in self._retry_at:
-                continue
             try:
                 folder = self._settings.data
-                has_files_left = freeze.freeze(
-                    self._database, store, run_id, folder=folder, stopping=self._stopping
-                )
-                if has_files_left:
-                    self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
+                freeze.freeze(self._database, store, run_id, folder=folder, stopping=self._stopping)
             except freeze.Stopped:
                 return
             except Exception as error:
                 if is_outage(error):
                     raise
-                self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
                 logger.warning("the steps of run %d cannot be frozen: %s", run_id, error)
+                if isinstance(error, STORE_ERRORS):
+                    return
+            finally:
+                self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
             if time.monotonic() - begun > ROUND_SECONDS:
                 return

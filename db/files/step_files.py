@@ -297,25 +297,35 @@ class StepFiles:
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
     ) -> Iterator[Any]:
         """Read columns of row groups, some groups at a time."""
-        from pyarrow import parquet
+        from pyarrow import ArrowException
 
         for at in range(0, len(groups), MOST_GROUPS):
-            footer = self._footer(file)
             some = groups[at : at + MOST_GROUPS]
-            parts = self._read_parts(file, {group: footer.part(group, names) for group in some})
-            with parquet.ParquetFile(
-                _Parts(list(parts.values()), file.size_bytes),
-                metadata=footer.metadata,
-                pre_buffer=False,
-                page_checksum_verification=True,
-            ) as opened:
-                table = opened.read_row_groups(
-                    some, columns=list(map(_stored, names)), use_threads=False
-                )
-            if len(table) != sum(footer.metadata.row_group(group).num_rows for group in some):
-                raise OSError("it has too few steps")
-            self._cache(file, parts)  # not before they are known to be intact
+            try:
+                table = self._table(file, some, names)
+            except (OSError, ArrowException):  # of cached bytes perhaps; the file may be restored
+                self._forget(file)
+                table = self._table(file, some, names)
             yield table
+
+    def _table(self, file: StepFile, groups: Sequence[int], names: Collection[str]) -> Any:
+        from pyarrow import parquet
+
+        footer = self._footer(file)
+        parts = self._read_parts(file, {group: footer.part(group, names) for group in groups})
+        with parquet.ParquetFile(
+            _Parts(list(parts.values()), file.size_bytes),
+            metadata=footer.metadata,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        ) as opened:
+            columns = list(map(_stored, names))
+            table = opened.read_row_groups(groups, columns=columns, use_threads=False)
+        if len(table) != sum(footer.metadata.row_group(group).num_rows for group in groups):
+            raise OSError("it has too few steps")
+        # Intact in these columns; a column between them is verified when it is read.
+        self._cache(file, parts)
+        return table
 
     def _read_end(self, file: StepFile, length: int) -> _Part:
         start = file.size_bytes - length
@@ -348,6 +358,13 @@ class StepFiles:
             while self._parts_bytes > CACHED_BYTES:
                 _, oldest = self._parts.popitem(last=False)
                 self._parts_bytes -= len(oldest.content)
+
+    def _forget(self, file: StepFile) -> None:
+        """Remove what is cached of a file."""
+        with self._lock:
+            self._footers.pop(file.key, None)
+            for each in [each for each in self._parts if each[0] == file.key]:
+                self._parts_bytes -= len(self._parts.pop(each).content)
 
 
 class _Parts(io.RawIOBase):

@@ -259,9 +259,16 @@ def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
         run = session.get_one(Run, run_id, with_for_update=True)
         run.revision += 1
         run.files_revision = run.revision
-        run.stored_bytes -= sum(row.stored_bytes for row in rows if row.run_id == run_id)
-    for row in rows:
-        session.execute(delete(type(row)).where(type(row).id == row.id))
+        for row in rows:
+            if row.run_id == run_id and _delete_row(session, row):
+                run.stored_bytes -= row.stored_bytes
+
+
+def _delete_row(session: Session, row: CheckpointFile | Artifact | FrozenSteps) -> bool:
+    """Delete a row and return whether it was there, with the file that was compared."""
+    table = type(row)
+    its = (table.id == row.id, table.key == row.key, table.size_bytes == row.size_bytes)
+    return session.connection().execute(delete(table).where(*its)).rowcount > 0
 
 
 def _delete_blobs(session: Session, rows: Collection[Blob]) -> None:

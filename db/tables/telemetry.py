@@ -267,5 +267,6 @@ class FrozenSteps(StoredFile):
 
     footer_sha256: Mapped[str]  # checked when the file is opened; its pages have checksums
     attempt: Mapped[int]  # the run's last attempt when the file was written
-    # Whether the rows, and files before this one, are deleted.
+    previous_key: Mapped[str | None]  # of the file before this one, until it is deleted
+    # Whether the rows, and the file before this one, are deleted.
     is_settled: Mapped[bool] = mapped_column(default=False)

@@ -5,7 +5,7 @@
 3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
 4. The rows are deleted in batches, except those that other queries read, see `_retained`; so are
    the lowest buckets of the pyramid, which the file has.
-5. Files of the run without a row are deleted by a call ORPHAN_SECONDS after its file was stored.
+5. The file before this one is deleted by a call ORPHAN_SECONDS after this was stored.
 
 Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
 adds rows; at its end all steps are frozen into a new file.
@@ -14,7 +14,7 @@ adds rows; at its end all steps are frozen into a new file.
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -27,7 +27,7 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.errors import StepsUnreadable
+from db.errors import StepsMissing, StepsUnreadable
 from db.files import step_files
 from db.files.step_files import GROUP_STEPS, SUMMARIES, Columns, StepFile, StepFiles
 from db.files.storage import (
@@ -35,7 +35,6 @@ from db.files.storage import (
     PARTS_AT_ONCE,
     STEPS,
     delete_file,
-    delete_files,
     is_recent,
     sha256_of,
 )
@@ -52,7 +51,7 @@ from db.tables import (
     StepBucket,
     Trial,
 )
-from db.telemetry import frozen_steps
+from db.telemetry import frozen_steps, pyramid
 from db.telemetry.frozen_steps import END, LATEST_ROWS
 from db.telemetry.pyramid import SIZES, packed_lowest
 from db.telemetry.series import SPARKLINE_POINTS, evenly_spaced
@@ -98,7 +97,9 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
         Run.status.in_(ENDED),
         Run.ended_at <= before,
         or_(Run.last_report_at.is_(None), Run.last_report_at <= before),
+        # It has no more steps than either: numbers may have gaps, and steps are recorded again.
         Run.step - func.coalesce(Run.parent_step, 0) >= LEAST_STEPS,
+        Run.recorded_steps >= LEAST_STEPS,
         or_(FrozenSteps.id.is_(None), ~is_frozen),
         ~in_open_trial,
     )
@@ -107,27 +108,29 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
 
 def freeze(
     database: Database, store: ObjectStore, run_id: int, *, folder: Path, stopping: Event
-) -> bool:
+) -> None:
     """Freeze the steps of a run, or continue an interrupted freeze.
 
-    folder: for the temporary file.  Returns whether only old files are left to delete, by a call
-    after ORPHAN_SECONDS. Nothing happens if the run is active or deleted. Raises Stopped, or the
-    error of the store; then all steps are still readable.
+    folder: for the temporary file.  Nothing happens if the run is active, deleted or without steps.
+    Another call is needed if it has changed meanwhile, or for the file before this one, after
+    ORPHAN_SECONDS. Raises Stopped, StepsMissing, or the error of the store; then nothing has
+    changed for readers.
     """
     with database.reading() as session:
         run, row = session.get_one(Run, run_id), _row(session, run_id)
         state = _State.of(run, row)
     if state is None:
-        return False
+        return
     if row is None or row.attempt != state.attempt:
         stored = _store(database, store, run_id, folder, stopping)
         if stored is None:
-            return False
+            return
         if not _publish(database, run_id, stored, state):
             delete_file(store, stored.file.key)
-            return False
+            return
     key = _delete_rows(database, run_id, stopping)
-    return key is not None and not _delete_other_files(database, store, run_id, key)
+    if key is not None:
+        _delete_previous_file(database, store, run_id, key)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,8 @@ def _store(
 ) -> _Stored | None:
     """Store the steps of a run as a file under a new key and verify it.
 
-    Returns None if there are no steps. Raises StepsUnreadable if the stored file differs.
+    Returns None if there are no steps. Raises StepsMissing if there are fewer than the summaries
+    count, StepsUnreadable if the stored file differs.
     """
     last = 0
 
@@ -191,6 +195,7 @@ def _store(
         written = step_files.write(file, groups)
         if not written:
             return None
+        _check_complete(database, run_id, sum(steps for steps, _ in written))
         sha256, footer_sha256 = step_files.sha256_of_whole_and_footer(file)
         # Random: a file that `halfstep storage check --mend` deletes never gets a row.
         key = f"{STEPS}/{run_id}/{secrets.token_hex(8)}.parquet"
@@ -207,6 +212,20 @@ def _store(
         delete_file(store, key)
         raise
     return _Stored(stored, sha256, last)
+
+
+def _check_complete(database: Database, run_id: int, steps: int) -> None:
+    """Check that no steps are missing: a file with the rest would replace that which has them.
+
+    `halfstep storage check --mend` may have deleted the record of a file.
+    """
+    with database.reading() as session:
+        expected = pyramid.count_steps(session.connection(), run_id)
+    if steps < expected:
+        raise StepsMissing(
+            f"{steps:,} of its {expected:,} steps are left, as after `halfstep storage check "
+            "--mend` with a file missing. They stay in the database; restore a backup for the rest."
+        )
 
 
 def _sync(store: ObjectStore, key: str) -> None:
@@ -233,6 +252,7 @@ def _publish(database: Database, run_id: int, stored: _Stored, state: _State) ->
             return False
         row = row or FrozenSteps(run_id=run_id, size_bytes=0, path=None)
         run.stored_bytes += stored.file.size_bytes - row.size_bytes
+        row.previous_key = row.key
         row.key, row.size_bytes, row.sha256 = stored.file.key, stored.file.size_bytes, stored.sha256
         row.footer_sha256 = stored.file.footer_sha256
         row.step, row.attempt, row.is_settled = stored.last, run.attempt, False
@@ -247,6 +267,9 @@ def _delete_rows(database: Database, run_id: int, stopping: Event) -> str | None
     """
     first: int | None = -END
     key: str | None = None
+    # Once, without a lock: of a diverged run it reads many rows. Further attempts end the loop.
+    with database.reading() as session:
+        retained = _retained(session, session.get_one(Run, run_id))
     while first is not None:
         begun = time.monotonic()
         with database.writing() as session:
@@ -255,20 +278,22 @@ def _delete_rows(database: Database, run_id: int, stopping: Event) -> str | None
             if _State.of(run, row) is None or row is None or row.attempt != run.attempt:
                 return None
             key = row.key
-            first = _delete_batch(session, run, row, first)
+            first = _delete_batch(session, row, first, retained)
         if first is not None and stopping.wait(time.monotonic() - begun):
             raise Stopped
     return key
 
 
-def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> int | None:
+def _delete_batch(
+    session: Session, row: FrozenSteps, first: int, retained: Collection[int]
+) -> int | None:
     """Delete the rows of a batch from a step on; return the first step of the next batch."""
-    mine = (Step.run_id == run.id, Step.step >= first, Step.step <= row.step)
+    mine = (Step.run_id == row.run_id, Step.step >= first, Step.step <= row.step)
     further = select(Step.step).where(*mine).order_by(Step.step).offset(BATCH_ROWS).limit(1)
     following = session.scalar(further)
     latest = session.scalar(
         select(Step.step)
-        .where(Step.run_id == run.id, Step.step <= row.step)
+        .where(Step.run_id == row.run_id, Step.step <= row.step)
         .order_by(Step.step.desc())
         .offset(LATEST_ROWS - 1)
         .limit(1)
@@ -277,19 +302,18 @@ def _delete_batch(session: Session, run: Run, row: FrozenSteps, first: int) -> i
         return None
     # One upper limit: of several SQLite may search by the largest, and read all later rows.
     end = min(row.step if following is None else following - 1, row.step - LATEST_ROWS, latest - 1)
-    retained = [step for step in _retained(session, run) if first <= step <= end]
     is_plain = Step.flags.op("&")(SKIPPED | NONFINITE_LOSS | NOT_STEPPED) == 0
     session.connection().execute(
         delete(Step).where(
-            Step.run_id == run.id,
+            Step.run_id == row.run_id,
             Step.step.between(first, end),
             is_plain,
-            Step.step.not_in(retained),
+            Step.step.not_in([step for step in retained if first <= step <= end]),
         )
     )
     size = SIZES[0]
     buckets = StepBucket.bucket.between(first // size, (end + 1) // size - 1)
-    its = (StepBucket.run_id == run.id, StepBucket.size == size)
+    its = (StepBucket.run_id == row.run_id, StepBucket.size == size)
     session.connection().execute(delete(StepBucket).where(*its, buckets))
     return following
 
@@ -321,22 +345,20 @@ def _retained(session: Session, run: Run) -> set[int]:
     return {step for step in steps if step is not None} | {*evenly_spaced(run, SPARKLINE_POINTS)}
 
 
-def _delete_other_files(database: Database, store: ObjectStore, run_id: int, key: str) -> bool:
-    """Delete files of a run without a row, unless one was stored recently; return whether all are.
+def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, key: str) -> None:
+    """Delete the file before this one, unless this was stored recently.
 
-    A backup copies files after it has read their rows, so the file before this one stays a while.
+    A backup copies files after it has read their rows. No other file is deleted: another database
+    may have recorded it.
     """
-    prefix = f"{STEPS}/{run_id}/"
-    files = [meta for page in obstore.list(store, prefix=prefix) for meta in page]
-    others = [meta["path"] for meta in files if meta["path"] != key]
-    if others and any(map(is_recent, files)):
-        return False
     with database.reading() as session:
         row = _row(session, run_id)
     if row is None or row.key != key:
-        return True
-    delete_files(store, others)
+        return
+    if row.previous_key is not None:
+        if is_recent(obstore.head(store, key)):
+            return
+        delete_file(store, row.previous_key)
     with database.writing() as session:
         its = (FrozenSteps.run_id == run_id, FrozenSteps.key == key)
-        session.execute(update(FrozenSteps).where(*its).values(is_settled=True))
-    return True
+        session.execute(update(FrozenSteps).where(*its).values(is_settled=True, previous_key=None))

@@ -4,6 +4,7 @@ A run that has ended has its steps in a file, which `db.telemetry.freeze` writes
 also rows. A later attempt adds rows, which take precedence.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,8 @@ from db.errors import StepsUnreadable
 from db.files.step_files import NAMES, WHOLE, Columns, StepFile, StepFiles, StepRange
 from db.tables import FrozenSteps, Step
 from db.telemetry import bulk_writes
+
+logger = logging.getLogger(__name__)
 
 #: More than any step.
 END = 2**62
@@ -188,7 +191,8 @@ def applied_norm(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Let no steps of a run's file count that are after a step.
 
-    The latest ones that count become rows again: other queries read them.
+    The latest ones that count become rows again: other queries read them. Of a file that is missing
+    or damaged they are lost: the attempt that continues the run is recorded nevertheless.
     """
     frozen = of_runs(connection, [run_id]).get(run_id)
     if frozen is None or frozen.last <= after:
@@ -196,7 +200,10 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     first = connection.scalar(select(func.min(Step.step)).where(Step.run_id == run_id))
     last = after if first is not None and first <= after else -END  # a file's first step is a row
     if last == after:
-        _restore_rows(connection, run_id, frozen, after)
+        try:
+            _restore_rows(connection, run_id, frozen, after)
+        except StepsUnreadable as error:
+            logger.warning("run %d continues without its steps before %d: %s", run_id, after, error)
     connection.execute(update(FrozenSteps).where(FrozenSteps.run_id == run_id).values(step=last))
 
 

@@ -4,8 +4,9 @@
 A run may have thousands of metrics: `db.telemetry.metric_pyramids` updates their pyramids.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import compress, pairwise
 from operator import itemgetter
@@ -27,11 +28,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from db.errors import StepsUnreadable
 from db.files.step_files import Columns
 from db.tables import Metric, MetricBucket, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
 from db.telemetry.frozen_steps import LATEST_ROWS, Frozen
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
+
+logger = logging.getLogger(__name__)
 
 FANOUT = 8
 SIZES = (64, 512, 4096, 32_768, 262_144)
@@ -125,6 +129,18 @@ def update(
         bulk_writes.replace(connection, source.buckets, source.key, columns)
 
 
+def update_recorded(connection: Connection, source: Source, points: Points) -> None:
+    """Update the pyramid of a run's steps, from rows only if its file is missing or damaged.
+
+    A file of an earlier attempt must not prevent the recording of this one.
+    """
+    try:
+        update(connection, source, points)
+    except StepsUnreadable as error:
+        logger.warning("summaries near step %d lack earlier steps: %s", points.step[0], error)
+        update(connection, replace(source, frozen=None), points)
+
+
 def summed_up(
     points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...], is_stored: Selection
 ) -> tuple[Ints, Ints, list[bytes]]:
@@ -160,15 +176,25 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Delete the buckets with steps after a step, after those were deleted; write those before it.
 
     Reads few steps of a long run: the lowest buckets of the latest rows, and one path to the top.
+    If the file is missing or damaged, those that are rows; recording the next steps completes it.
     """
     for size in SIZES:
         beyond = (StepBucket.size == size, StepBucket.bucket >= (after + 1) // size)
         connection.execute(delete(StepBucket).where(StepBucket.run_id == run_id, *beyond))
     last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
-    if last is not None:
-        source = steps_of(connection, run_id)
-        first = min(last, after - LATEST_ROWS + 1) // SIZES[1] * SIZES[1]
+    if last is None:
+        return
+    source = steps_of(connection, run_id)
+    first = min(last, after - LATEST_ROWS + 1) // SIZES[1] * SIZES[1]
+    try:
         update(connection, source, read_points(connection, source, [(first, after)]))
+    except StepsUnreadable:  # logged by `frozen_steps.truncate`
+        source = replace(source, frozen=None)
+        # Not from `first`: buckets that are stored are better than what the rows have of them.
+        deleted = ((after + 1) // SIZES[1] * SIZES[1], after)
+        points = read_points(connection, source, [deleted])
+        if len(points):
+            update(connection, source, points)
 
 
 def packed_lowest(columns: Columns) -> NDArray[np.object_]:
@@ -212,6 +238,11 @@ def _next_step(connection: Connection, source: Source, at: int) -> int | None:
 def count_skips(connection: Connection, run_id: int) -> int:
     """Count all skipped steps of a run."""
     return int(_largest(connection, run_id).skips.sum())
+
+
+def count_steps(connection: Connection, run_id: int) -> int:
+    """Count all recorded steps of a run, also those that neither rows nor a file have any more."""
+    return int(_largest(connection, run_id).steps.sum())
 
 
 def steps_per_second(connection: Connection, run_id: int) -> float | None:

@@ -258,7 +258,7 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
     columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
     values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
     points = Points(whole["step"], whole["elapsed_ms"], flags, values)
-    pyramid.update(connection, pyramid.source_of(run_id, frozen), points)
+    pyramid.update_recorded(connection, pyramid.source_of(run_id, frozen), points)
 
 
 def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:

@@ -40,7 +40,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.slow
 
-REVISIONS = ["0035", "0036", "0037", "0038", "0039", "0040", "0041", "0042", "0043", "0044", "0045"]
+REVISIONS = [f"00{number}" for number in range(35, 47)]
 
 
 def tables(database: Database) -> list[Table]:

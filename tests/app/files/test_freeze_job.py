@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from starlette.testclient import TestClient
 
 from app.files import freeze_job
@@ -23,7 +23,7 @@ from db.files import backup
 from db.files.backup import back_up, restore
 from db.files.erasure import erase
 from db.files.step_files import StepFiles
-from db.files.storage import mismatches, open_store
+from db.files.storage import mend, mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
 from db.tables import FrozenSteps, Run, Step, StepBucket, User
@@ -125,7 +125,8 @@ def test_a_due_run_is_frozen(
     uploader: Uploader, settings: Settings, database: Database, script: TestClient
 ) -> None:
     """What the API returns stays the same, and rows and files match."""
-    off = settings.model_copy(update={"freeze_after_days": 0.0})
+    off = Settings(data=settings.data, database_url=settings.database_url)
+    assert off.freeze_after_days == 0
     later = settings.model_copy(update={"freeze_after_days": 1.0})
     assert freeze_due(off, database) == freeze_due(later, database) == []
     before, readers = answers(script), everything(database, 1, ZOOMS)
@@ -151,6 +152,45 @@ def test_a_round_is_bounded(
         token = uploader.headers["Authorization"].removeprefix("Bearer ")
         send(Uploader(uploader.client, token, tmp_path / str(number)), STEPS, id=f"{number}" * 32)
     assert [len(freeze_due(settings, database)) for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_error_of_the_store_ends_the_round(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged once; the next round begins with another run."""
+    token = uploader.headers["Authorization"].removeprefix("Bearer ")
+    send(Uploader(uploader.client, token, tmp_path / "other"), STEPS, id="1" * 32)
+    steps, job = settings.data / "steps", FreezeJob(settings, database, Event())
+    steps.write_bytes(b"")  # no folder
+    with caplog.at_level(logging.WARNING):
+        job.freeze_due()
+    [message] = [record.message for record in caplog.records]
+    assert message.startswith("the steps of run 1 cannot be frozen: ")
+    assert job._retry_at.keys() == {1}
+    steps.unlink()
+    job.freeze_due()
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps.run_id)).all() == [2]
+
+
+def test_a_run_without_steps_is_tried_once_an_hour(
+    uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays due, and nothing is logged."""
+    with database.writing() as session:
+        session.execute(delete(Step))
+    job = FreezeJob(settings, database, Event())
+    with caplog.at_level(logging.WARNING):
+        job.freeze_due()
+    due = job._retry_at.copy()
+    assert due.keys() == {1}
+    job.freeze_due()
+    assert job._retry_at == due
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("first", [1000, 3001, *extended([1, 2999])])
@@ -220,6 +260,43 @@ def test_a_damaged_file_is_reported(
     assert [record.message[:38] for record in caplog.records] == [
         "the steps of run 1 cannot be frozen: T"
     ]
+
+
+def test_a_run_without_the_record_of_its_file_is_not_frozen_again(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its charts stay, and so does its file if it is found again."""
+    [key] = freeze_due(settings, database)
+    path, store = settings.data / key, open_store(settings)
+    content = path.read_bytes()
+    path.unlink()
+    with database.reading() as session:
+        wrong = mismatches(session, store)
+    assert [mismatch.key for mismatch in wrong] == [key]
+    mend(database, store, wrong)
+    before = _charts(database), rows(database)
+    job = FreezeJob(settings, database, Event())
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING):
+            job.freeze_due()
+    [message] = [record.message for record in caplog.records]
+    assert f"{before[1]} of its 3,000 steps are left" in message
+    path.write_bytes(content)
+    os.utime(path, (0, 0))
+    assert freeze_due(settings, database) == []
+    assert (_charts(database), rows(database)) == before
+    assert path.read_bytes() == content
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def _charts(database: Database) -> str:
+    with database.reading() as session:
+        [window] = windows.windows_of(session, [1], most=32).values()
+        assert window.total == STEPS
+        return repr(window)
 
 
 def test_an_erased_run_has_no_file(
