@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,56 @@ def test_compiled_model_is_measured_uncompiled() -> None:
     assert any("torch.compile" in note for note in compiled.event.notes)
 
 
+class Gated(nn.Module):
+    """Calls a function between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.gate: Callable[[Tensor], Tensor] = lambda x: x * torch.sigmoid(1.7 * x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.gate(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("name", ["gate", "forward"])
+def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> None:
+    """A diff compiles nothing, and the training compiles as much as without it."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = Gated()
+        setattr(model, name, torch.compile(getattr(model, name), backend=backend))
+        return model, vectors()
+
+    model, batch = compiled()
+    squared(model, batch).backward()
+    expected = len(graphs)
+    assert expected > 0
+
+    model, batch = compiled()
+    graphs.clear()
+    if is_warm:
+        squared(model, batch)
+    before = len(graphs)
+    report = precision_diff(model, batch, squared, torch.bfloat16)
+    assert len(graphs) == before
+    squared(model, batch).backward()
+    assert len(graphs) == expected
+    plain = Gated()
+    plain.load_state_dict(model.state_dict())
+    assert repr(report.rows) == repr(precision_diff(plain, batch, squared, torch.bfloat16).rows)
+    assert any("torch.compile" in note for note in report.event.notes) == (name == "forward")
+
+
 def test_many_calls_are_bounded() -> None:
     """Calls beyond the first 64 of a module belong to its container."""
 
@@ -309,10 +360,15 @@ assert all(map(torch.equal, without, with_diffs))
 from torch.distributed.fsdp import fully_shard
 
 original = torch.nn.Module.__call__
-for shard in (fully_shard, lambda model: fully_shard(model.first)):  # all of it, or one module
+all_of_it, one_module = fully_shard, lambda model: fully_shard(model.first)
+for shard, is_gathered in ((all_of_it, False), (one_module, False), (all_of_it, True)):
     torch.manual_seed(0)
     model, batch = Convolutions(), images()
     shard(model)
+    if is_gathered:  # as an evaluation leaves the model
+        with torch.no_grad():
+            model(batch[0])
+        assert not any(hasattr(p, "to_local") for p in model.parameters())
     before = torch.get_rng_state(), model.norm.running_mean.clone()
     for refuse in (
         lambda: halfstep.precision_diff(model, batch, classes, causes=3),
