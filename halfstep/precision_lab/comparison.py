@@ -165,7 +165,7 @@ class Comparison:
             loss = self.closure()
             gradients = self.scaled_gradients(loss, scale)
         if bool(loss.isfinite()):
-            return whole_errors(gradients, references, scale)
+            return whole_errors(gradient_sums(gradients, references, scale))
         return Errors(math.inf, math.inf, math.nan, 0.0, 0.0)
 
     def fitting_scale(self, mix: Mix, below: float) -> float | None:
@@ -262,11 +262,9 @@ def cast_floats(tree: Any, dtype: torch.dtype, only: Sequence[torch.dtype] = ())
     )
 
 
-def whole_errors(
-    gradients: Mapping[int, Tensor], references: Mapping[int, Tensor], scale: float
-) -> Errors:
-    """Return the errors of the gradient of all parameters together."""
-    whole = together(list(gradient_sums(gradients, references, scale).values()))
+def whole_errors(sums: Mapping[int, Sums]) -> Errors:
+    """Return the errors of the gradient of all parameters together, from those of each."""
+    whole = together(list(sums.values()))
     if whole is None:
         raise UnsupportedModel("no parameter of the model has a gradient")
     return errors_of(whole)
