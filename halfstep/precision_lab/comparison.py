@@ -4,6 +4,7 @@ This module imports torch.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ class Comparison:
         read = [value for value in Leaves(given).flat if isinstance(value, Tensor)]
         self._originals = [*parameters, *read]
         self._gradients = [(p, p.requires_grad, p.grad) for p in parameters]
-        self.is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in self._all)
+        self.is_compiled = any(map(_is_compiled, self._all))
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -96,7 +97,7 @@ class Comparison:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(no_global_hooks())
-            if self.is_compiled:
+            if "torch._dynamo" in sys.modules:  # also for compiled functions that a model calls
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
@@ -164,7 +165,7 @@ class Comparison:
             loss = self.closure()
             gradients = self.scaled_gradients(loss, scale)
         if bool(loss.isfinite()):
-            return whole_errors(gradients, references, scale)
+            return whole_errors(gradient_sums(gradients, references, scale))
         return Errors(math.inf, math.inf, math.nan, 0.0, 0.0)
 
     def fitting_scale(self, mix: Mix, below: float) -> float | None:
@@ -219,10 +220,13 @@ class Comparison:
 def check_models(models: Sequence[nn.Module]) -> None:
     """Raise UnsupportedModel for models whose state a pass would change."""
     modules = [module for model in models for module in model.modules()]
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     if not any(p.requires_grad for module in modules for p in module.parameters(recurse=False)):
         raise UnsupportedModel("the model has no parameter that requires a gradient")
     for module in modules:
-        if any(hasattr(p, "to_local") for p in module.parameters(recurse=False)):
+        # Between a forward pass without gradients and the next one, FSDP2's parameters are whole.
+        is_fsdp2 = fsdp is not None and isinstance(module, fsdp.FSDPModule)
+        if is_fsdp2 or any(hasattr(p, "to_local") for p in module.parameters(recurse=False)):
             raise UnsupportedModel(
                 f"{type(module).__name__} has sharded parameters (FSDP2 or tensor parallelism): a "
                 "diff needs whole ones. Run it on an unsharded copy of the model"
@@ -258,11 +262,9 @@ def cast_floats(tree: Any, dtype: torch.dtype, only: Sequence[torch.dtype] = ())
     )
 
 
-def whole_errors(
-    gradients: Mapping[int, Tensor], references: Mapping[int, Tensor], scale: float
-) -> Errors:
-    """Return the errors of the gradient of all parameters together."""
-    whole = together(list(gradient_sums(gradients, references, scale).values()))
+def whole_errors(sums: Mapping[int, Sums]) -> Errors:
+    """Return the errors of the gradient of all parameters together, from those of each."""
+    whole = together(list(sums.values()))
     if whole is None:
         raise UnsupportedModel("no parameter of the model has a gradient")
     return errors_of(whole)
@@ -283,3 +285,8 @@ def gradient_sums(
 def is_wrapper(module: nn.Module) -> bool:
     """Return whether a module only wraps another: of torch.compile or data parallelism."""
     return hasattr(module, "_orig_mod") or isinstance(module, DistributedDataParallel)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    is_forward = hasattr(module.forward, "_torchdynamo_orig_callable")
+    return is_forward or hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

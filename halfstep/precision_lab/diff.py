@@ -17,6 +17,7 @@ from halfstep.precision_lab.comparison import (
     UnsupportedModel,
     check_models,
     gradient_sums,
+    whole_errors,
 )
 from halfstep.precision_lab.error_statistics import (
     Errors,
@@ -187,10 +188,7 @@ class _Diff(Comparison):
             loss, gradients = low.run(self.closure, references)
         totals = gradient_sums(gradients, references, setting.scale)
         rows = self._rows(reference, low, references, gradients, totals)
-        sums = together(list(totals.values()))
-        if sums is None:
-            raise UnsupportedModel("no parameter of the model has a gradient")
-        whole = errors_of(sums)
+        whole = whole_errors(totals)
         suggestions = suggest(rows, LOW[self._dtype])
         names = [each.name for each in suggestions]
         fixed = None
@@ -289,29 +287,18 @@ class _Diff(Comparison):
             total = totals.get(key)
             if total is None:
                 continue
-            whole = references[key]
+            whole, own = references[key], gradients.get(key)
             local, repair = low.local.get(key), low.repairs.get(key)
-            own = gradients.get(key)
-            unscaled = torch.zeros_like(whole) if own is None else own.to(whole.dtype) / scale
-            parts = low.local_sums.get(key)
-            if local is not None and parts is None:
-                parts = compare([local], [whole])
-            rest = None if local is None else squared_difference([unscaled], [local])
-            fixed = None
-            if local is not None and repair is not None:
-                fixed = compare([local + repair], [whole])
-            unknown = [
-                call.measured.why_unknown
-                for call in reference.in_order
-                if key in call.parameters and call.measured.why_unknown
-            ]
+            parts = rest = fixed = None
+            if local is not None:
+                parts = low.local_sums.get(key) or compare([local], [whole])
+                own = torch.zeros_like(whole) if own is None else own
+                rest = squared_difference([own], [local], scale=scale)
+                fixed = None if repair is None else compare([local + repair], [whole])
+            if unknown := low.why_unknown(key, parts, whole):
+                parts = rest = None
             parameter = self.setting.parameters[key]
-            errors = _Parts(
-                total,
-                None if unknown else parts,
-                None if unknown else rest,
-                fixed,
-            )
+            errors = _Parts(total, parts, rest, fixed)
             dtypes = {call.dtype for call in reference.in_order if key in call.parameters}
             half = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes]
             dtype = next(iter(half), parameter.dtype)
@@ -322,7 +309,7 @@ class _Diff(Comparison):
                     call=0,
                     direction="parameter",
                     used_by=list(users.get(key, ())),
-                    unknown=next(iter(unknown), None),
+                    unknown=unknown,
                 )
             )
         return rows

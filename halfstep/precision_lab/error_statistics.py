@@ -23,13 +23,15 @@ class Errors(NamedTuple):
     largest: float  # largest difference over the root mean square of the reference
     cosine: float  # NaN where either is all zero or not finite
     flushed: float  # share of the elements that are 0 and not so in the reference
-    saturated: float  # share at the format's largest number or not finite, but for the reference's
+    #: Share at the format's largest number or not finite, except where the reference is so too.
+    saturated: float
 
 
 class Sums(NamedTuple):
     """What Errors is computed from, still on the device."""
 
-    numbers: Tensor  # (6,) float64: ‖reference‖², ‖value‖², ‖difference‖², largest, flushed, …
+    #: (7,) float64: ‖reference‖², ‖value‖², ‖difference‖², largest, flushed, saturated, product.
+    numbers: Tensor
     elements: int
 
 
@@ -37,7 +39,7 @@ def compare(
     values: Sequence[Tensor | None],
     references: Sequence[Tensor | None],
     *,
-    scale: float | None = None,
+    scale: float = 1.0,
 ) -> Sums | None:
     """Compare tensors in pairs, as if each side were one long vector; None: no such pair.
 
@@ -53,9 +55,8 @@ def compare(
         reference = torch.zeros_like(value) if reference is None else reference
         if value.shape != reference.shape or not reference.numel():
             continue
-        if scale is not None:
-            value = value.detach().to(reference.dtype) / scale
-        sums.append(_sums(value.detach(), reference.detach()))
+        pieces = _chunks(value, reference)
+        sums.append(_total([_sums_of_chunk(own, right, scale) for own, right in pieces]))
         elements += reference.numel()
     if not sums:
         return None
@@ -70,15 +71,17 @@ def together(sums: Sequence[Sums]) -> Sums | None:
 
 
 def squared_difference(
-    values: Sequence[Tensor | None], others: Sequence[Tensor | None]
+    values: Sequence[Tensor | None], others: Sequence[Tensor | None], *, scale: float = 1.0
 ) -> Tensor | None:
-    """Return the squared L2 norm of the difference of tensors in pairs, on the device."""
+    """Return the squared L2 norm of the difference of tensors in pairs, on the device.
+
+    scale: of the values, as of `compare`.
+    """
     squares = [
-        difference.dot(difference)
+        _Doubles.of(own, other, scale).square
         for v, o in zip(values, others, strict=True)
         if v is not None and o is not None and v.shape == o.shape
         for own, other in _chunks(v, o)
-        for difference in [own.double() - other.double()]
     ]
     return torch.stack([each.to(squares[0].device) for each in squares]).sum() if squares else None
 
@@ -95,10 +98,10 @@ def overflows(value: Tensor, rounded: Tensor) -> Tensor | None:
 
 def errors_of(sums: Sums) -> Errors:
     """Return the errors; the host waits for the device."""
-    reference, value, difference, largest, flushed, saturated = sums.numbers.tolist()
+    reference, value, difference, largest, flushed, saturated, product = sums.numbers.tolist()
     count = sums.elements
     norms = math.sqrt(reference) * math.sqrt(value)
-    cosine = (reference + value - difference) / (2 * norms) if norms else math.nan
+    cosine = product / norms if norms and math.isfinite(norms) else math.nan
     return Errors(
         error=quotient(difference, reference),
         largest=_over(largest, math.sqrt(reference / count)),
@@ -122,9 +125,10 @@ def bits_of(error: float, reference: torch.dtype) -> float:
 
 
 def _over(number: float, by: float) -> float:
-    if math.isnan(number) or math.isnan(by):
-        return math.inf
-    return number / by if by else (math.inf if number else 0.0)
+    if not by:
+        return math.inf if number else 0.0
+    ratio = number / by
+    return math.inf if math.isnan(ratio) else ratio  # also of a reference that is infinite
 
 
 def _chunks(value: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -137,10 +141,6 @@ def _chunks(value: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(*flat, strict=True)
 
 
-def _sums(value: Tensor, reference: Tensor) -> Tensor:
-    return _total([_sums_of_chunk(own, right) for own, right in _chunks(value, reference)])
-
-
 def _total(sums: Sequence[Tensor]) -> Tensor:
     if len(sums) == 1:
         return sums[0]
@@ -150,18 +150,44 @@ def _total(sums: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _sums_of_chunk(value: Tensor, reference: Tensor) -> Tensor:
-    limit = torch.finfo(value.dtype).max
-    own, right = value.double(), reference.double()
-    difference = own - right
-    squares = [tensor.dot(tensor) for tensor in (right, own, difference)]
+class _Doubles(NamedTuple):
+    """Two tensors in float64, with zeros where both are the same infinity."""
+
+    own: Tensor
+    right: Tensor
+    difference: Tensor
+    square: Tensor  # squared L2 norm of the difference
+
+    @classmethod
+    def of(cls, value: Tensor, reference: Tensor, scale: float) -> "_Doubles":
+        own, right = value.double(), reference.double()
+        if scale != 1:
+            own = own / scale
+        difference = own - right
+        square = difference.dot(difference)
+        # On a CPU, reading a number takes less time than looking for infinities.
+        if not own.is_cpu or math.isnan(float(square)):
+            are_equal = own.isinf() & (own == right)
+            own, right = own.masked_fill(are_equal, 0), right.masked_fill(are_equal, 0)
+            difference = own - right
+            square = difference.dot(difference)
+        return cls(own, right, difference, square)
+
+
+def _sums_of_chunk(value: Tensor, reference: Tensor, scale: float) -> Tensor:
+    own, right, difference, square = _Doubles.of(value, reference, scale)
+    squares = [right.dot(right), own.dot(own), square]
     least, most = difference.aminmax()
     flushed = saturated = torch.zeros_like(most)
-    # On a CPU, reading a number takes less time than counting what is not there.
     if not value.is_cpu or int(value.count_nonzero()) < value.numel():
-        flushed = ((own == 0) & (right != 0)).sum(dtype=own.dtype)
-    if not value.is_cpu or not float(squares[1]) < limit * limit:
-        is_at_limit = (own.abs() == limit) & (right.abs() < limit)
+        flushed = ((value == 0) & (right != 0)).sum(dtype=own.dtype)
+    limit, unit = torch.finfo(value.dtype).max, torch.finfo(value.dtype).eps / 2
+    if not value.is_cpu or not float(squares[1]) < (limit / scale) * (limit / scale):
+        # A mask of each format's own largest number is as it should be.
+        is_mask = reference.abs() == torch.finfo(reference.dtype).max
+        is_rounded = difference.abs() <= limit * unit / scale
+        is_at_limit = (value.abs() == limit) & ~is_mask & ~is_rounded
         is_beyond = ~own.isfinite() & right.isfinite()
         saturated = (is_at_limit | is_beyond).sum(dtype=own.dtype)
-    return torch.stack([*squares, torch.maximum(-least, most), flushed, saturated])
+    largest = torch.maximum(least.abs(), most.abs())
+    return torch.stack([*squares, largest, flushed, saturated, right.dot(own)])

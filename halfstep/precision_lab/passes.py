@@ -47,6 +47,10 @@ UNREPEATABLE = (
     "repeated in the reference's precision it gives other numbers: it depends on more than its "
     "inputs, or more than its results were used"
 )
+UNVERIFIED = (
+    "the calls of modules that use it, repeated in the reference's precision, do not give its "
+    "whole gradient: it is used elsewhere too, or not every call could be repeated"
+)
 
 
 class Diverged(Exception):
@@ -225,6 +229,7 @@ class LowPass(Pass):
         self.local: dict[int, Tensor] = {}
         self.local_sums: dict[int, Sums] = {}  # of those that one call uses, against the reference
         self.repairs: dict[int, Tensor] = {}
+        self.exact: dict[int, Tensor] = {}  # to be added with them in the reference's precision
         self._has_begun = False  # the backward pass
 
     def run(
@@ -293,6 +298,9 @@ class LowPass(Pass):
     ) -> list[Any] | None:
         """Measure the local errors of a call; return its local results, or None if unknown."""
         setting, measured = self._setting, call.measured
+        if call.module is not None:  # those that it is known to use, should it not be repeated
+            call.parameters = {id(p) for p in call.module._parameters.values()}
+            call.parameters &= setting.parameters.keys()
         local = LocalRun(setting, self._reference.states, call, run, leaves, dtypes)
         if len(dtypes) != len(call.inputs):
             measured.why_unknown = "its arguments have another structure than the reference's"
@@ -304,25 +312,45 @@ class LowPass(Pass):
         measured.local_forward, measured.local_backward = local.forward, local.backward
         call.local_gradients, call.parameters = local.input_gradients, set(local.parameters)
         add(self.local, local.parameters)
-        has_wrong_results, has_wrong_parameters = self._suspicions(call, local)
-        if has_wrong_results or has_wrong_parameters:
-            in_fp32 = LocalRun(setting, self._reference.states, call, run, leaves, dtypes)
+        has_wrong_results, wrong_parameters = self._suspicions(call, local)
+        if has_wrong_results or wrong_parameters:
+            only = None if has_wrong_results else wrong_parameters
+            in_fp32 = LocalRun(setting, self._reference.states, call, run, leaves, dtypes, only)
             if in_fp32.attempt("fp32") is not None:
                 measured.fp32_forward, measured.fp32_backward = in_fp32.forward, in_fp32.backward
-                pairs = ((k, g, in_fp32.parameters.get(k)) for k, g in local.parameters.items())
-                add(self.repairs, {key: f - g for key, g, f in pairs if f is not None})
-        if has_wrong_results:
-            exact = LocalRun(setting, self._reference.states, call, run, leaves, dtypes)
+                add(self.repairs, local.missing(in_fp32))
+            exact = LocalRun(setting, self._reference.states, call, run, leaves, dtypes, only)
             repeated = exact.attempt("reference")
-            if repeated is None or not self._repeats(local, exact):
+            if repeated is not None:
+                add(self.exact, local.missing(exact))
+            if has_wrong_results and (repeated is None or not self._repeats(local, exact)):
                 measured.why_unknown = exact.why or UNREPEATABLE
         return outputs
 
-    @without_modes()
-    def _suspicions(self, call: Call, local: "LocalRun") -> tuple[bool, bool]:
-        """Return whether local errors are above the noise; the host waits for the device.
+    def why_unknown(self, key: int, local: Sums | None, whole: Tensor) -> str | None:
+        """Return why the local error of a parameter's gradient is unknown; None if it is known.
 
-        Of the results or the gradients that the call passes back, and of the parameters' gradients.
+        A small one shows itself that the local runs contain all uses. A large one is known if the
+        same runs in the reference's precision give the reference's whole gradient.
+        """
+        for call in self._reference.in_order:
+            if key in call.parameters and call.measured.why_unknown:
+                return call.measured.why_unknown
+        if local is None:
+            return UNVERIFIED
+        error = errors_of(local).error
+        if error <= NOISE_UNITS * self._setting.unit:
+            return None
+        exact = self.exact.get(key)
+        sums = None if exact is None else compare([self.local[key] + exact], [whole])
+        allowed = max(REPEATABLE * error, self._setting.unit / 2)
+        return None if sums and errors_of(sums).error <= allowed else UNVERIFIED
+
+    @without_modes()
+    def _suspicions(self, call: Call, local: "LocalRun") -> tuple[bool, set[int]]:
+        """Return what has local errors above the noise; the host waits for the device.
+
+        Whether the results or the gradients that the call passes back, and which parameters.
         """
         for key in local.parameters:
             self.local_sums.pop(key, None)
@@ -337,10 +365,10 @@ class LowPass(Pass):
                     self.local_sums[key] = sums
         limit = NOISE_UNITS * self._setting.unit
         results = [each for each in (local.forward, local.backward) if each]
-        parameters = [self.local_sums[key] for key in local.parameters if key in self.local_sums]
+        parameters = {k: self.local_sums[k] for k in local.parameters if k in self.local_sums}
         return (
             any(not errors_of(each).error <= limit for each in results),
-            any(not errors_of(each).error <= limit for each in parameters),
+            {key for key, each in parameters.items() if not errors_of(each).error <= limit},
         )
 
     def _repeats(self, local: "LocalRun", exact: "LocalRun") -> bool:
@@ -430,10 +458,14 @@ class LocalRun:
         run: Callable[..., Any],
         leaves: Leaves,
         dtypes: list[torch.dtype | None],
+        only: set[int] | None = None,
     ) -> None:
-        """leaves: of the arguments, for their structure.  dtypes: of the low-precision pass."""
+        """leaves: of the arguments, for their structure.  dtypes: of the low-precision pass.
+
+        only: ids of parameters whose gradients are computed, and no others, which takes less time.
+        """
         self._setting, self._states, self._call, self._run = setting, states, call, run
-        self._leaves, self._dtypes = leaves, dtypes
+        self._leaves, self._dtypes, self._only = leaves, dtypes, only
         self.why: str | None = None
         self.forward: Sums | None = None
         self.backward: Sums | None = None
@@ -516,12 +548,18 @@ class LocalRun:
             return None
         return [v.detach() if isinstance(v, Tensor) else v for v in outputs]
 
+    def missing(self, other: "LocalRun") -> dict[int, Tensor]:
+        """Return what is to be added to the parameters' gradients for those of another run."""
+        pairs = ((k, g, other.parameters.get(k)) for k, g in self.parameters.items())
+        return {key: right - own for key, own, right in pairs if right is not None}
+
     def _go_back(self, casts: Mapping[int, Any]) -> None:
         """Compare the gradients of the inputs and of the children's results."""
         setting = self._setting
         original = {id(cast): key for key, cast in casts.items()}
         used = {original.get(id(p), id(p)): p for p in parameters_below(self._starts)}
-        used = {key: p for key, p in used.items() if key in setting.parameters}
+        keys = setting.parameters.keys() if self._only is None else self._only
+        used = {key: p for key, p in used.items() if key in keys}
         targets = [*self._ends, *used.values()]
         if not targets:
             return
@@ -534,7 +572,7 @@ class LocalRun:
             self.backward = compare(results[: len(self._ends)], self._end_references, scale=scale)
             for key, gradient in zip(used, results[len(self._ends) :], strict=True):
                 if gradient is not None:
-                    self.parameters[key] = gradient.detach().to(setting.reference) / scale
+                    self.parameters[key] = as_real(gradient).to(setting.reference) / scale
         for index, gradient in zip(self._end_inputs, results, strict=False):
             if index is not None and gradient is not None:
                 self.input_gradients[index] = gradient.detach()  # in half precision half as large
@@ -570,7 +608,7 @@ class LocalRun:
             value = self._rounded(reference, low)
         if low is not None and self._kind != "low":
             value = value.to(self._setting.reference)
-        if gradient is None:
+        if gradient is None or self._only is not None:
             return value.detach().clone()
         end = value.detach().requires_grad_()
         self._ends.append(end)
@@ -661,12 +699,9 @@ def used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
         following = [edge for edge in node.next_functions if edge[0] is not None]
         used |= set(following)
         nodes += [before for before, _ in following]
-    inside: set[int] = set()
-    for index, edge in edges:
-        if (edge.node, edge.output_nr) in used:
-            inside.add(index)
-        used.add((edge.node, edge.output_nr))
-    return inside
+    ends = Counter((edge.node, edge.output_nr) for _, edge in edges)
+    used |= {end for end, count in ends.items() if count > 1}
+    return {index for index, edge in edges if (edge.node, edge.output_nr) in used}
 
 
 def add(sums: dict[int, Tensor], gradients: Mapping[int, Tensor]) -> None:
@@ -717,10 +752,18 @@ def gradients_of(loss: Tensor, parameters: Mapping[int, Tensor]) -> dict[int, Te
             "gradients without changing .grad: set use_reentrant=False"
         ) from error
     return {
-        key: gradient.detach()
+        key: as_real(gradient)
         for key, gradient in zip(trained, results, strict=True)
         if gradient is not None
     }
+
+
+def as_real(gradient: Tensor) -> Tensor:
+    """Return a gradient of a parameter as a dense tensor of real numbers."""
+    gradient = gradient.detach()
+    if gradient.layout != torch.strided:  # of an embedding with sparse=True, say
+        gradient = gradient.to_dense()
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def _has_gradient(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.halfstep.precision_lab.models_made import (
     WIDTH,
     Transformer,
     chain,
+    classes,
     next_token,
     squared,
     tokens,
@@ -134,6 +136,163 @@ def test_side_channel_is_unknown_not_wrong() -> None:
     assert not report.suggest()
 
 
+class Once:
+    """An argument that a module can use only once."""
+
+    is_used = False
+
+    def use(self) -> None:
+        """Raise RuntimeError the second time."""
+        if self.is_used:
+            raise RuntimeError("used twice")
+        self.is_used = True
+
+
+class Own(nn.Module):
+    """A layer with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: Tensor, once: Once | None = None) -> Tensor:
+        if once:
+            once.use()
+        self.strength = self.weight.square().mean()
+        y = x @ self.weight
+        self.cubes = y.pow(3).mean()
+        return y
+
+
+class OwnTwice(nn.Module):
+    """Calls a layer, of which some calls cannot be repeated."""
+
+    def __init__(self, onces: int) -> None:
+        super().__init__()
+        self.own, self.onces = Own(), onces
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(2):
+            x = self.own(x, Once() if number < self.onces else None)
+        return x
+
+
+def cubed(model: nn.Module, batch: Any) -> Tensor:
+    """Return a loss that also has what a layer left in an attribute."""
+    loss: Tensor = squared(model, batch) + 20 * model[0].cubes.float()
+    return loss
+
+
+def penalized(model: nn.Module, batch: Any) -> Tensor:
+    """Return a loss with a gradient of a gradient."""
+    x = batch[0].clone().requires_grad_()
+    loss = squared(model, (x, batch[1]))
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + 1e4 * gradient.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_fn", "name"),
+    [
+        (lambda: OwnTwice(1), squared, "own.weight"),
+        (lambda: OwnTwice(2), squared, "own.weight"),
+        (lambda: nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH)), cubed, "0.weight"),
+        (lambda: nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH)), penalized, "0.weight"),
+    ],
+)
+def test_parameter_with_other_uses_is_unknown(
+    make: Callable[[], nn.Module], loss_fn: Any, name: str
+) -> None:
+    """The local error of a parameter is unknown if some of its uses could not be repeated."""
+    report = precision_diff(make(), vectors(), loss_fn, torch.bfloat16)
+    row = report.row(name, "parameter")
+    assert row.error < 0.05
+    assert (row.local, row.inherited) == (None, None)
+    assert row.unknown
+    assert not report.suggest()
+
+
+def test_parameter_whose_uses_are_all_repeated_is_known() -> None:
+    """A penalty on a weight is computed by the loss function's own run, or its module's."""
+    model = nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH))
+    for strength in (0.0, 100.0):
+        report = precision_diff(
+            model,
+            vectors(),
+            lambda m, b, strength=strength: squared(m, b) + strength * m[0].strength,
+            torch.bfloat16,
+        )
+        row = report.row("0.weight", "parameter")
+        assert row.unknown is None
+        assert 0 < float(row.local or 0) < 0.02
+
+
+class Repeating(nn.Module):
+    """Returns the same results several times."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.order = order
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        made = torch.tanh(self.first(x)), torch.tanh(self.second(x)), x
+        return tuple(made[index] for index in self.order)
+
+
+@pytest.mark.parametrize("order", [(0, 0), (0, 1, 0), (0, 0, 0, 1, 1), (2, 0, 2), (0, 2, 0)])
+def test_results_that_are_returned_twice_have_local_errors(order: tuple[int, ...]) -> None:
+    """Each of equal results has the gradient of its own uses."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        results = model[1](model[0](batch[0]))
+        weighted = [(index + 1) * model[2](result) for index, result in enumerate(results)]
+        return torch.stack(weighted).float().sum(0).square().mean()
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Repeating(order), nn.Linear(WIDTH, WIDTH))
+    report = precision_diff(model, vectors(), loss, torch.bfloat16)
+    assert [row.name for row in report.rows if row.unknown] == []
+    assert max(float(row.local or 0) for row in report.rows) < 0.02
+
+
+class Unusual(nn.Module):
+    """A complex parameter, and an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH, sparse=True)
+        self.phases = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
+        self.out = nn.Linear(2 * WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.embedding(x).to(torch.complex64) * self.phases
+        return self.out(torch.view_as_real(turned).flatten(1))
+
+
+def test_complex_and_sparse_gradients_are_compared_whole() -> None:
+    """Errors are those of a plain script, of real and imaginary parts, and of all rows."""
+    model = Unusual()
+    batch = torch.randint(0, 9, (6,)), torch.randint(0, 4, (6,))
+    model.zero_grad()
+    gradients: list[dict[str, Tensor]] = []
+    for is_low in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_low):
+            loss = classes(model, batch)
+        values = torch.autograd.grad(loss, list(model.parameters()))
+        names = [name for name, _ in model.named_parameters()]
+        gradients.append(dict(zip(names, values, strict=True)))
+    report = precision_diff(model, batch, classes, torch.bfloat16)
+    for name in ("phases", "embedding.weight"):
+        low, right = (
+            each[name].to_dense() if each[name].is_sparse else each[name] for each in gradients
+        )
+        row = report.row(name, "parameter")
+        assert row.error == pytest.approx(float((low - right).norm() / right.norm()), rel=1e-5)
+        assert row.unknown is None
+        assert float(row.local or 0) < 0.02
+    assert 0 < report.error < 0.05
+
+
 def test_gradient_penalty_is_not_blamed_on_a_module() -> None:
     """A gradient of a gradient is not that of one call: local errors are unknown."""
 
@@ -181,6 +340,56 @@ def test_compiled_model_is_measured_uncompiled() -> None:
     compiled = precision_diff(torch.compile(model), batch, squared, torch.bfloat16)
     assert repr(compiled.rows) == repr(plain.rows)
     assert any("torch.compile" in note for note in compiled.event.notes)
+
+
+class Gated(nn.Module):
+    """Calls a function between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.gate: Callable[[Tensor], Tensor] = lambda x: x * torch.sigmoid(1.7 * x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.gate(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("name", ["gate", "forward"])
+def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> None:
+    """A diff compiles nothing, and the training compiles as much as without it."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = Gated()
+        setattr(model, name, torch.compile(getattr(model, name), backend=backend))
+        return model, vectors()
+
+    model, batch = compiled()
+    squared(model, batch).backward()
+    expected = len(graphs)
+    assert expected > 0
+
+    model, batch = compiled()
+    graphs.clear()
+    if is_warm:
+        squared(model, batch)
+    before = len(graphs)
+    report = precision_diff(model, batch, squared, torch.bfloat16)
+    assert len(graphs) == before
+    squared(model, batch).backward()
+    assert len(graphs) == expected
+    plain = Gated()
+    plain.load_state_dict(model.state_dict())
+    assert repr(report.rows) == repr(precision_diff(plain, batch, squared, torch.bfloat16).rows)
+    assert any("torch.compile" in note for note in report.event.notes) == (name == "forward")
 
 
 def test_many_calls_are_bounded() -> None:
@@ -309,10 +518,15 @@ assert all(map(torch.equal, without, with_diffs))
 from torch.distributed.fsdp import fully_shard
 
 original = torch.nn.Module.__call__
-for shard in (fully_shard, lambda model: fully_shard(model.first)):  # all of it, or one module
+all_of_it, one_module = fully_shard, lambda model: fully_shard(model.first)
+for shard, is_gathered in ((all_of_it, False), (one_module, False), (all_of_it, True)):
     torch.manual_seed(0)
     model, batch = Convolutions(), images()
     shard(model)
+    if is_gathered:  # as an evaluation leaves the model
+        with torch.no_grad():
+            model(batch[0])
+        assert not any(hasattr(p, "to_local") for p in model.parameters())
     before = torch.get_rng_state(), model.norm.running_mean.clone()
     for refuse in (
         lambda: halfstep.precision_diff(model, batch, classes, causes=3),

@@ -60,7 +60,7 @@ def test_overflow_is_counted_in_every_chunk(size: int) -> None:
     assert sums is not None
     errors = errors_of(sums)
     assert 0.3 < errors.saturated < 0.7
-    is_at_limit = (value.abs() == 65504) & (reference.abs() < 65504)
+    is_at_limit = (value.abs() == 65504) & ((value.float() - reference).abs() > 32)
     expected = (~value.isfinite() | is_at_limit).double().mean()
     assert errors.saturated == pytest.approx(float(expected))
     assert (errors.error, errors.largest) == (math.inf, math.inf)
@@ -90,9 +90,60 @@ def test_casts_that_overflow(value: float, expected: bool) -> None:
     assert bool(overflows(numbers, numbers.half())) is expected
 
 
-def test_numbers_that_are_infinite_in_the_reference_are_not_saturated() -> None:
-    """A mask of the format's least number, or of minus infinity, is as it should be."""
-    reference = torch.tensor([-65504.0, -math.inf, 1.0])
-    sums = compare([reference.half()], [reference])
+def errors(value: Tensor, reference: Tensor, scale: float = 1.0) -> Errors:
+    """Return the errors of one pair."""
+    sums = compare([value], [reference], scale=scale)
     assert sums is not None
-    assert float(sums.numbers[5]) == 0
+    return errors_of(sums)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_equal_infinities_are_no_error(size: int) -> None:
+    """Masks of infinity, or of each format's own least number, leave the errors of the rest."""
+    reference = torch.randn(size)
+    rest = errors(reference.bfloat16()[2:], reference[2:])
+    reference[:2] = torch.tensor([-math.inf, math.inf])
+    own = errors(reference.bfloat16(), reference)
+    assert (own.error, own.cosine, own.saturated) == pytest.approx((rest.error, rest.cosine, 0))
+    assert 0 < own.largest < math.inf
+    square = squared_difference([reference.bfloat16()], [reference])
+    assert square is not None
+    finite = squared_difference([reference.bfloat16()[2:]], [reference[2:]])
+    assert finite is not None
+    assert float(square) == pytest.approx(float(finite))
+    reference[0] = torch.finfo(torch.float32).min
+    assert errors(reference.half().clamp(-65504), reference).saturated == 0
+
+
+@pytest.mark.parametrize("pair", [(1.0, math.inf), (math.inf, 1.0), (math.inf, -math.inf)])
+def test_infinity_on_one_side_is_an_infinite_error(pair: tuple[float, float]) -> None:
+    """An infinite number against a finite one, or against the opposite one."""
+    own, right = (torch.tensor([each, 1.0]) for each in pair)
+    result = errors(own.half(), right)
+    assert (result.error, result.largest) == (math.inf, math.inf)
+    assert math.isnan(result.cosine)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) -> None:
+    """The largest number in place of a smaller or a larger one, also in gradients of a loss."""
+    limit = torch.finfo(dtype).max
+    value = torch.tensor([limit, -limit, limit, 1.0, 1.0], dtype=dtype)
+    exact = torch.tensor([limit / 2, -2 * limit, limit, 1.0, 1.0], dtype=torch.float64) / scale
+    assert errors(value, exact, scale).saturated == 2 / 5
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1e-9, 1.0, 1e9, 1e20])
+def test_cosine_does_not_depend_on_the_norms(factor: float) -> None:
+    """Of vectors whose lengths differ by any factor."""
+    own, right = torch.randn(2, 1000).double()
+    assert errors(own * factor, right).cosine == pytest.approx(errors(own, right).cosine, rel=1e-9)
+    assert errors(right * factor, right).cosine == pytest.approx(1)
+
+
+def test_equal_tensors_have_errors_of_zero() -> None:
+    """Zero without a sign."""
+    result = errors(torch.ones(3).half(), torch.ones(3))
+    assert [math.copysign(1, each) for each in result] == [1] * 5
+    assert result == (0, 0, 1, 0, 0)
