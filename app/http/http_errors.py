@@ -71,6 +71,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     TooManyAtOnce: 429,
     RateLimited: 429,
     secrets.Unreadable: 500,
+    errors.StepsMissing: 500,
     errors.StepsUnreadable: 500,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,

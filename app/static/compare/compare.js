@@ -209,6 +209,7 @@ if (test) {
   test.addEventListener('change', () => {
     if (unitOf() !== unit) test.elements.margin.value = ''
     unit = unitOf()
+    for (const each of test.querySelectorAll('[data-of]')) each.hidden = each.dataset.of !== test.elements.value.value
   })
 }
 /** Go on with other runs, and the view as it is. @param {string} runs */

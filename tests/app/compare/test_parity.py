@@ -527,7 +527,7 @@ def test_figures_and_metrics_without_a_curve_are_named(
     found = parity(script, "1,2,3,4", metric="val/accuracy", **query)
     assert reason(found) == "no curve of val/accuracy: run 4 (finished)"
     page = block(browser.get("/compare", params={"runs": "1,2,3,4", **query}).text)
-    assert re.findall('<option value="([^"]*)"[^>]* class="of-final"', page) == [
+    assert re.findall('<option value="([^"]*)"[^>]* data-of="final"', page) == [
         *("run/step_ms", "run/seconds", "run/peak_memory_bytes", "seconds")
     ]
     assert '<option value="loss">Loss</option>' in page
