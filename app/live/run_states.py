@@ -31,6 +31,7 @@ class RunStates:
         """Return the state of a run. Raises NotFound."""
         moment = self._requested[run_id] = self._clock()
         while run_id not in self._states or moment - self._read_at >= FRESH_SECONDS:
+            self._requested[run_id] = self._clock()  # the read before may have taken long
             if self._reading is None:
                 self._reading = asyncio.create_task(self._read())
             # Shielded: other streams wait for it, too.

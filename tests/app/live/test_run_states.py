@@ -1,6 +1,7 @@
 """States of followed runs: one query for all of them, and no change is missed."""
 
 import asyncio
+import threading
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -62,10 +63,13 @@ def test_a_slow_database_is_read_once_for_all(database: Database, ada: User, off
     run_ids = [start_run(database, ada).id for _ in range(3)]
     clock = Clock()
 
+    are_requested = threading.Event()
+
     class Slow(RunStates):
-        """Each query takes an hour."""
+        """Each query takes an hour, and the first until all runs are requested."""
 
         def _query(self, run_ids: list[int]) -> dict[int, State | None]:
+            assert are_requested.wait(60)
             clock.now += 3600
             return super()._query(run_ids)
 
@@ -75,7 +79,10 @@ def test_a_slow_database_is_read_once_for_all(database: Database, ada: User, off
             first = asyncio.create_task(states.state(run_ids[0]))
             while states._reading is None:
                 await asyncio.sleep(0)
-            await asyncio.gather(first, *map(states.state, run_ids[1:]))
+            others = [asyncio.create_task(states.state(run_id)) for run_id in run_ids[1:]]
+            await asyncio.sleep(0)  # they wait for the query that is under way
+            are_requested.set()
+            await asyncio.gather(first, *others)
         return len(statements)
 
     assert asyncio.run(play()) == 2
