@@ -84,4 +84,4 @@ modules = (
     openapi_docs,
 )
 for module in modules:
-    router.include_router(module.router, prefix="/api/v1")
+    router.include_router(module.router)

@@ -2,27 +2,25 @@
 
 import gc
 import io
-import signal
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
+from app.command_classes import ServiceCommand, command, server_command
 from app.server_address import published_address, running_address
 from app.trash.disk import disk
 from db.access import accounts, audit
 from db.database import Database, open_database
-from db.errors import Conflict, HalfstepError, Invalid, NotFound
+from db.errors import Conflict, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
@@ -30,83 +28,38 @@ from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
-from db.tables import WRITE, User
+from db.tables import User
 from db.telemetry import metric_pyramids, pyramid
-from halfstep.api_client import local_server
 from halfstep.cli import logs
-from halfstep.cli.application import App, Command, ServingCommand, single
+from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
-from halfstep.cli.output import print_result, say
-from halfstep.process import close_to_others, end_with_parent
+from halfstep.cli.output import print_result
+from halfstep.process import close_to_others, loading_modules, on_signals
 
 if TYPE_CHECKING:
     from app.serve import Server
 
 OPERATOR = "operator"
-LOCAL_SCRIPTS = "scripts on this machine"  # name of their token
 #: Interval at which Python switches between threads.
 SWITCH_SECONDS = 0.001
 
 
-class ServiceCommand(Command):
-    """A command of the service: expected errors end in one sentence."""
+class Installation(NamedTuple):
+    """A migrated installation, for the server of this process."""
 
-    expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
-
-
-class ServerCommand(ServingCommand):
-    """A command that serves until it is stopped; invalid settings end in one sentence."""
-
-    expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
-
-
-command = single(ServiceCommand)
-server_command = single(ServerCommand)
-
-
-@server_command
-def up() -> None:
-    """Start server and worker on this machine, and print a sign-in link."""
-    close_to_others()
-    settings, database = _open()
-    check_store(settings)
-    listening = _listen(settings)
-    _on_signals(_exit)
-    # A session of its own, so that a Ctrl-C reaches the worker only once, from this process. The
-    # worker is killed with this process, to release its name for the next one, which continues its
-    # runs. It starts before the server's modules are loaded, which takes seconds, too.
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "halfstep.cli.main", "worker"],
-        start_new_session=True,
-        preexec_fn=end_with_parent,
-    )
-    try:
-        server = make_server(settings, database)
-        handle_signals(server)
-        watcher = threading.Thread(target=_stop_with, args=(worker, server), daemon=True)
-        watcher.start()
-        with _found_by_scripts(settings, database):
-            _serve(server, listening, settings, database)
-    finally:
-        if worker.poll() is None:
-            worker.terminate()
-            say("Stopping: runs save a checkpoint and continue from it at the next start.")
-        worker.wait()
-    # A worker that is stopped during its start is killed by our signal, and has no runs yet.
-    if worker.returncode not in (0, -signal.SIGTERM):
-        raise typer.Exit(1)
+    settings: Settings
+    database: Database
+    listening: socket.socket
 
 
 @server_command
 def server() -> None:
     """Start only the server."""
     close_to_others()
-    settings, database = _open()
-    check_store(settings)
-    listening = _listen(settings)
-    server = make_server(settings, database)
+    installation = prepare()
+    server = make_server(installation.settings, installation.database)
     handle_signals(server)
-    _serve(server, listening, settings, database)
+    serve(server, installation)
 
 
 @command
@@ -368,6 +321,13 @@ def installed(*, migrates: bool = True) -> Iterator[tuple[Settings, Database]]:
         database.dispose()
 
 
+def prepare() -> Installation:
+    """Migrate the database, check the store and bind the port. Raises Invalid and others."""
+    settings, database = _open()
+    check_store(settings)
+    return Installation(settings, database, _listen(settings))
+
+
 def _listen(settings: Settings) -> socket.socket:
     """Bind the port before anything else starts. Raises Invalid."""
     listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
@@ -383,7 +343,8 @@ def _listen(settings: Settings) -> socket.socket:
 
 def make_server(settings: Settings, database: Database) -> "Server":
     """Return the server, with its log configured."""
-    from app.serve import Server  # deferred: takes half a second, which other commands save
+    with loading_modules():
+        from app.serve import Server  # takes more than a second, which other commands save
 
     logs.configure("server", settings.log_level, settings.log_format, sys.stderr)
     server = Server(settings, database)
@@ -405,64 +366,15 @@ def handle_signals(server: "Server") -> None:
     def stop(*_signal: Any) -> None:
         server.should_exit = True
 
-    _on_signals(stop)
+    on_signals(stop)
 
 
-def _on_signals(handler: Callable[..., None]) -> None:
-    """Call a handler on SIGINT, SIGTERM and SIGHUP."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, handler)
-
-
-def _exit(*_signal: Any) -> None:
-    """Exit on the first signal; later ones do not end the wait for the worker."""
-    _on_signals(lambda *_signal: None)
-    sys.exit()
-
-
-def _serve(
-    server: "Server", listening: socket.socket, settings: Settings, database: Database
-) -> None:
+def serve(server: "Server", installation: Installation) -> None:
+    """Print a sign-in link, and serve until the server is to exit."""
+    settings, database, listening = installation
     with published_address(settings):
         _print_link(settings, database)
         server.run(sockets=[listening])
-
-
-@contextmanager
-def _found_by_scripts(settings: Settings, database: Database) -> Iterator[None]:
-    """Let watched scripts of this user find the server without a token."""
-    with ExitStack() as stack:
-        if settings.local_scripts:
-            try:
-                token = _token_of_scripts(settings, database)
-                url = _local_address(settings)
-                stack.enter_context(local_server.announced(settings.data, url, token))
-            except (OSError, RuntimeError, Invalid) as error:  # RuntimeError: no home folder
-                say(f"Scripts on this machine need a token: {error}")
-        yield
-
-
-def _token_of_scripts(settings: Settings, database: Database) -> str:
-    """Return the token of the last start, or a new one. Raises Invalid."""
-    token = local_server.token_of(settings.data)
-    with database.writing() as session:
-        known = accounts.find_api_token(session, token) if token else None
-        if token and known and known.kind == WRITE:
-            return token
-        user = accounts.first_admin(session) or _named(session, OPERATOR)
-        token, _row = accounts.make_api_token(session, user, LOCAL_SCRIPTS, WRITE, days=None)
-        audit.note_typed(session, "up", f"token for {LOCAL_SCRIPTS}")
-    return token
-
-
-def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
-    """Stop the server when the worker ends."""
-    code = worker.wait()
-    if not server.should_exit:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        say(f"The worker {how}, so the server stops too. Runs continue at the next start.")
-    server.should_exit = True
 
 
 def _print_link(
@@ -471,7 +383,7 @@ def _print_link(
     """Print a sign-in link for a user, by default for the first admin."""
     with database.writing() as session:
         user = accounts.first_admin(session) if name is None else None
-        user = user or _named(session, name or OPERATOR)
+        user = user or named(session, name or OPERATOR)
         if user.deactivated_at is not None:
             text = f"{user.name} is deactivated: `halfstep user change {user.name} activate`."
             raise Conflict(text)
@@ -480,7 +392,7 @@ def _print_link(
     print_link(settings, user.name, token, as_json=as_json)
 
 
-def _named(session: Session, name: str) -> User:
+def named(session: Session, name: str) -> User:
     """Return a user by name; the first user is created. Raises NotFound, Invalid."""
     if accounts.has_users(session) and accounts.find_user(session, name) is None:
         shown = name[: accounts.NAME_CHARACTERS]
@@ -488,7 +400,7 @@ def _named(session: Session, name: str) -> User:
     return accounts.user_named(session, name)
 
 
-def _local_address(settings: Settings) -> str:
+def local_address(settings: Settings) -> str:
     """Return the URL of the server on this machine."""
     host, port = running_address(settings)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
@@ -497,7 +409,7 @@ def _local_address(settings: Settings) -> str:
 
 def sign_in_link(settings: Settings, token: str) -> str:
     """Return a link with the public address if there is one."""
-    return f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
+    return f"{settings.public_url.rstrip('/') or local_address(settings)}/?token={token}"
 
 
 def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:

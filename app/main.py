@@ -26,15 +26,13 @@ from db.settings import Settings
 #: FastAPI builds a route at its first request and caches it here: the applications of a process,
 #: of which the tests start thousands, share that.
 ROUTES = APIRouter()
-for router in (
-    downloads.router,
-    image_downloads.router,
-    api_routes.router,
-    assets.router,
-    monitoring_metrics.router,
-    page_routes.router,
-):
-    ROUTES.include_router(router)
+ROUTES.include_router(downloads.router)
+ROUTES.include_router(image_downloads.router)
+ROUTES.include_router(api_routes.router, prefix="/api/v1")
+ROUTES.include_router(assets.router)
+ROUTES.include_router(monitoring_metrics.router)
+# Without a prefix FastAPI would build each of these routes to verify that it has a path.
+ROUTES.routes.extend(page_routes.router.routes)
 
 
 def create_app(settings: Settings, database: Database) -> FastAPI:

@@ -16,7 +16,8 @@ from typing import Annotated
 
 import typer
 
-from app.commands import handle_signals, make_server, server_command, sign_in_link
+from app.command_classes import server_command
+from app.commands import handle_signals, make_server, sign_in_link
 from db.access import accounts, projects
 from db.access.permissions import VIEWER
 from db.database import Database, open_database

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from sqlalchemy.orm import Session
 
-from app.commands import ServiceCommand, installed, print_link
+from app.command_classes import ServiceCommand
+from app.commands import installed, print_link
 from db.access import accounts, audit, people, projects
 from db.access.permissions import MEMBER
 from db.errors import Invalid

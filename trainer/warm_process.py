@@ -20,7 +20,13 @@ from importlib.metadata import entry_points
 import setproctitle  # noqa: F401 - by which the fork server names processes
 
 from halfstep import fork_server, isolation
-from halfstep.process import close_to_others, end_with_parent, open_to_others, outlive_parent
+from halfstep.process import (
+    close_to_others,
+    end_with_parent,
+    loading_modules,
+    open_to_others,
+    outlive_parent,
+)
 
 #: Programs, and what a training process imports by its first step.
 PROBE, TRAINING = "trainer.probe", ("trainer.process", "trainer.job")
@@ -33,7 +39,8 @@ def main() -> None:
     end_with_parent()  # until it may have forked trainings, which outlive a worker
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    load_probe()
+    with loading_modules():
+        load_probe()
     check()
     outlive_parent()  # a training may be among the first requests
     begun = fork_server.serve(control, is_tied=True, load=_load_rest)
@@ -48,7 +55,8 @@ def main() -> None:
 
 
 def _load_rest() -> None:
-    load_training()
+    with loading_modules():
+        load_training()
     check()
 
 

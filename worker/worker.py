@@ -3,15 +3,17 @@
 python -m worker.worker          (or: halfstep worker; `--check` reports whether it is healthy)
 """
 
+import os
 import sys
 from typing import Annotated
 
+import setproctitle
 import typer
 
 from db.errors import HalfstepError
 from db.settings import Settings
 from halfstep.cli.application import ServingCommand, single
-from halfstep.process import close_to_others
+from halfstep.process import close_to_others, loading_modules
 from worker.names import is_turning
 from worker.warm_start import WarmProcess
 
@@ -26,19 +28,27 @@ def main(
         int | None,
         typer.Option(metavar="RUN", help="Train only this run, and end with it: for clusters"),
     ] = None,
+    held: Annotated[
+        bool, typer.Option("--held", hidden=True, help="Begin at a byte on standard input")
+    ] = False,
 ) -> None:
     """Start a worker: it offers this machine's devices, and trains queued runs.
 
     The server is the one whose database HALFSTEP_DATABASE_URL names. SIGTERM or Ctrl-C ends it.
     """
     close_to_others()
+    if held:
+        setproctitle.setproctitle("halfstep: worker")
     try:
         settings = Settings.read()
         if check:
             sys.exit(not is_turning(settings))
         warm = WarmProcess(settings) if settings.warm_start and only is None else None
-        from worker import daemon  # takes more than a second
+        with loading_modules():
+            from worker import daemon  # takes more than a second
 
+        if held and not os.read(0, 1):  # `up` has failed
+            return
         daemon.run(settings, only, warm)
     except HalfstepError as error:
         sys.exit(f"worker: {error}")

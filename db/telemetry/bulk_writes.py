@@ -3,11 +3,7 @@
 from itertools import repeat
 from typing import Any, TypeAlias
 
-import numpy as np
-import psycopg
 from numpy.typing import NDArray
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
 from sqlalchemy import Connection, FromClause
 
 #: A column of numbers, bytes or strings.
@@ -99,19 +95,3 @@ def _array(column: Column) -> str:
 
 def _is_float(column: Column) -> bool:
     return not isinstance(column, list) and column.dtype.kind == "f"
-
-
-class _ArrayDumper(Dumper):
-    """Dumper of numbers as a binary PostgreSQL array, without a Python object per number."""
-
-    format = Format.BINARY
-
-    def dump(self, array: NDArray[Any]) -> bytes:
-        oid, kind = (701, ">f8") if _is_float(array) else (20, ">i8")
-        items = np.empty(len(array), dtype=[("size_bytes", ">i4"), ("value", kind)])
-        items["size_bytes"], items["value"] = 8, array
-        # Dimensions (1), NULLs (0), element type, length, lower bound (1).
-        return np.array([1, 0, oid, len(array), 1], dtype=">i4").tobytes() + items.tobytes()
-
-
-psycopg.adapters.register_dumper(np.ndarray, _ArrayDumper)

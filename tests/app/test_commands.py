@@ -155,7 +155,7 @@ def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGINT, signal.SIGHUP])])
 def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Signals) -> None:
-    """The worker starts before the server's modules are loaded, and is asked to stop."""
+    """The worker starts before the server's modules are loaded, and ends before it has begun."""
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
     with heeded(stop):
         process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
@@ -167,25 +167,27 @@ def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Si
 
     def workers() -> list[psutil.Process]:
         children = psutil.Process(process.pid).children()
-        return [each for each in children if each.cmdline()[-1:] == ["worker"]]
+        return [each for each in children if each.cmdline()[0] == "halfstep: worker"]
 
     until(lambda: bool(workers()))
     family = workers()
     process.send_signal(stop)
     printed, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert "Stopping" in printed
+    assert printed == ""
+    assert not list(tmp_path.glob("worker-*.lock"))
     assert not any(map(is_running, family))
 
 
 def test_port_in_use_is_named(tmp_path: Path) -> None:
-    """A taken port ends in one sentence that names setting and port, before a worker is started."""
+    """A taken port ends in one sentence that names setting and port, before the worker begins."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
     assert ended.returncode == 1
-    assert f"HALFSTEP_PORT: cannot listen on 127.0.0.1:{port}" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith(f"halfstep: HALFSTEP_PORT: cannot listen on 127.0.0.1:{port}")
+    assert ended.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("worker-*.lock"))
 
 
 @pytest.mark.parametrize("data", ["/proc/halfstep", "/dev/null/halfstep"])

@@ -1,0 +1,67 @@
+"""`halfstep up`: the server and a worker of one machine.
+
+The worker is forked before the server's modules are loaded, so that it loads torch meanwhile. It
+touches neither database nor files until the server listens.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from typing import Any
+
+import typer
+
+from app.command_classes import server_command
+from db.settings import Settings
+from halfstep.cli import main as cli
+from halfstep.cli.output import say
+from halfstep.process import close_to_others, end_with_parent, loading_modules, on_signals
+
+
+@server_command
+def up() -> None:
+    """Start server and worker on this machine, and print a sign-in link."""
+    close_to_others()
+    Settings.read()  # invalid ones are reported once, and not by the worker, too
+    begins, begin = os.pipe()
+    # Killed with this process, to release its name for the next worker, which continues its runs.
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(begins, begin))
+    on_signals(_exit)
+    worker.start()
+    os.close(begins)
+    try:
+        with loading_modules():
+            from app import commands, server_of_up  # takes a second
+
+        installation = commands.prepare()
+        os.write(begin, b"\n")
+        try:
+            server_of_up.serve(installation, worker)
+        finally:
+            if worker.is_alive():
+                say("Stopping: runs save a checkpoint and continue from it at the next start.")
+    finally:
+        if worker.is_alive():
+            worker.terminate()
+        worker.join()
+    # A worker that is stopped during its start is killed by our signal, and has no runs yet.
+    if worker.exitcode not in (0, -signal.SIGTERM):
+        raise typer.Exit(1)
+
+
+def _work(begins: int, begin: int) -> None:
+    """Be the worker, in a session of its own: a Ctrl-C reaches it only once, from its parent."""
+    os.setsid()
+    end_with_parent()
+    on_signals(signal.SIG_DFL)
+    os.close(begin)
+    os.dup2(begins, 0)
+    os.close(begins)
+    cli.main(["worker", "--held"])
+
+
+def _exit(*_signal: Any) -> None:
+    """Exit on the first signal; later ones do not end the wait for the worker."""
+    on_signals(lambda *_signal: None)
+    sys.exit()
