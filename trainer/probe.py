@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import sys
-from importlib.metadata import entry_points
 from itertools import dropwhile
 from pathlib import Path
 from traceback import walk_tb
@@ -26,13 +25,13 @@ from trainer import machine, registered_recipes
 from trainer.diagnosis.source_locations import place
 from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import (
-    GROUP,
     MissingRequirementError,
     UnknownRecipeError,
     configured_recipes,
     file_of,
     known_recipes,
     load_recipe,
+    packaged_recipes,
 )
 
 NAME = re.compile(r"[\w.-]{1,64}")
@@ -164,7 +163,7 @@ def _imported_file(error: BaseException) -> str:
 
 
 def _package(reference: str) -> str:
-    for point in entry_points(group=GROUP, name=reference):
+    for point in packaged_recipes().select(name=reference):
         if point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"
     return ""
