@@ -118,12 +118,22 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
     return turned | {"same": same}
 
 
+class NoopSteps(UsualSteps):
+    """Accepts each call of a usual step, and does nothing."""
+
+    def recorded(self, *_: Any, **__: Any) -> bool:
+        """Return True, as all the others: nothing else is called."""
+        return True
+
+    scaled = begins = checked = unscaled = updating = updated = recorded
+
+
 class NoopWatch:
     """Listens as a watched loop does, and does nothing."""
 
     def __init__(self) -> None:
         self.closed_steps = 0
-        self.usual = UsualSteps(self, 0)  # off
+        self.usual = NoopSteps(self, 0)
         self.stepping: list[torch.optim.Optimizer] = []
         self.scaler_steps = 0
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halfstep.clock import clock
-from halfstep.monitor.ring import EAGER_ROWS, MOST_EAGER, Ring
+from halfstep.monitor.ring import EAGER_ROWS, MOST_EAGER, RING_ROWS, Ring
 
 
 def test_a_number_beyond_fp32_becomes_infinite() -> None:
@@ -23,6 +23,28 @@ def test_a_number_beyond_fp32_becomes_infinite() -> None:
     assert found[0] == [0.5, math.inf, -math.inf]
     assert found[1][:2] == [0.25, 2.0]
     assert math.isnan(found[1][2])
+
+
+def test_rows_arrive_once_and_in_order_round_after_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own step and numbers as fp32, whichever method wrote it."""
+    monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", math.inf)
+    found: list[tuple[int, int, list[float]]] = []
+
+    def take(first: int, rows: Any, records: Any) -> None:
+        numbered = range(first, first + len(rows))
+        found.extend(zip(numbered, records["step"].tolist(), rows.tolist(), strict=True))
+
+    ring = Ring(2, 2, torch.device("cpu"), clock(), take)
+    written = [(step / 7, 3e38 * step) for step in range(3 * RING_ROWS)]
+    for step, values in enumerate(written):
+        if not ring.append((step, clock(), 0.1, 0.01, -1), values):
+            ring.values = values
+            ring.close(step, 0.0, 0.1)
+        if step % 300 == 0:
+            assert ring.drain()
+    assert ring.drain()
+    numbers = torch.tensor(written, dtype=torch.float64).to(torch.float32).tolist()
+    assert found == [(step, step, values) for step, values in enumerate(numbers)]
 
 
 def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
@@ -70,7 +92,7 @@ def test_rows_interrupted_by_ctrl_c_are_flushed_later(
         ring.values = [float(step)]
         ring.close(step, 0.0, 0.1)
     with monkeypatch.context() as patched:
-        patched.setattr("halfstep.monitor.ring._joined", interrupted)
+        patched.setattr("halfstep.monitor.ring._slices", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ring.drain()
     ring.values = [4.0]
