@@ -273,6 +273,26 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
     expect(page.locator("#spikes td").first).to_have_text("7")
 
 
+def test_panels_come_live_as_on_a_page_that_is_opened_later(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Panels of what is known only after the first step, such as the size of a batch."""
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    expect(page.locator("[data-groups] [data-row=data]")).to_be_attached()
+    with database.writing() as session:
+        session.get_one(Run, 1).workload = {"examples": 64}
+    record(database, running, make_steps([1.0] * 10), events=[make_metric(10, 0.5)])
+    record(database, running, make_steps([1.0] * 10, first=11))
+    examples = page.locator("[data-row=examples]")
+    expect(examples.get_by_role("heading")).to_have_text("Examples per second")
+    names = page.locator("[data-groups] h3")
+    expect(names).to_have_count(5)
+    live = names.all_text_contents()
+    page.reload()
+    expect(names).to_have_text(live)
+
+
 def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, page: Page) -> None:
     """Steps undone by the rollback disappear; the history shows it without a reload."""
     recording = Recording(1, 1, has_begun=True, last_line=0)

@@ -150,8 +150,9 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
       layout.arrange(box.querySelector('.panel-grid'))
       box.querySelector('summary .quiet').textContent = number === 1 ? '1 panel' : `${number} panels`
     }
-    const pinned = groups.get('pinned')
-    if (pinned && below.firstElementChild !== pinned) below.prepend(pinned)
+    const names = [...new Set(['pinned', ...rows.map(({ group }) => group)])]
+    const boxes = names.flatMap((name) => groups.get(name) ?? [])
+    if (boxes.some((box, i) => box !== below.children[i])) below.append(...boxes) // a group that came late
   }
 
   return {

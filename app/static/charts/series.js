@@ -28,14 +28,15 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   const { arrangement, keep } = arrangementOf(section, recipe)
   const { pinned, collapsed, ranges, logs } = arrangement
   Object.assign(view, { pinned, collapsed, rows: { ...ranges, ...view.rows }, logs: [...new Set([...view.logs, ...logs])] })
+  const known = {
+    scaled: section.dataset.scaled !== undefined,
+    proven: section.dataset.scaled === 'yes',
+    timed: section.dataset.timed !== undefined,
+    onlyMetrics: section.dataset.onlyMetrics !== undefined,
+    examples: Number(section.dataset.examples ?? 0),
+  }
   const panels = createPanels(section, {
-    known: {
-      scaled: section.dataset.scaled !== undefined,
-      proven: section.dataset.scaled === 'yes',
-      timed: section.dataset.timed !== undefined,
-      onlyMetrics: section.dataset.onlyMetrics !== undefined,
-      examples: Number(section.dataset.examples ?? 0),
-    },
+    known,
     view,
     onZoom: (x, rows) => {
       if (x !== undefined) view.range = x
@@ -189,6 +190,9 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     /** @param {any} message of the run, in order */
     add: (message) => {
       skipped = message.run.skipped
+      // Unknown on a page that was opened before the run began.
+      const { examples_per_second: examples, steps_per_second: steps } = message.run
+      if (!known.examples && examples && steps) known.examples = Math.round(examples / steps)
       if (points) take(message)
       else if (isAsked) early.push(message)
       starting.show({ status: message.run.status, step: message.run.step || points?.end || 0 })
