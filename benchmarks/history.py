@@ -51,6 +51,7 @@ def serve(folder: Path, pipe: Connection) -> None:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # head and content at once
+        disable_nagle_algorithm = True  # which would delay content that is longer by 40 ms
 
         def do_GET(self) -> None:
             nonlocal requests

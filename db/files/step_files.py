@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import file_digest, sha256
 from itertools import chain
 from threading import Lock
@@ -329,8 +329,8 @@ class StepFiles:
 
     def _read_end(self, file: StepFile, length: int) -> _Part:
         start = file.size_bytes - length
-        content = obstore.get_range(self._store, file.key, start=start, length=length)
-        return _Part(start, bytes(content))
+        [content] = self._request(file, [(start, file.size_bytes)])
+        return _Part(start, content)
 
     def _read_parts(self, file: StepFile, spans: dict[int, tuple[int, int]]) -> dict[int, _Part]:
         """Return bytes of row groups; concurrent requests read those that are not cached.
@@ -341,13 +341,28 @@ class StepFiles:
             found = {group: self._parts.get((file.key, group)) for group in spans}
         parts = {group: part for group, part in found.items() if part and part.has(*spans[group])}
         if missing := [group for group in spans if group not in parts]:
-            starts, ends = zip(*(spans[group] for group in missing), strict=True)
-            contents = obstore.get_ranges(
-                self._store, file.key, starts=starts, ends=ends, coalesce=GAP_BYTES
-            )
-            for group, start, content in zip(missing, starts, contents, strict=True):
-                parts[group] = _Part(start, bytes(content))
+            contents = self._request(file, [spans[group] for group in missing])
+            for group, content in zip(missing, contents, strict=True):
+                parts[group] = _Part(spans[group][0], content)
         return {group: parts[group] for group in spans}
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read parts of a file from the store, given in order, by concurrent requests."""
+        merged: list[tuple[int, int]] = []
+        for start, end in spans:
+            if merged and start - merged[-1][1] <= GAP_BYTES:
+                start, _ = merged.pop()
+            merged.append((start, end))
+        starts, ends = zip(*merged, strict=True)
+        contents = obstore.get_ranges(self._store, file.key, starts=starts, ends=ends, coalesce=0)
+        read = [_Part(start, bytes(each)) for start, each in zip(starts, contents, strict=True)]
+        if any(not part.has(*span) for part, span in zip(read, merged, strict=True)):
+            raise OSError("it is shorter than recorded")
+        within = [read[bisect_right(starts, start) - 1] for start, _ in spans]
+        return [
+            part.content[start - part.start : end - part.start]
+            for part, (start, end) in zip(within, spans, strict=True)
+        ]
 
     def _cache(self, file: StepFile, parts: dict[int, _Part]) -> None:
         with self._lock:
@@ -365,6 +380,92 @@ class StepFiles:
             self._footers.pop(file.key, None)
             for each in [each for each in self._parts if each[0] == file.key]:
                 self._parts_bytes -= len(self._parts.pop(each).content)
+
+
+#: A method of StepFiles and its arguments.
+Call: TypeAlias = tuple[Any, ...]
+
+
+class StepsNotRead(Exception):
+    """A transaction needs steps of a file that were not read before it; `fetch` reads them."""
+
+    def __init__(self, fetch: Callable[[], None]) -> None:
+        super().__init__("db.telemetry.frozen_steps.write opens such transactions")
+        self.fetch = fetch
+
+
+class _NotCached(Exception):
+    """Bytes of a file are not cached."""
+
+
+class _CachedFiles(StepFiles):
+    """A reader that shares the caches of another and reads nothing from the store."""
+
+    def __init__(self, files: StepFiles) -> None:
+        self.__dict__ = files.__dict__
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        raise _NotCached
+
+
+class ReadAhead:
+    """Reader for a transaction that must not wait for the store: it has what was read before.
+
+    Otherwise raises StepsNotRead. Results stay right, as no other file ever has the key of one.
+    """
+
+    def __init__(self, files: StepFiles) -> None:
+        self._files, self._cached = files, _CachedFiles(files)
+        self._results: dict[Call, Any] = {}
+
+    def _fetch(self, call: Call) -> None:
+        method, *arguments = call
+        try:
+            self._results[call] = method(self._files, *arguments)
+        except StepsUnreadable as error:
+            self._results[call] = error
+
+    def read(
+        self, file: StepFile, ranges: Collection[StepRange], names: Collection[str] = NAMES
+    ) -> Columns:
+        """See StepFiles."""
+        columns: Columns = self._result(StepFiles.read, file, tuple(ranges), tuple(sorted(names)))
+        return columns
+
+    def summaries(
+        self, file: StepFile, ranges: Collection[StepRange]
+    ) -> tuple[NDArray[np.int64], list[bytes]]:
+        """See StepFiles."""
+        found: tuple[NDArray[np.int64], list[bytes]]
+        found = self._result(StepFiles.summaries, file, tuple(ranges))
+        return found
+
+    def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
+        """See StepFiles."""
+        columns: Columns = self._result(StepFiles.read_next, file, span, most)
+        return columns
+
+    def read_last(self, file: StepFile, span: StepRange, most: int) -> Columns:
+        """See StepFiles."""
+        columns: Columns = self._result(StepFiles.read_last, file, span, most)
+        return columns
+
+    def ends(self, file: StepFile, span: StepRange) -> StepRange | None:
+        """See StepFiles."""
+        ends: StepRange | None = self._result(StepFiles.ends, file, span)
+        return ends
+
+    def _result(self, *call: Any) -> Any:
+        if call not in self._results:
+            method, *arguments = call
+            try:
+                return method(self._cached, *arguments)
+            except _NotCached:
+                raise StepsNotRead(partial(self._fetch, call)) from None
+        result = self._results[call]
+        if isinstance(result, StepsUnreadable):
+            raise result
+        return result
 
 
 class _Parts(io.RawIOBase):

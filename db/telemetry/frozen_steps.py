@@ -5,22 +5,33 @@ also rows. A later attempt adds rows, which take precedence.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
+from db.database import Database
 from db.errors import StepsUnreadable
-from db.files.step_files import NAMES, WHOLE, Columns, StepFile, StepFiles, StepRange
+from db.files.step_files import (
+    NAMES,
+    WHOLE,
+    Columns,
+    ReadAhead,
+    StepFile,
+    StepFiles,
+    StepRange,
+    StepsNotRead,
+)
 from db.tables import FrozenSteps, Step
 from db.telemetry import bulk_writes
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: More than any step.
 END = 2**62
@@ -51,7 +62,7 @@ class Frozen:
     last: the last step of the file that counts.
     """
 
-    files: StepFiles
+    files: StepFiles | ReadAhead
     file: StepFile
     last: int
 
@@ -92,7 +103,7 @@ def loaded(connection: Connection, columns: Sequence[Any]) -> Frozen | None:
     *file, last = columns
     if file[0] is None:
         return None
-    files: StepFiles | None = connection.get_execution_options().get("step_files")
+    files: StepFiles | ReadAhead | None = connection.get_execution_options().get("step_files")
     if files is None:
         raise StepsUnreadable.of(file[0], "this program has not opened the store")
     return Frozen(files, StepFile(*file), last)
@@ -186,6 +197,30 @@ def applied_norm(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return grad_norm_clipped with grad_norm where the clip changed nothing."""
     clipped = columns["grad_norm_clipped"]
     return np.where(np.isnan(clipped), columns["grad_norm"], clipped)
+
+
+def write(
+    database: Database,
+    change: Callable[[Session], T],
+    *,
+    wait: Callable[[Callable[[], None]], None] = lambda read: read(),
+) -> T:
+    """Make a change in a transaction that may need steps of a file, but never waits for the store.
+
+    What it needs is read while no transaction is open, then it begins again; so `change` may be
+    called several times.  wait: calls a function that may wait for the store. Raises
+    StorageUnreachable.
+    """
+    files: StepFiles | None = database.engine.get_execution_options().get("step_files")
+    reader = files and ReadAhead(files)
+    while True:
+        try:
+            with database.writing() as session:
+                session.connection(execution_options={"step_files": reader})
+                return change(session)
+        except StepsNotRead as error:
+            fetch = error.fetch
+        wait(fetch)
 
 
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:

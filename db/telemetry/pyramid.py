@@ -285,7 +285,7 @@ def _with_frozen(points: Points, source: Source, ranges: list[StepRange]) -> Poi
     needed = {"elapsed_ms", "flags", *names, *(("grad_norm",) if is_clipped else ())}
     columns = source.frozen.read(lacking, needed)
     if is_clipped:
-        columns["grad_norm_clipped"] = frozen_steps.applied_norm(columns)
+        columns = columns | {"grad_norm_clipped": frozen_steps.applied_norm(columns)}
     values = np.column_stack([columns[name] for name in names])
     stored = Points(columns["step"], columns["elapsed_ms"], columns["flags"], values)
     return in_order([points, stored[~np.isin(stored.step, points.step)]])

@@ -4,6 +4,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -14,9 +15,10 @@ from obstore.store import MemoryStore
 from sqlalchemy import delete, func, select
 from starlette.testclient import TestClient
 
-from app.files import freeze_job
+from app.files import freeze_job, json_lines
 from app.files.freeze_job import FreezeJob
 from app.files.json_lines import MOST_LINES
+from app.files.spool_ingest import SpoolPosition, take_spool
 from db.database import Database
 from db.errors import StorageUnreachable
 from db.files import backup
@@ -31,7 +33,7 @@ from db.telemetry import series, windows
 from halfstep.telemetry.events import Resumed
 from tests.app.uploading import Uploader, write_token
 from tests.buckets import Bucket
-from tests.db.telemetry.frozen_made import everything
+from tests.db.telemetry.frozen_made import Gate, change_meanwhile, everything
 from tests.db.telemetry.telemetry_made import make_events, make_steps
 from tests.marks import extended
 from tests.spool_made import event_of
@@ -235,6 +237,38 @@ def test_json_lines_continue_a_frozen_run(
     assert "allowed: after 1,502" in problem["error"]
     with database.reading() as session:
         assert session.get_one(Run, number).step == 1502
+
+
+@pytest.mark.parametrize("sender", ["spool", "lines"])
+def test_no_upload_waits_for_the_store_in_its_transaction(
+    uploader: Uploader, settings: Settings, database: Database, ada: User, sender: str
+) -> None:
+    """While an upload to a frozen run waits for it, another connection changes the run."""
+    freeze_due(settings, database)
+    uploader.begin(attempt=2)
+    with uploader.spool() as spool:
+        spool.event(Resumed(step=1500, exact=False, notes=["test"]))
+        spool.steps(make_steps([0.25] * 10, first=1501))
+    gate = Gate(open_store(settings))
+    gated = Database(settings.database_url, StepFiles(gate.open_store))
+    lines = b"".join(b'{"step": %d, "loss": 0.25}\n' % step for step in range(1501, 1511))
+    with ThreadPoolExecutor(1) as pool:
+        if sender == "spool":
+            piece = uploader.content(uploader.sequence)
+            position = SpoolPosition(ada, 1, 2, uploader.sequence, uploader.offset)
+            sending = pool.submit(lambda: take_spool(gated, position, piece) and None)
+        else:
+            sending = pool.submit(lambda: json_lines.take(gated, ada, 1, lines).problems or None)
+        assert gate.is_reached.wait(60)
+        change_meanwhile(database, 1)
+        gate.is_open.set()
+        assert sending.result() is None
+    with gated.reading() as session:
+        steps = series.raw_steps(session, 1, first=1490, most=10**6)
+        assert session.get_one(Run, 1).name == "changed meanwhile"
+    assert steps["step"] == [*range(1490, 1511)]
+    assert steps["loss"][11:] == [0.25] * 10
+    gated.dispose()
 
 
 def test_a_damaged_file_is_reported(

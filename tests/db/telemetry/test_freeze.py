@@ -3,6 +3,9 @@
 import itertools
 import os
 import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 from sqlalchemy import func, select
-from sqlalchemy.orm import make_transient
+from sqlalchemy.orm import Session, make_transient
 
 from db.database import Database
 from db.errors import StepsUnreadable
@@ -26,7 +29,7 @@ from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
 from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, windows
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 from tests.db.telemetry import frozen_made
-from tests.db.telemetry.frozen_made import begin_again, end, everything, freeze_run, rows_of
+from tests.db.telemetry.frozen_made import Gate, begin_again, end, everything, freeze_run, rows_of
 from tests.db.telemetry.telemetry_made import forget, make_events, make_steps, record
 
 numbers = st.sampled_from([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.4e38]) | st.floats(width=32)
@@ -409,6 +412,104 @@ def test_a_run_continues_without_its_file(
             steps = set(series.raw_steps(session, run.id, most=10**6)["step"])
     assert steps >= {*range(1, after - 99), *range(after + 1, after + 201)} - {100}
     assert max(steps) == after + 200
+
+
+@pytest.fixture
+def resumed(database: Database, running: Run, tmp_path: Path) -> tuple[Run, ObjectStore]:
+    """A frozen run of which another attempt has begun, and the store."""
+    store = MemoryStore()
+    make_history(database, running)
+    freeze_run(database, store, running, tmp_path)
+    return begin_again(database, running), store
+
+
+def _truncate(run: Run, session: Session) -> None:
+    telemetry.truncate(session, run.id, run.attempt, after=300)
+
+
+def _flush(run: Run, session: Session, *, first: int) -> None:
+    steps = make_steps([1.0 + step % 9 for step in range(first - 1, first + 19)], first=first)
+    telemetry.record(session, run.id, run.attempt, telemetry.Flush(steps=[steps]))
+
+
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [
+        (_truncate, {*range(1, 301)}),
+        (partial(_flush, first=310), {*range(1, 701)}),  # which are repeated
+        (partial(_flush, first=750), {*range(1, 701), *range(750, 770)}),
+    ],
+)
+def test_no_transaction_waits_for_the_store(
+    database: Database,
+    resumed: tuple[Run, ObjectStore],
+    change: Callable[[Run, Session], None],
+    steps: set[int],
+) -> None:
+    """While a resume or a flush waits for it, another connection changes the same run."""
+    run, store = resumed
+    gate = Gate(store)
+    url = database.engine.url.render_as_string(hide_password=False)
+    gated = Database(url, StepFiles(gate.open_store))
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(frozen_steps.write, gated, partial(change, run))
+        assert gate.is_reached.wait(60)
+        frozen_made.change_meanwhile(database, run.id)
+        gate.is_open.set()
+        changing.result()
+    with gated.reading() as session:
+        found = series.raw_steps(session, run.id, most=10**6)["step"]
+        assert session.get_one(Run, run.id).name == "changed meanwhile"
+    assert set(found) == steps - {100}  # which was lost
+    gated.dispose()
+
+
+@pytest.mark.parametrize("becomes", ["another", "none"])
+def test_a_file_may_be_replaced_while_it_is_read(
+    database: Database, resumed: tuple[Run, ObjectStore], becomes: str
+) -> None:
+    """A resume then reads the new file, or none if its record is gone."""
+    run, store = resumed
+    calls = 0
+
+    def wait(read: Callable[[], None]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            with database.writing() as session:
+                row = session.scalars(select(FrozenSteps)).one()
+                if becomes == "none":
+                    session.delete(row)
+                else:
+                    content = obstore.get(store, row.key).bytes()
+                    obstore.delete(store, row.key)
+                    row.key = f"steps/{run.id}/0.parquet"
+                    obstore.put(store, row.key, content)
+        read()
+
+    with frozen_made.reading_files(database, store) as other:
+        if becomes == "none":
+            with other.reading() as session:
+                rows = session.scalars(select(Step.step).where(Step.step <= 300)).all()
+        else:
+            rows = [step for step in range(1, 301) if step != 100]
+        frozen_steps.write(other, partial(_truncate, run), wait=wait)
+        with other.reading() as session:
+            assert series.raw_steps(session, run.id, most=10**6)["step"] == sorted(rows)
+    assert calls > (becomes == "another")
+
+
+def test_a_resume_needs_no_cache(
+    database: Database, resumed: tuple[Run, ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read for its transaction stays until it is committed, whatever others read."""
+    monkeypatch.setattr(step_files, "MOST_FOOTERS", 0)
+    monkeypatch.setattr(step_files, "CACHED_BYTES", 0)
+    run, store = resumed
+    with frozen_made.reading_files(database, store) as other:
+        frozen_steps.write(other, partial(_truncate, run))
+        with other.reading() as session:
+            assert len(series.raw_steps(session, run.id)["step"]) == 299
 
 
 def test_a_restored_file_is_read_again(database: Database, running: Run, tmp_path: Path) -> None:
