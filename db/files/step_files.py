@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import file_digest, sha256
 from itertools import chain
+from pathlib import Path
 from threading import Lock
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 import obstore
 from numpy.typing import NDArray
-from obstore.store import ObjectStore
+from obstore.store import LocalStore, ObjectStore
 
 from db.errors import StepsUnreadable, StorageUnreachable
 
+#: Folder of the files in the store. Not in the folders of runs, where recipes may put symlinks.
+STEPS = "steps"
 #: Steps of a row group, which is read as a whole.
 GROUP_STEPS = 32_768
 #: Row groups that are read at once, at most: about 10 MB.
@@ -113,6 +116,19 @@ class _Part:
 
     def has(self, start: int, end: int) -> bool:
         return self.start <= start and end <= self.start + len(self.content)
+
+
+def check_folder(store: ObjectStore) -> None:
+    """Check that the folder of the files of steps exists: it has some. Raises StorageUnreachable.
+
+    Otherwise no file of it is lost: its disk is not mounted, or the folder is that of a machine
+    that does not share the store.
+    """
+    if isinstance(store, LocalStore) and not (folder := Path(str(store.prefix), STEPS)).is_dir():
+        raise StorageUnreachable(
+            f"{folder} is missing, which has the steps of runs that have ended: mount it, or let "
+            "HALFSTEP_DATA or HALFSTEP_STORAGE_URL name the storage of the other machines."
+        )
 
 
 class StepFiles:
@@ -242,6 +258,8 @@ class StepFiles:
         except (OSError, ArrowException) as error:
             if "NoSuchBucket" in str(error):
                 raise StorageUnreachable from error
+            if isinstance(error, FileNotFoundError):
+                check_folder(self._store)
             raise StepsUnreadable.of(file.key, _one_line(error)) from error
 
     def _named(self, file: StepFile, error: Exception) -> Exception:

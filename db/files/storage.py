@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.errors import Invalid, StorageFull
+from db.files.step_files import STEPS
 from db.settings import Settings
 from db.tables import (
     ACTIVE,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 #: Folders of a run's files that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
-#: Folder of the steps of ended runs. Not in the folders of runs, where recipes may put symlinks.
-STEPS = "steps"
 #: Folder of the content of named artifacts, and below it of their incomplete uploads.
 BLOBS, INCOMING = "blobs", "incoming"
 #: Rows that name a stored file.

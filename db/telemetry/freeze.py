@@ -29,11 +29,18 @@ from sqlalchemy.orm import Session
 from db.database import Database, now
 from db.errors import StepsMissing, StepsUnreadable
 from db.files import step_files
-from db.files.step_files import GROUP_STEPS, SUMMARIES, Columns, StepFile, StepFiles
+from db.files.step_files import (
+    GROUP_STEPS,
+    STEPS,
+    SUMMARIES,
+    Columns,
+    StepFile,
+    StepFiles,
+    check_folder,
+)
 from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
-    STEPS,
     delete_file,
     is_recent,
     sha256_of,
@@ -113,8 +120,8 @@ def freeze(
 
     folder: for the temporary file.  Nothing happens if the run is active, deleted or without steps.
     Another call is needed if it has changed meanwhile, or for the file before this one, after
-    ORPHAN_SECONDS. Raises Stopped, StepsMissing, or the error of the store; then nothing has
-    changed for readers.
+    ORPHAN_SECONDS. Raises Stopped, StepsMissing, StorageUnreachable, or the error of the store;
+    then nothing has changed for readers.
     """
     with database.reading() as session:
         run, row = session.get_one(Run, run_id), _row(session, run_id)
@@ -183,6 +190,10 @@ def _store(
     Returns None if there are no steps. Raises StepsMissing if there are fewer than the summaries
     count, StepsUnreadable if the stored file differs.
     """
+    with database.reading() as session:
+        has_files = session.scalar(select(FrozenSteps.id).limit(1)) is not None
+    if has_files:  # or this file would be the only one of a folder that hides the others
+        check_folder(store)
     last = 0
 
     def groups() -> Iterator[Columns]:

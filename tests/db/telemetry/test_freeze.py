@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, make_transient
 
 from db.database import Database
-from db.errors import StepsUnreadable
+from db.errors import StepsUnreadable, StorageUnreachable
 from db.files import step_files, storage
 from db.files.step_files import NAMES, StepFile, StepFiles
 from db.files.storage import mend, mismatches
@@ -510,6 +510,30 @@ def test_a_resume_needs_no_cache(
         frozen_steps.write(other, partial(_truncate, run))
         with other.reading() as session:
             assert len(series.raw_steps(session, run.id)["step"]) == 299
+
+
+def test_a_resume_waits_for_a_folder_that_is_not_mounted(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Its file is not lost: nothing is recorded, nor frozen, until the folder is there again."""
+    store, steps = LocalStore(tmp_path), tmp_path / "steps"
+    make_history(database, running)
+    other_run = _another(database, running)
+    freeze_run(database, store, running, tmp_path)
+    run = begin_again(database, running)
+    steps.rename(tmp_path / "away")
+    with frozen_made.reading_files(database, store) as other:
+        for _ in range(2):
+            with pytest.raises(StorageUnreachable, match="mount it"):
+                frozen_steps.write(other, partial(_truncate, run))
+        with pytest.raises(StorageUnreachable, match="mount it"):
+            freeze_run(other, store, other_run, tmp_path)
+        assert not steps.exists()
+        (tmp_path / "away").rename(steps)
+        frozen_steps.write(other, partial(_truncate, run))
+        with other.reading() as session:
+            assert len(series.raw_steps(session, run.id)["step"]) == 299
+        assert freeze_run(other, store, other_run, tmp_path).is_settled
 
 
 def test_a_restored_file_is_read_again(database: Database, running: Run, tmp_path: Path) -> None:
