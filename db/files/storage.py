@@ -18,7 +18,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from db.database import Database
+from db.database import Database, now
 from db.errors import Invalid, StorageFull
 from db.files.step_files import STEPS
 from db.settings import Settings
@@ -33,6 +33,7 @@ from db.tables import (
     FrozenSteps,
     ReportImage,
     Run,
+    RunningBackup,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ Checked = Stored | ReportImage
 REPORTS = "reports"
 #: Age from which content without a row is an orphan: before, its row may not be committed.
 ORPHAN_SECONDS = 3600.0
+#: Whether a backup runs, which reports it every minute, or was killed just now.
+IS_RUNNING = RunningBackup.seen_at > now() - ORPHAN_SECONDS
 #: Size of an upload's parts, and concurrent ones: 64 MiB of memory for a file of any size.
 PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
 #: Limit of S3; the parts of a file above 156 GiB are larger.
@@ -229,6 +232,8 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
             result.append(Mismatch(row.key, "the file is missing", row))
     # `db.telemetry.freeze` keeps the file before a new one for as long.
     orphans = sorted(key for key in orphans if _folder(key) not in refrozen)
+    if is_backup_running(session):
+        orphans = [key for key in orphans if not key.startswith(f"{STEPS}/")]
     return result + [Mismatch(key, "no row names the file", None) for key in orphans]
 
 
@@ -322,6 +327,11 @@ def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
     for prefix in ("runs", BLOBS, REPORTS, STEPS):
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
+
+
+def is_backup_running(session: Session) -> bool:
+    """Return whether a backup may still copy files whose rows have changed since."""
+    return session.scalar(select(RunningBackup.id).where(IS_RUNNING).limit(1)) is not None
 
 
 def is_recent(file: "ObjectMeta") -> bool:

@@ -5,7 +5,8 @@
 3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
 4. The rows are deleted in batches, except those that other queries read, see `_retained`; so are
    the lowest buckets of the pyramid, which the file has.
-5. The file before this one is deleted by a call ORPHAN_SECONDS after this was stored.
+5. The file before this one is deleted by a call ORPHAN_SECONDS after this was stored, while no
+   backup runs.
 
 Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
 adds rows; at its end all steps are frozen into a new file.
@@ -42,6 +43,7 @@ from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
     delete_file,
+    is_backup_running,
     is_recent,
     sha256_of,
 )
@@ -357,17 +359,18 @@ def _retained(session: Session, run: Run) -> set[int]:
 
 
 def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, key: str) -> None:
-    """Delete the file before this one, unless this was stored recently.
+    """Delete the file before this one, unless this was stored recently or a backup runs.
 
-    A backup copies files after it has read their rows. No other file is deleted: another database
-    may have recorded it.
+    A backup copies files after it has read their rows, and a request reads one likewise. No other
+    file is deleted: another database may have recorded it.
     """
     with database.reading() as session:
-        row = _row(session, run_id)
+        row, is_needed = _row(session, run_id), is_backup_running(session)
     if row is None or row.key != key:
         return
     if row.previous_key is not None:
-        if is_recent(obstore.head(store, key)):
+        # A backup that begins only now reads the row as it is.
+        if is_needed or is_recent(obstore.head(store, key)):
             return
         delete_file(store, row.previous_key)
     with database.writing() as session:

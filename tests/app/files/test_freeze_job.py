@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from starlette.testclient import TestClient
 
 from app.files import freeze_job, json_lines
@@ -28,7 +28,7 @@ from db.files.step_files import StepFiles
 from db.files.storage import mend, mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
-from db.tables import FrozenSteps, Run, Step, StepBucket, User
+from db.tables import FrozenSteps, Run, RunningBackup, Step, StepBucket, User
 from db.telemetry import series, windows
 from halfstep.telemetry.events import Resumed
 from tests.app.uploading import Uploader, write_token
@@ -36,6 +36,7 @@ from tests.buckets import Bucket
 from tests.db.telemetry.frozen_made import Gate, change_meanwhile, everything
 from tests.db.telemetry.telemetry_made import make_events, make_steps
 from tests.marks import extended
+from tests.site import until
 from tests.spool_made import event_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
@@ -363,34 +364,80 @@ def test_a_backup_has_the_file(
     target.dispose()
 
 
-def test_a_backup_has_the_file_of_a_run_that_is_frozen_again(
+def test_a_backup_has_the_files_that_its_rows_name(
     uploader: Uploader,
     settings: Settings,
     database: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The file is copied although its row, which the backup has, names another one by then."""
+    """However long it takes: the file of a run that is frozen again stays until it is copied."""
     [key] = freeze_due(settings, database)
-    os.utime(settings.data / key, (0, 0))
-    keys, copy = [key], backup._copy_file
+    readers, copy, store = everything(database, 1, ZOOMS), backup._copy_file, open_store(settings)
+    is_reached, may_copy = Event(), Event()
 
-    def freeze_and_copy(*arguments: Any) -> bool:
-        send(uploader, 500, first=STEPS + 1)
-        keys.extend(freeze_due(settings, database))
+    def copy_late(*arguments: Any) -> bool:
+        is_reached.set()
+        assert may_copy.wait(60)
         return copy(*arguments)
 
-    monkeypatch.setattr(backup, "_copy_file", freeze_and_copy)
-    saved = back_up(database, open_store(settings), tmp_path / "backup")
+    monkeypatch.setattr(backup, "_copy_file", copy_late)
+    monkeypatch.setattr(backup, "RENEWAL_SECONDS", 0.01)
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(back_up, database, store, tmp_path / "backup")
+        assert is_reached.wait(60)
+        send(uploader, 500, first=STEPS + 1)
+        [second] = freeze_due(settings, database)
+        _set_back(settings, second)
+        with database.writing() as session:
+            session.execute(update(RunningBackup).values(seen_at=0.0))
+        until(lambda: _seen_at(database) != [0.0])
+        freeze_due(settings, database)
+        with database.reading() as session:
+            assert mismatches(session, store) == []
+        may_copy.set()
+        saved = saving.result()
     assert (saved["files"], saved["left_out"]) == (1, [])
     assert (tmp_path / "backup/files" / key).is_file()
-    assert keys[1] != key
-    job = FreezeJob(settings, database, Event())
-    job.freeze_due()
-    assert job._retry_at.keys() == {1}
-    os.utime(settings.data / keys[1], (0, 0))
+    copies = MemoryStore()
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}", StepFiles(lambda: copies))
+    target.migrate()
+    restore(target, copies, tmp_path / "backup")
+    assert everything(target, 1, ZOOMS) == readers
+    target.dispose()
+    assert _seen_at(database) == []
+    assert freeze_due(settings, database) == [second]
+    assert not (settings.data / key).exists()
+
+
+def test_a_backup_that_was_killed_keeps_files_for_an_hour(
+    uploader: Uploader, settings: Settings, database: Database
+) -> None:
+    """It reports no more that it runs; the next backup deletes its record."""
+    [key] = freeze_due(settings, database)
+    send(uploader, 500, first=STEPS + 1)
+    [second] = freeze_due(settings, database)
+    _set_back(settings, second)
+    with database.writing() as session:
+        session.add(RunningBackup())
+    freeze_due(settings, database)
+    assert (settings.data / key).exists()
+    with database.writing() as session:
+        session.execute(update(RunningBackup).values(seen_at=RunningBackup.seen_at - 3601))
     freeze_due(settings, database)
     assert not (settings.data / key).exists()
+    back_up(database, open_store(settings), settings.data / "backup")
+    assert _seen_at(database) == []
+
+
+def _set_back(settings: Settings, key: str) -> None:
+    """Make a file old enough for the one before it to be deleted."""
+    os.utime(settings.data / key, (0, 0))
+
+
+def _seen_at(database: Database) -> list[float]:
+    with database.reading() as session:
+        return list(session.scalars(select(RunningBackup.seen_at)))
 
 
 def _stones(database: Database) -> list[Any]:
