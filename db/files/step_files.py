@@ -11,6 +11,7 @@ import io
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -37,6 +38,8 @@ MOST_GROUPS = 32
 GAP_BYTES = 2**16
 #: Bytes at the end of a file that are read first: the whole footer of most files.
 FOOTER_BYTES = 2**19
+#: Requests for parts of a file that obstore makes at once; further ones have another thread.
+REQUESTS = 10
 #: Files whose footers are cached.
 MOST_FOOTERS = 32
 #: Bytes of row groups that are cached: a chart reads first steps and then summaries of the same.
@@ -175,15 +178,43 @@ class StepFiles:
         steps, packed = [np.empty(0, np.int64)], []
         with self._errors_named(file):
             needed = self._needed(file, ranges)
-            for table in self._tables(file, needed, ["step", SUMMARIES]):
+            has_gaps = any(map(self._footer(file).has_gaps, needed)) if needed else False
+            names = ["step", SUMMARIES] if has_gaps else [SUMMARIES]
+            for groups, table in self._tables(file, needed, names):
                 column = table[SUMMARIES].combine_chunks()
-                step = table["step"].to_numpy()[np.diff(column.offsets) > 0]
+                rows = np.flatnonzero(np.diff(column.offsets))
+                step = (
+                    table["step"].to_numpy()[rows]
+                    if has_gaps
+                    else self._steps_at(file, groups, rows)
+                )
                 is_within = _is_within(step, ranges)
                 steps.append(step[is_within])
                 values = column.flatten()
                 records = np.frombuffer(values.buffers()[1], f"V{values.type.byte_width}")
                 packed += records[values.offset :][: len(values)][is_within].tolist()
         return np.concatenate(steps), packed
+
+    def read_ahead(
+        self,
+        file: StepFile,
+        steps: Collection[StepRange],
+        names: Collection[str],
+        summaries: Collection[StepRange],
+    ) -> None:
+        """Cache by concurrent requests what `read` and `summaries` of these ranges need.
+
+        They verify it. Raises StepsUnreadable, StorageUnreachable.
+        """
+        with self._errors_named(file):
+            spans: dict[int, tuple[int, int]] = {}
+            for ranges, some in ((steps, {"step", *names}), (summaries, {"step", SUMMARIES})):
+                for group in self._needed(file, ranges):
+                    start, end = self._footer(file).part(group, some)
+                    first, last = spans.get(group, (start, end))
+                    spans[group] = (min(start, first), max(end, last))
+            if 1 < len(spans) <= MOST_GROUPS:
+                self._cache(file, self._read_parts(file, dict(sorted(spans.items()))))
 
     def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
         """Read all columns of the first `most` steps of a range.
@@ -224,6 +255,16 @@ class StepFiles:
             group = int(np.searchsorted(footer.spans[:, 1], part[0]))
             steps += self._steps(file, part) if footer.has_gaps(group) else part
         return (min(steps), max(steps)) if steps else None
+
+    def _steps_at(
+        self, file: StepFile, groups: Sequence[int], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the steps of rows of a table of row groups without gaps."""
+        spans = self._footer(file).spans[groups]
+        ends = np.cumsum(spans[:, 1] - spans[:, 0] + 1)
+        group = np.searchsorted(ends, rows, side="right")
+        steps: NDArray[np.int64] = spans[group, 1] + 1 + rows - ends[group]
+        return steps
 
     def _steps(self, file: StepFile, span: StepRange) -> list[int]:
         steps: list[int] = self.read(file, [span], ["step"])["step"].tolist()
@@ -308,13 +349,13 @@ class StepFiles:
     def _read_groups(
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
     ) -> Iterator[Columns]:
-        for table in self._tables(file, groups, names):
+        for _, table in self._tables(file, groups, names):
             yield {name: _as_numbers(name, table[_stored(name)]) for name in names}
 
     def _tables(
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
-    ) -> Iterator[Any]:
-        """Read columns of row groups, some groups at a time."""
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """Read columns of row groups, some groups at a time; yield these groups and their table."""
         from pyarrow import ArrowException
 
         for at in range(0, len(groups), MOST_GROUPS):
@@ -324,7 +365,7 @@ class StepFiles:
             except (OSError, ArrowException):  # of cached bytes perhaps; the file may be restored
                 self._forget(file)
                 table = self._table(file, some, names)
-            yield table
+            yield some, table
 
     def _table(self, file: StepFile, groups: Sequence[int], names: Collection[str]) -> Any:
         from pyarrow import parquet
@@ -372,7 +413,19 @@ class StepFiles:
                 start, _ = merged.pop()
             merged.append((start, end))
         starts, ends = zip(*merged, strict=True)
-        contents = obstore.get_ranges(self._store, file.key, starts=starts, ends=ends, coalesce=0)
+
+        def get(at: int) -> Sequence[Any]:
+            some = slice(at, at + REQUESTS)
+            return obstore.get_ranges(
+                self._store, file.key, starts=starts[some], ends=ends[some], coalesce=0
+            )
+
+        turns = range(0, len(merged), REQUESTS)
+        if len(turns) == 1:
+            contents = get(0)
+        else:
+            with ThreadPoolExecutor(MOST_GROUPS // REQUESTS + 1) as pool:
+                contents = [content for some in pool.map(get, turns) for content in some]
         read = [_Part(start, bytes(each)) for start, each in zip(starts, contents, strict=True)]
         if any(not part.has(*span) for part, span in zip(read, merged, strict=True)):
             raise OSError("it is shorter than recorded")
@@ -457,6 +510,9 @@ class ReadAhead:
         found: tuple[NDArray[np.int64], list[bytes]]
         found = self._result(StepFiles.summaries, file, tuple(ranges))
         return found
+
+    def read_ahead(self, *_arguments: object) -> None:
+        """See StepFiles. Each call is read ahead by itself."""
 
     def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
         """See StepFiles."""
@@ -641,7 +697,9 @@ def _as_numbers(name: str, column: Any) -> NDArray[Any]:
         values[np.diff(lists.offsets) > 0] = np.array(lists.flatten().to_pylist(), object)
         return values
     if name == "lr":
-        values = column.fill_null(NAN_BITS).to_numpy()
+        if column.null_count:  # imports for 0.1 s what few files need
+            column = column.fill_null(NAN_BITS)
+        values = column.to_numpy()
         return values.view(np.float64)
     values = column.to_numpy()
     return values.astype(np.int64 if name in WHOLE else np.float64, copy=False)

@@ -79,6 +79,15 @@ class Frozen:
         """Return the first step and the packed summary of each bucket within ranges of steps."""
         return self.files.summaries(self.file, self._clipped(ranges))
 
+    def read_ahead(
+        self,
+        steps: Collection[StepRange],
+        names: Collection[str],
+        summaries: Collection[StepRange],
+    ) -> None:
+        """Read at once what `read` and `summaries` of these ranges need, instead of one by one."""
+        self.files.read_ahead(self.file, self._clipped(steps), names, self._clipped(summaries))
+
     def read_next(self, span: StepRange, most: int) -> Columns:
         """Read all columns of the first `most` steps of a range."""
         return self.files.read_next(self.file, (span[0], min(span[1], self.end)), most)

@@ -3,7 +3,7 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ def histories(draw: st.DrawFn) -> NDArray[Any]:
     losses = draw(st.lists(numbers, min_size=1, max_size=40))
     length = draw(st.sampled_from([len(losses), 300, 1200]))
     steps = make_steps(np.resize(losses, length).tolist(), first=first)
-    for name in ("grad_norm", "grad_norm_clipped", "scale"):
+    for name in ("grad_norm", "grad_norm_clipped", "scale", "lr"):
         steps[name] = np.resize(draw(st.lists(numbers, min_size=1, max_size=9)), length)
     if draw(st.booleans()):  # one that four bytes do not hold
         kinds = [(name, steps.dtype[name]) for name in steps.dtype.names or ()]
@@ -570,6 +570,52 @@ def test_a_damaged_column_is_not_cached(database: Database, running: Run, tmp_pa
     elapsed_ms = files.read(file, [(1, 60)], ["elapsed_ms"])["elapsed_ms"]
     np.testing.assert_array_equal(elapsed_ms, expected["elapsed_ms"])
     np.testing.assert_array_equal(found, expected["loss"])
+
+
+class _Counted(StepFiles):
+    """Counts round trips to the store, and their parts of files."""
+
+    trips, parts = 0, 0
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        self.trips, self.parts = self.trips + 1, self.parts + len(spans)
+        return super()._request(file, spans)
+
+
+def test_a_window_takes_one_round_trip(database: Database, running: Run, tmp_path: Path) -> None:
+    """Steps at both ends and summaries between them are read at once, after the footer."""
+    store = MemoryStore()
+    make_history(database, running, 3000)
+    with database.reading() as session:
+        expected = windows.window(session, running.id, first=700, last=2500, most=64)
+    freeze_run(database, store, running, tmp_path)
+    files = _Counted(lambda: store)
+    other = Database(database.engine.url.render_as_string(hide_password=False), files)
+    with other.reading() as session:
+        assert windows.window(session, running.id, first=700, last=2500, most=64) == expected
+    assert files.trips == 2
+    assert files.parts > 20
+    other.dispose()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 2**16)), min_size=1, max_size=40),
+    st.integers(0, 2**20),
+)
+def test_parts_of_a_file_are_read_by_few_requests(
+    lengths: list[tuple[int, int]], lacking: int
+) -> None:
+    """Whatever the distances between them; a file that is too short is reported."""
+    ends = np.cumsum(np.array(lengths).sum(axis=1)).tolist()
+    spans = [(end - length, end) for end, (_, length) in zip(ends, lengths, strict=True)]
+    content = np.random.default_rng(0).bytes(ends[-1])
+    store = MemoryStore()
+    obstore.put(store, "a", content)
+    files, file = StepFiles(lambda: store), StepFile("a", len(content), "")
+    assert files._request(file, spans) == [content[start:end] for start, end in spans]
+    obstore.put(store, "a", content[: max(0, len(content) - 1 - lacking)])
+    with pytest.raises((OSError, obstore.exceptions.BaseError)):
+        files._request(file, spans)
 
 
 def test_row_groups_are_cached_within_a_bound(
