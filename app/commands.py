@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
@@ -31,7 +32,7 @@ from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import WRITE, User
-from db.telemetry import metric_pyramids, pyramid
+from db.telemetry import freeze, metric_pyramids, pyramid
 from halfstep.api_client import local_server
 from halfstep.cli import logs
 from halfstep.cli.application import App, Command, ServingCommand, single
@@ -242,6 +243,10 @@ def _check_storage(
         bool, typer.Option("--deep", help="Also verify the SHA-256 of every file")
     ] = False,
     mend: Annotated[bool, typer.Option("--mend", help="Delete what does not match")] = False,
+    lost: Annotated[
+        bool,
+        typer.Option("--lost", help="With --mend: also if no file of frozen steps is there"),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
@@ -250,7 +255,7 @@ def _check_storage(
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
         if mend:
-            mend_storage(database, store, mismatched)
+            mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             fields = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
@@ -326,12 +331,21 @@ def _expiry(secret: dict[str, Any]) -> str:
 
 
 @command
-def rebuild(run: RunId, as_json: AsJson = False) -> None:
+def rebuild(
+    run: RunId,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Also if steps are missing, which then have no chart")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
-    with installed() as (_settings, database):
+    with installed() as (settings, database), TemporaryDirectory(dir=settings.data) as name:
+        store, folder = open_store(settings), Path(name)
+        files = freeze.copied_steps(database, store, run, folder)  # no lock waits for a bucket
         with database.writing() as session:
+            session.connection(execution_options={"step_files": files})
             row = runs.get(session, run, lock=True)  # blocks its recorder
-            pyramid.rebuild(session, run)
+            pyramid.rebuild(session, run, lost=lost)
             metric_pyramids.rebuild(session, run)
             audit.note_typed(session, "rebuild", f"run {run}")
             skipped = pyramid.count_skips(session.connection(), run)

@@ -12,8 +12,10 @@ Each step can be repeated, so an interrupted freeze continues. An attempt that c
 adds rows; at its end all steps are frozen into a new file.
 """
 
+import errno
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.errors import StepsMissing, StepsUnreadable
+from db.errors import StepsMissing, StepsUnreadable, StorageUnreachable
 from db.files import step_files
 from db.files.step_files import (
     GROUP_STEPS,
@@ -43,6 +45,7 @@ from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
     delete_file,
+    get_file,
     is_backup_running,
     is_recent,
     sha256_of,
@@ -70,6 +73,9 @@ from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 LEAST_STEPS = 2_000
 #: Rows per transaction: SQLite has one writer, and other writers must not wait long.
 BATCH_ROWS = 5_000
+#: What a freeze needs on the disk of the data folder: temporary file and stored file, and a reserve
+#: for everything else.
+MOST_STEP_BYTES, RESERVED_BYTES = 2 * 40, 2**27
 
 
 class Stopped(Exception):
@@ -130,7 +136,10 @@ def freeze(
         state = _State.of(run, row)
     if state is None:
         return
-    if row is None or row.attempt != state.attempt:
+    if row is not None and row.attempt == state.attempt:
+        _check_file(store, row)
+    else:
+        _check_space(folder, run.recorded_steps)
         stored = _store(database, store, run_id, folder, stopping)
         if stored is None:
             return
@@ -235,10 +244,51 @@ def _check_complete(database: Database, run_id: int, steps: int) -> None:
     with database.reading() as session:
         expected = pyramid.count_steps(session.connection(), run_id)
     if steps < expected:
-        raise StepsMissing(
-            f"{steps:,} of its {expected:,} steps are left, as after `halfstep storage check "
-            "--mend` with a file missing. They stay in the database; restore a backup for the rest."
-        )
+        raise StepsMissing.of(steps, expected)
+
+
+def _check_file(store: ObjectStore, row: FrozenSteps) -> None:
+    """Check that the file is intact, which an earlier call has stored: rows are to be deleted.
+
+    The storage may have been changed or restored since. Raises StepsUnreadable, StorageUnreachable,
+    or the error of the store.
+    """
+    try:
+        is_intact = sha256_of(store, row.key) == row.sha256
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise StorageUnreachable from error
+        check_folder(store)
+        raise StepsUnreadable.of(row.key, "the file is missing") from error
+    if not is_intact:
+        raise StepsUnreadable.of(row.key, "its SHA-256 differs from the recorded one")
+
+
+def copied_steps(database: Database, store: ObjectStore, run_id: int, folder: Path) -> StepFiles:
+    """Copy the file of a run into a folder; return its reader, for a transaction that reads it all.
+
+    Raises StepsUnreadable.
+    """
+    (folder / STEPS).mkdir()
+    with database.reading() as session:
+        row = _row(session, run_id)
+    if row is not None:
+        try:
+            get_file(store, row.key, folder / row.key, sha256=row.sha256)
+        except (FileNotFoundError, ValueError) as error:
+            raise StepsUnreadable.of(row.key, str(error).partition("\n")[0]) from error
+    return StepFiles(lambda: LocalStore(folder))
+
+
+def _check_space(folder: Path, steps: int) -> None:
+    """Check that a freeze would not fill the disk, on which live runs are recorded. Raises OSError.
+
+    The temporary file and the stored one may both be on it.
+    """
+    needed, free = RESERVED_BYTES + MOST_STEP_BYTES * steps, shutil.disk_usage(folder).free
+    if free < needed:
+        text = f"{folder} has {free:,} bytes free, needed are {needed:,}"
+        raise OSError(errno.ENOSPC, text)
 
 
 def _sync(store: ObjectStore, key: str) -> None:

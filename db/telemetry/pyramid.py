@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.errors import StepsUnreadable
+from db.errors import StepsMissing, StepsUnreadable
 from db.files.step_files import Columns
 from db.tables import Metric, MetricBucket, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
@@ -165,11 +165,18 @@ def summed_up(
     return np.concatenate(starts), np.concatenate(sizes), packed
 
 
-def rebuild(session: Session, run_id: int) -> None:
-    """Rebuild the pyramid of a run's steps."""
-    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
+def rebuild(session: Session, run_id: int, *, lost: bool = False) -> None:
+    """Rebuild the pyramid of a run's steps.
+
+    Raises StepsMissing if it counts steps that the run no longer has, unless `lost`: it has all
+    that is left of them.
+    """
     connection = session.connection()
+    expected = count_steps(connection, run_id)
+    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
     build(connection, steps_of(connection, run_id))
+    if not lost and (steps := count_steps(connection, run_id)) < expected:
+        raise StepsMissing.of(steps, expected)
 
 
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:

@@ -28,7 +28,7 @@ from db.files.step_files import StepFiles
 from db.files.storage import mend, mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
-from db.tables import FrozenSteps, Run, RunningBackup, Step, StepBucket, User
+from db.tables import RECIPE, FrozenSteps, Run, RunningBackup, Step, StepBucket, User
 from db.telemetry import series, windows
 from halfstep.telemetry.events import Resumed
 from tests.app.uploading import Uploader, write_token
@@ -180,6 +180,25 @@ def test_an_error_of_the_store_ends_the_round(
         assert session.scalars(select(FrozenSteps.run_id)).all() == [2]
 
 
+def test_a_run_of_a_worker_with_another_folder_stays_in_the_database(
+    uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker could not read the file if it continued the run."""
+    with database.writing() as session:
+        session.get_one(Run, 1).source = RECIPE
+    for _ in range(2):
+        job = FreezeJob(settings, database, Event())
+        with caplog.at_level(logging.WARNING):
+            job.freeze_due()
+            job.freeze_due()
+        assert job._retry_at.keys() == {1}
+    assert [record.message[:40] for record in caplog.records] == [
+        "the steps of 1 runs stay in the database"
+    ] * 2
+    settings.run_folder(1).mkdir(parents=True)
+    assert len(freeze_due(settings, database)) == 1
+
+
 def test_a_run_without_steps_is_tried_once_an_hour(
     uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,7 +330,7 @@ def test_a_run_without_the_record_of_its_file_is_not_frozen_again(
     with database.reading() as session:
         wrong = mismatches(session, store)
     assert [mismatch.key for mismatch in wrong] == [key]
-    mend(database, store, wrong)
+    mend(database, store, wrong, lost=True)
     before = _charts(database), rows(database)
     job = FreezeJob(settings, database, Event())
     for _ in range(2):
@@ -321,6 +340,8 @@ def test_a_run_without_the_record_of_its_file_is_not_frozen_again(
     assert f"{before[1]} of its 3,000 steps are left" in message
     path.write_bytes(content)
     os.utime(path, (0, 0))
+    with database.reading() as session:
+        assert mismatches(session, store) == []  # it has the only copy of the steps
     assert freeze_due(settings, database) == []
     assert (_charts(database), rows(database)) == before
     assert path.read_bytes() == content

@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, make_transient
 
 from db.database import Database
-from db.errors import StepsUnreadable, StorageUnreachable
+from db.errors import Conflict, StepsMissing, StepsUnreadable, StorageUnreachable
 from db.files import step_files, storage
 from db.files.step_files import NAMES, StepFile, StepFiles
 from db.files.storage import mend, mismatches
@@ -296,6 +296,118 @@ def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
     assert after["raw"] == before["raw"]
 
 
+@pytest.mark.parametrize("damage", ["missing", "altered"])
+def test_an_interrupted_freeze_continues_only_with_its_file(
+    database: Database, running: Run, tmp_path: Path, damage: str
+) -> None:
+    """Another storage may be set by then: the rows stay, which may be all that is left."""
+    store = MemoryStore()
+    make_history(database, running)
+    with pytest.raises(freeze.Stopped):
+        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=_Stops())
+    rows = rows_of(database, running)
+    [key] = _keys(store)
+    content = bytes(obstore.get(store, key).bytes())
+    if damage == "missing":
+        obstore.delete(store, key)
+    else:
+        obstore.put(store, key, bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(StepsUnreadable, match=key):
+        freeze_run(database, store, running, tmp_path)
+    assert rows_of(database, running) == rows
+    obstore.put(store, key, content)
+    with frozen_made.reading_files(database, store) as other:
+        assert freeze_run(other, store, running, tmp_path).is_settled
+        with other.reading() as session:
+            assert len(series.raw_steps(session, running.id)["step"]) == 699
+
+
+def test_the_file_before_a_lost_one_stays(
+    database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that was frozen twice it has all steps but those of the last attempt."""
+    store = LocalStore(tmp_path)
+    make_history(database, running)
+    first = freeze_run(database, store, running, tmp_path)
+    with frozen_made.reading_files(database, store) as other:
+        end(other, begin_again(other, running))
+        second = freeze_run(other, store, running, tmp_path)
+    (tmp_path / second.key).unlink()
+    monkeypatch.setattr(storage, "ORPHAN_SECONDS", 0.0)
+    with pytest.raises(StepsUnreadable, match=second.key):
+        freeze_run(database, store, running, tmp_path)
+    assert _keys(store) == [first.key]
+
+
+def test_a_freeze_does_not_fill_the_disk(database: Database, running: Run, tmp_path: Path) -> None:
+    """Without room for its files it writes none: live runs are recorded on the same disk."""
+    store = LocalStore(tmp_path / "data", mkdir=True)
+    make_history(database, running)
+    with database.writing() as session:
+        session.get_one(Run, running.id).recorded_steps = 2**50
+    with pytest.raises(OSError, match="bytes free, needed are") as caught:
+        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=Event())
+    assert storage.is_full(caught.value)
+    assert (_keys(store), rows_of(database, running)) == ([], 699)
+
+
+def test_summaries_of_lost_steps_are_not_rebuilt_without_them(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Without the record of a file only they have something of its steps, until told otherwise."""
+    store = MemoryStore()
+    make_history(database, running, 3000)
+    row = freeze_run(database, store, running, tmp_path)
+    with database.writing() as session:
+        session.delete(session.get_one(FrozenSteps, row.id))
+    stones, rows = _stones(database), rows_of(database, running)
+    with pytest.raises(StepsMissing, match=f"{rows} of its 2,999"), database.writing() as session:
+        pyramid.rebuild(session, running.id)
+    assert _stones(database) == stones
+    with database.writing() as session:
+        pyramid.rebuild(session, running.id, lost=True)
+        assert pyramid.count_steps(session.connection(), running.id) == rows
+
+
+def test_summaries_are_rebuilt_from_a_copy_of_the_file(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """So the transaction, which reads all steps, does not wait for the store."""
+    store = MemoryStore()
+    make_history(database, running)
+    row, stones = freeze_run(database, store, running, tmp_path), _stones(database)
+    content = obstore.get(store, row.key).bytes()
+    files = freeze.copied_steps(database, store, running.id, tmp_path)
+    obstore.delete(store, row.key)
+    with database.writing() as session:
+        session.connection(execution_options={"step_files": files})
+        pyramid.rebuild(session, running.id)
+    assert set(_stones(database)) <= set(stones)
+    (tmp_path / "other").mkdir()
+    obstore.put(store, row.key, bytes(content)[:-1])
+    with pytest.raises(StepsUnreadable, match=row.key):
+        freeze.copied_steps(database, store, running.id, tmp_path / "other")
+
+
+def test_records_stay_if_the_store_has_no_file(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """A check with another folder or bucket deletes no record, unless told that all are lost."""
+    store, other_store = MemoryStore(), MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    with database.reading() as session:
+        wrong = mismatches(session, other_store)
+    assert [mismatch.key for mismatch in wrong] == [row.key]
+    with pytest.raises(Conflict, match="no file of frozen steps, but 1 are recorded"):
+        mend(database, other_store, wrong)
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps)).one().key == row.key
+    mend(database, other_store, wrong, lost=True)
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps)).all() == []
+
+
 @pytest.mark.parametrize("damage", ["missing", "short", "altered"])
 def test_a_damaged_file_costs_its_own_steps_only(
     database: Database, running: Run, tmp_path: Path, damage: str
@@ -319,7 +431,7 @@ def test_a_damaged_file_costs_its_own_steps_only(
         assert len(series.sparklines(session, [run])[run.id]) == 60
         wrong = mismatches(session, store, deep=True)
     assert [mismatch.key for mismatch in wrong] == [row.key]
-    mend(database, store, wrong)
+    mend(database, store, wrong, lost=True)
     with database.reading() as session:
         window = windows.window(session, running.id, most=32)
         stored_bytes = session.get_one(Run, running.id).stored_bytes
