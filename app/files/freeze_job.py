@@ -53,9 +53,11 @@ class FreezeJob:
             others = self._of_other_stores(session, due)
         if others:
             self._retry_at |= dict.fromkeys(others, time.monotonic() + AGAIN_SECONDS)
-            text = "the steps of %d runs stay in the database: %s has no folder of them, so their "
-            text += "workers do not share it, as of run %d"
-            logger.warning(text, len(others), self._settings.data / "runs", min(others))
+            logger.warning(
+                "the steps of run %d and of %d further runs stay in the database: %s has no folder "
+                "of these runs, so their workers do not share it",
+                *(min(others), len(others) - 1, self._settings.data / "runs"),
+            )
             due = [run_id for run_id in due if run_id not in others]
         if not due:
             return

@@ -258,16 +258,21 @@ def _check_file(store: ObjectStore, row: FrozenSteps) -> None:
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
             raise StorageUnreachable from error
-        check_folder(store)
-        raise StepsUnreadable.of(row.key, "the file is missing") from error
+        raise _missing(store, row) from error
     if not is_intact:
         raise StepsUnreadable.of(row.key, "its SHA-256 differs from the recorded one")
+
+
+def _missing(store: ObjectStore, row: FrozenSteps) -> StepsUnreadable:
+    """Return the error of a missing file. Raises StorageUnreachable if all are."""
+    check_folder(store)
+    return StepsUnreadable.of(row.key, "the file is missing")
 
 
 def copied_steps(database: Database, store: ObjectStore, run_id: int, folder: Path) -> StepFiles:
     """Copy the file of a run into a folder; return its reader, for a transaction that reads it all.
 
-    Raises StepsUnreadable.
+    Raises StepsUnreadable, StorageUnreachable, or the error of the store.
     """
     (folder / STEPS).mkdir()
     with database.reading() as session:
@@ -275,8 +280,10 @@ def copied_steps(database: Database, store: ObjectStore, run_id: int, folder: Pa
     if row is not None:
         try:
             get_file(store, row.key, folder / row.key, sha256=row.sha256)
-        except (FileNotFoundError, ValueError) as error:
-            raise StepsUnreadable.of(row.key, str(error).partition("\n")[0]) from error
+        except FileNotFoundError as error:
+            raise _missing(store, row) from error
+        except ValueError as error:
+            raise StepsUnreadable.of(row.key, str(error)) from error
     return StepFiles(lambda: LocalStore(folder))
 
 

@@ -518,7 +518,7 @@ def test_a_run_continues_without_its_file(
     obstore.put(store, row.key, content)
     with frozen_made.reading_files(database, store) as other:
         with other.writing() as session:
-            pyramid.rebuild(session, run.id)
+            pyramid.rebuild(session, run.id, lost=True)
         assert freeze_run(other, store, run, tmp_path).attempt == 2
         with other.reading() as session:
             steps = set(series.raw_steps(session, run.id, most=10**6)["step"])
