@@ -127,10 +127,10 @@ def check_folder(store: ObjectStore) -> None:
     Otherwise no file of it is lost: its disk is not mounted, or the folder is that of a machine
     that does not share the store.
     """
-    if isinstance(store, LocalStore) and not (folder := Path(str(store.prefix), STEPS)).is_dir():
+    if isinstance(store, LocalStore) and not Path(str(store.prefix), STEPS).is_dir():
         raise StorageUnreachable(
-            f"{folder} is missing, which has the steps of runs that have ended: mount it, or let "
-            "HALFSTEP_DATA or HALFSTEP_STORAGE_URL name the storage of the other machines."
+            f"The data folder has no folder {STEPS!r}, with the steps of runs that have ended: mount "
+            "it, or let HALFSTEP_DATA or HALFSTEP_STORAGE_URL name the storage of all machines."
         )
 
 
