@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from sqlalchemy import make_url
+from sqlalchemy import make_url, select
 from sqlalchemy.orm import Session
 
 from app.server_address import published_address, running_address
@@ -31,8 +31,9 @@ from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
-from db.tables import WRITE, User
+from db.tables import WRITE, FrozenSteps, User
 from db.telemetry import freeze, metric_pyramids, pyramid
+from db.telemetry.unfreeze import unfreeze
 from halfstep.api_client import local_server
 from halfstep.cli import logs
 from halfstep.cli.application import App, Command, ServingCommand, single
@@ -263,6 +264,33 @@ def _check_storage(
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
         raise typer.Exit(1 if mismatched and not mend else 0)
+
+
+@storage.command("unfreeze")
+def _unfreeze(
+    chosen: Annotated[list[int] | None, typer.Argument(metavar="[RUN]...", min=1)] = None,
+    every: Annotated[bool, typer.Option("--all", help="All runs with frozen steps")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move the steps of frozen runs back into the database."""
+    with installed() as (settings, database):
+        if bool(chosen) == every:
+            raise Invalid({"RUN, --all": "allowed: runs, or --all"})
+        if settings.freeze_after_days:
+            text = f"{settings.freeze_after_days:g}: a server freezes them again; allowed: 0"
+            raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
+        with database.reading() as session:
+            frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
+        store = open_store(settings)
+        for run_id in chosen or frozen:
+            with TemporaryDirectory(dir=settings.data) as name:
+                folder, stopping = Path(name), threading.Event()
+                moved = unfreeze(database, store, run_id, folder=folder, stopping=stopping)
+            text = "its steps are in the database" if moved else "had no frozen steps"
+            print_result({"run": run_id, "moved": moved}, f"run {run_id}: {text}", as_json=as_json)
+        with database.writing() as session:
+            runs_named = map(str, chosen) if chosen else ["--all"]
+            audit.note_typed(session, "storage unfreeze", *runs_named)
 
 
 @command

@@ -129,8 +129,8 @@ def check_folder(store: ObjectStore) -> None:
     """
     if isinstance(store, LocalStore) and not Path(str(store.prefix), STEPS).is_dir():
         raise StorageUnreachable(
-            f"The data folder has no folder {STEPS!r}, with the steps of runs that have ended: mount "
-            "it, or let HALFSTEP_DATA or HALFSTEP_STORAGE_URL name the storage of all machines."
+            f"The data folder has no folder {STEPS!r}, with the steps of runs that have ended: "
+            "mount it, or let HALFSTEP_DATA or HALFSTEP_STORAGE_URL name a common storage."
         )
 
 

@@ -254,9 +254,15 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
 def _restore_rows(connection: Connection, run_id: int, frozen: Frozen, last: int) -> None:
     """Make the latest steps of a file up to a step rows again."""
     span = (-END, min(last, frozen.end))
-    columns = frozen.files.read_last(frozen.file, span, LATEST_ROWS)
-    steps: list[int] = columns["step"].tolist()
-    rows = select(Step.step).where(Step.run_id == run_id, Step.step.in_(steps))
+    add_missing(connection, run_id, frozen.files.read_last(frozen.file, span, LATEST_ROWS))
+
+
+def add_missing(connection: Connection, run_id: int, columns: Columns) -> None:
+    """Write those of some steps of a file that are not rows."""
+    if not len(columns["step"]):
+        return
+    first, last = int(columns["step"][0]), int(columns["step"][-1])
+    rows = select(Step.step).where(Step.run_id == run_id, Step.step.between(first, last))
     is_missing = ~np.isin(columns["step"], connection.scalars(rows).all())
     if is_missing.any():
         missing: dict[str, bulk_writes.Column] = {

@@ -26,7 +26,7 @@ from db.files import step_files, storage
 from db.files.step_files import NAMES, StepFile, StepFiles
 from db.files.storage import mend, mismatches
 from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
-from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, windows
+from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, unfreeze, windows
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 from tests.db.telemetry import frozen_made
 from tests.db.telemetry.frozen_made import Gate, begin_again, end, everything, freeze_run, rows_of
@@ -294,6 +294,48 @@ def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
         after = everything(other, running.id, ZOOMS)
     assert (row.attempt, row.is_settled) == (2, True)
     assert after["raw"] == before["raw"]
+
+
+def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path: Path) -> None:
+    """Rows and summaries are equal, and nothing names a file; the run can be frozen again."""
+    store = MemoryStore()
+    make_history(database, running)
+    rows, stones = _rows(database), _stones(database)
+    freeze_run(database, store, running, tmp_path)
+    assert _rows(database) != rows
+    changed = partial(unfreeze.unfreeze, database, store, running.id)
+    (tmp_path / "stopped").mkdir()
+    with pytest.raises(freeze.Stopped):
+        changed(folder=tmp_path / "stopped", stopping=_Stops())
+    (tmp_path / "whole").mkdir()
+    assert changed(folder=tmp_path / "whole", stopping=Event())
+    assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [])
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).stored_bytes == 0
+    assert not changed(folder=tmp_path, stopping=Event())
+    assert freeze_run(database, store, running, tmp_path).is_settled
+
+
+def test_an_active_run_is_not_unfrozen(
+    database: Database, resumed: tuple[Run, ObjectStore], tmp_path: Path
+) -> None:
+    """Its recorder writes the same rows; nor is a run whose freeze is not complete."""
+    run, store = resumed
+    rows = rows_of(database, run)
+    with pytest.raises(Conflict, match="unfreeze it when it has ended"):
+        unfreeze.unfreeze(database, store, run.id, folder=tmp_path, stopping=Event())
+    end(database, run)
+    with database.writing() as session:
+        session.scalars(select(FrozenSteps)).one().is_settled = False
+    with pytest.raises(Conflict, match="is being frozen"):
+        unfreeze.unfreeze(database, store, run.id, folder=tmp_path, stopping=Event())
+    assert rows_of(database, run) == rows
+
+
+def _rows(database: Database) -> list[tuple[Any, ...]]:
+    table = Step.__table__
+    with database.reading() as session:
+        return [tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))]
 
 
 @pytest.mark.parametrize("damage", ["missing", "altered"])

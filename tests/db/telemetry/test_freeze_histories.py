@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import make_transient
 
 from db.database import Database
+from db.errors import Conflict
 from db.files import storage
 from db.tables import Run, RunNode
-from db.telemetry import export, freeze, frozen_steps, pyramid, series, telemetry, windows
+from db.telemetry import export, freeze, frozen_steps, pyramid, series, telemetry, unfreeze, windows
 from halfstep.telemetry.events import RolledBack
 from tests.db.telemetry import frozen_made
 from tests.db.telemetry.frozen_made import begin_again, end
@@ -38,7 +40,7 @@ class Action(NamedTuple):
     length: int
 
 
-KINDS = ("record", "gap", "resume", "repeat", "roll back", "rebuild", "freeze", "stop")
+KINDS = ("record", "gap", "resume", "repeat", "roll back", "rebuild", "freeze", "stop", "unfreeze")
 actions = st.builds(
     Action,
     st.sampled_from(
@@ -114,6 +116,17 @@ class History:
                 for run in self.runs:
                     with self._database.writing() as session:
                         pyramid.rebuild(session, run.id)
+            case "unfreeze":
+                self._end()
+                stopping = StopsLate(action.length // 50 if action.length % 2 else 10**9)
+                with suppress(freeze.Stopped, Conflict), TemporaryDirectory() as name:
+                    unfreeze.unfreeze(
+                        self._database,
+                        self._store,
+                        self.runs[1].id,
+                        folder=Path(name),
+                        stopping=stopping,
+                    )
             case "freeze" | "stop":
                 self._end()
                 pauses = action.length // 20 if action.kind == "stop" else 10**9
@@ -232,6 +245,7 @@ def test_a_frozen_run_reads_like_any_other(
     """After each of some resumes, rollbacks, gaps and freezes, of which some are interrupted."""
     monkeypatch.setattr(freeze, "GROUP_STEPS", 128)
     monkeypatch.setattr(freeze, "BATCH_ROWS", 50)
+    monkeypatch.setattr(unfreeze, "BATCH_ROWS", 50)
     monkeypatch.setattr(storage, "ORPHAN_SECONDS", 0.0)
     store = MemoryStore()
     with frozen_made.reading_files(database, store) as other:
