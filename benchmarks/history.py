@@ -3,7 +3,8 @@
     python -m benchmarks.history [--steps 10000000] [--compared-steps 1000000] [--ended 100]
 
 --ended: runs of 10,000 steps, of which the bytes of 10,000 such runs are estimated. The bucket is a
-server that answers each request LATENCY_SECONDS later than it could; no bar is about it.
+server that answers each request LATENCY_SECONDS later than it could; no bar is about it. It shares
+the processor, and a window takes one request's time in addition to what it takes from a folder.
 """
 
 import argparse
