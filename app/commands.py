@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from sqlalchemy import make_url
+from sqlalchemy import make_url, select
 from sqlalchemy.orm import Session
 
 from app.command_classes import ServiceCommand, command, server_command
@@ -28,8 +30,9 @@ from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
-from db.tables import User
-from db.telemetry import metric_pyramids, pyramid
+from db.tables import FrozenSteps, User
+from db.telemetry import freeze, metric_pyramids, pyramid
+from db.telemetry.unfreeze import unfreeze
 from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
@@ -195,6 +198,10 @@ def _check_storage(
         bool, typer.Option("--deep", help="Also verify the SHA-256 of every file")
     ] = False,
     mend: Annotated[bool, typer.Option("--mend", help="Delete what does not match")] = False,
+    lost: Annotated[
+        bool,
+        typer.Option("--lost", help="With --mend: also if no file of frozen steps is there"),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
@@ -203,7 +210,7 @@ def _check_storage(
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
         if mend:
-            mend_storage(database, store, mismatched)
+            mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             fields = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
@@ -211,6 +218,33 @@ def _check_storage(
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
         raise typer.Exit(1 if mismatched and not mend else 0)
+
+
+@storage.command("unfreeze")
+def _unfreeze(
+    chosen: Annotated[list[int] | None, typer.Argument(metavar="[RUN]...", min=1)] = None,
+    every: Annotated[bool, typer.Option("--all", help="All runs with frozen steps")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move the steps of frozen runs back into the database."""
+    with installed() as (settings, database):
+        if bool(chosen) == every:
+            raise Invalid({"RUN, --all": "allowed: runs, or --all"})
+        if settings.freeze_after_days:
+            text = f"{settings.freeze_after_days:g}: a server freezes them again; allowed: 0"
+            raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
+        with database.reading() as session:
+            frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
+        store = open_store(settings)
+        for run_id in chosen or frozen:
+            with TemporaryDirectory(dir=settings.data) as name:
+                folder, stopping = Path(name), Event()
+                moved = unfreeze(database, store, run_id, folder=folder, stopping=stopping)
+            text = "its steps are in the database" if moved else "had no frozen steps"
+            print_result({"run": run_id, "moved": moved}, f"run {run_id}: {text}", as_json=as_json)
+        with database.writing() as session:
+            runs_named = map(str, chosen) if chosen else ["--all"]
+            audit.note_typed(session, "storage unfreeze", *runs_named)
 
 
 @command
@@ -279,12 +313,21 @@ def _expiry(secret: dict[str, Any]) -> str:
 
 
 @command
-def rebuild(run: RunId, as_json: AsJson = False) -> None:
+def rebuild(
+    run: RunId,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Also if steps are missing, which then have no chart")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
-    with installed() as (_settings, database):
+    with installed() as (settings, database), TemporaryDirectory(dir=settings.data) as name:
+        store, folder = open_store(settings), Path(name)
+        files = freeze.copied_steps(database, store, run, folder)  # no lock waits for a bucket
         with database.writing() as session:
+            session.connection(execution_options={"step_files": files})
             row = runs.get(session, run, lock=True)  # blocks its recorder
-            pyramid.rebuild(session, run)
+            pyramid.rebuild(session, run, lost=lost)
             metric_pyramids.rebuild(session, run)
             audit.note_typed(session, "rebuild", f"run {run}")
             skipped = pyramid.count_skips(session.connection(), run)

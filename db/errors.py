@@ -97,6 +97,14 @@ class StepsUnreadable(HalfstepError):
 class StepsMissing(HalfstepError):
     """The database has only some of the steps of a run, as after a lost file."""
 
+    @classmethod
+    def of(cls, steps: int, expected: int) -> Self:
+        """Return the error of a run with so many steps, of which its summaries count more."""
+        return cls(
+            f"{steps:,} of its {expected:,} steps are left, as after `halfstep storage check "
+            "--mend` with a file missing. They stay in the database; restore a backup for the rest."
+        )
+
 
 class StorageFull(HalfstepError):
     """The disk that stores files is full."""

@@ -2,15 +2,19 @@
 
 import logging
 import time
+from collections.abc import Collection
 from threading import Event
 
 import obstore
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database, is_outage
 from db.errors import StorageUnreachable
 from db.files.storage import open_store
 from db.settings import Settings
+from db.tables import WATCH, Run
 from db.telemetry import freeze
 
 logger = logging.getLogger(__name__)
@@ -45,7 +49,16 @@ class FreezeJob:
         most = MOST_RUNS + len(self._retry_at)
         with self._database.reading() as session:
             found = freeze.due(session, self._settings.freeze_after_days, most=most)
-        due = [run_id for run_id in found if run_id not in self._retry_at][:MOST_RUNS]
+            due = [run_id for run_id in found if run_id not in self._retry_at][:MOST_RUNS]
+            others = self._of_other_stores(session, due)
+        if others:
+            self._retry_at |= dict.fromkeys(others, time.monotonic() + AGAIN_SECONDS)
+            logger.warning(
+                "the steps of run %d and of %d further runs stay in the database: %s has no folder "
+                "of these runs, so their workers do not share it",
+                *(min(others), len(others) - 1, self._settings.data / "runs"),
+            )
+            due = [run_id for run_id in due if run_id not in others]
         if not due:
             return
         store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
@@ -65,3 +78,14 @@ class FreezeJob:
                 self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
             if time.monotonic() - begun > ROUND_SECONDS:
                 return
+
+    def _of_other_stores(self, session: Session, run_ids: Collection[int]) -> set[int]:
+        """Return the runs whose workers would not find a file here if they continue the run.
+
+        Without a bucket, a worker on another machine may have a data folder of its own.
+        """
+        if self._settings.storage_url:
+            return set()
+        of_workers = select(Run.id).where(Run.id.in_(run_ids), Run.source != WATCH)
+        found = session.scalars(of_workers)
+        return {run_id for run_id in found if not self._settings.run_folder(run_id).is_dir()}

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from sqlalchemy.orm import Session
 from db.database import Database
 from db.errors import Ended, Invalid, NotFound
 from db.tables import ENDED, LARGEST_COUNT, Run, User
-from db.telemetry import ingest
+from db.telemetry import frozen_steps, ingest
 from db.telemetry.frozen_steps import rows_at
 from db.telemetry.recording import Item
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
@@ -75,17 +76,37 @@ def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
         lines = list(_lines(texts, run.started_at or 0.0, problems))
     metrics = list(_metrics(lines, problems))
     for first in range(0, max(len(metrics), 1), TRANSACTION_ITEMS):
-        with database.writing() as session:
-            run, place = ingest.lock_attempt(session, user, run_id, attempt)
-            if run.status in ENDED:
-                raise Ended(f"Run {run_id} has ended: it takes nothing more.")
-            some: list[Item] = [*metrics[first : first + TRANSACTION_ITEMS]]
-            if first == 0:
-                some = [*_steps(session, run, lines, problems), *some]
-            ingest.record(session, run, place, some, end=(place.sequence, place.offset))
+        record = partial(
+            _record,
+            user=user,
+            run_id=run_id,
+            attempt=attempt,
+            lines=lines if first == 0 else [],
+            metrics=metrics[first : first + TRANSACTION_ITEMS],
+        )
+        problems += frozen_steps.write(database, record)
     problems.sort(key=lambda problem: problem.line)
     sound = {line.number for line in lines} - {problem.line for problem in problems}
     return Logged(lines=len(sound), problems=problems[:MOST_PROBLEMS])
+
+
+def _record(
+    session: Session,
+    *,
+    user: User,
+    run_id: int,
+    attempt: int,
+    lines: Sequence[_Line],
+    metrics: Sequence[Event],
+) -> list[LineProblem]:
+    """Record the steps of lines, and metrics; return the problems of steps."""
+    problems: list[LineProblem] = []
+    run, place = ingest.lock_attempt(session, user, run_id, attempt)
+    if run.status in ENDED:
+        raise Ended(f"Run {run_id} has ended: it takes nothing more.")
+    steps = _steps(session, run, lines, problems) if lines else ()
+    ingest.record(session, run, place, [*steps, *metrics], end=(place.sequence, place.offset))
+    return problems
 
 
 def _steps(

@@ -6,13 +6,14 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
 from app.http.security_headers import PIECE_BYTES
 from db.database import Database, is_outage
 from db.errors import HalfstepError, Invalid
 from db.tables import User
-from db.telemetry import ingest
+from db.telemetry import frozen_steps, ingest
 from halfstep.telemetry.plain_json import shown
 from halfstep.telemetry.spool import SpoolPart, Unrecordable
 
@@ -112,9 +113,11 @@ def _record(
     if problems:
         more = f", and {len(problems) - 1:,} more frames" if len(problems) > 1 else ""
         remarks.append(f"some data could not be recorded: {problems[0]}{more}")
-    with database.writing() as session:
+    writer, end = position.writer, (position.sequence, offset)
+
+    def record(session: Session) -> None:
         run, at = ingest.lock_attempt(session, position.user, position.run_id, position.attempt)
-        writer = position.writer
         ingest.check_position(run, at, writer, position.sequence, position.offset)
-        end = (position.sequence, offset)
         ingest.record(session, run, at, items, end=end, writer=writer, remarks=remarks)
+
+    frozen_steps.write(database, record)

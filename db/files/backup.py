@@ -15,20 +15,22 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from obstore.store import ObjectStore
 from sqlalchemy import Integer, Table, delete, exists, func, insert, or_, select, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
 from db.errors import Conflict, Invalid
 from db.files import uploads
 from db.files.step_files import StepFiles
-from db.files.storage import Stored, get_file, is_plain, put_file
+from db.files.storage import IS_RUNNING, Stored, get_file, is_plain, put_file
 from db.tables import (
     ApiToken,
     Artifact,
@@ -42,6 +44,7 @@ from db.tables import (
     MetricBucket,
     ReportImage,
     Run,
+    RunningBackup,
     SharedLink,
     SharedRun,
     SignInLink,
@@ -60,7 +63,10 @@ DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
 SIGN_INS = (SignInSession.__table__, SignInLink.__table__)
 NOT_SENT = "not sent: restored from a backup, after which it may have been sent already"
-TABLES = [table for table in Base.metadata.sorted_tables if table not in (*DERIVED, *SIGN_INS)]
+NOT_SAVED = (*DERIVED, *SIGN_INS, RunningBackup.__table__)
+TABLES = [table for table in Base.metadata.sorted_tables if table not in NOT_SAVED]
+#: How often a backup reports that it runs.
+RENEWAL_SECONDS = 60.0
 #: How a column's values are written to JSON and read back, by their Python type.
 CODECS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
@@ -85,13 +91,43 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
         message = f"{folder} cannot be written: {error.strerror}; choose another folder"
         raise Invalid({"folder": message}) from error
     try:
-        with _disk_space_named(folder):
+        with _disk_space_named(folder), _noted_as_running(database):
             content = _write(database, store, partial)
             partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial)
         raise
     return content
+
+
+@contextmanager
+def _noted_as_running(database: Database) -> Iterator[None]:
+    """Let no file be deleted that is replaced after this backup has read its row.
+
+    See `is_backup_running`. A backup that is killed counts for an hour.
+    """
+    done = Event()
+    with database.writing() as session:
+        session.execute(delete(RunningBackup).where(~IS_RUNNING))
+        row = RunningBackup()
+        session.add(row)
+        session.flush()
+        its = RunningBackup.id == row.id
+
+    def renew() -> None:
+        while not done.wait(RENEWAL_SECONDS):
+            with suppress(DBAPIError), database.writing() as session:
+                session.execute(update(RunningBackup).where(its).values(seen_at=now()))
+
+    renewal = Thread(target=renew, daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        done.set()
+        renewal.join()
+        with suppress(DBAPIError), database.writing() as session:
+            session.execute(delete(RunningBackup).where(its))
 
 
 def _write(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
@@ -184,7 +220,7 @@ def restore(
     with database.writing() as session:
         session.connection(execution_options={"step_files": StepFiles(lambda: store)})
         _check_empty(session, database)
-        for table in (*DERIVED, *SIGN_INS, *reversed(TABLES)):
+        for table in (*NOT_SAVED, *reversed(TABLES)):
             session.execute(table.delete())
         for table in TABLES:
             stored = _read_table(table, folder)

@@ -11,21 +11,25 @@ import io
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import file_digest, sha256
 from itertools import chain
+from pathlib import Path
 from threading import Lock
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 import obstore
 from numpy.typing import NDArray
-from obstore.store import ObjectStore
+from obstore.store import LocalStore, ObjectStore
 
 from db.errors import StepsUnreadable, StorageUnreachable
 
+#: Folder of the files in the store. Not in the folders of runs, where recipes may put symlinks.
+STEPS = "steps"
 #: Steps of a row group, which is read as a whole.
 GROUP_STEPS = 32_768
 #: Row groups that are read at once, at most: about 10 MB.
@@ -34,6 +38,8 @@ MOST_GROUPS = 32
 GAP_BYTES = 2**16
 #: Bytes at the end of a file that are read first: the whole footer of most files.
 FOOTER_BYTES = 2**19
+#: Requests for parts of a file that obstore makes at once; further ones have another thread.
+REQUESTS = 10
 #: Files whose footers are cached.
 MOST_FOOTERS = 32
 #: Bytes of row groups that are cached: a chart reads first steps and then summaries of the same.
@@ -115,6 +121,19 @@ class _Part:
         return self.start <= start and end <= self.start + len(self.content)
 
 
+def check_folder(store: ObjectStore) -> None:
+    """Check that the folder of the files of steps exists: it has some. Raises StorageUnreachable.
+
+    Otherwise no file of it is lost: its disk is not mounted, or the folder is that of a machine
+    that does not share the store.
+    """
+    if isinstance(store, LocalStore) and not Path(str(store.prefix), STEPS).is_dir():
+        raise StorageUnreachable(
+            f"The data folder has no folder {STEPS!r}, with the steps of runs that have ended: "
+            "mount it, or let HALFSTEP_DATA or HALFSTEP_STORAGE_URL name a common storage."
+        )
+
+
 class StepFiles:
     """Reader of the files in a store; safe for threads.
 
@@ -159,15 +178,43 @@ class StepFiles:
         steps, packed = [np.empty(0, np.int64)], []
         with self._errors_named(file):
             needed = self._needed(file, ranges)
-            for table in self._tables(file, needed, ["step", SUMMARIES]):
+            has_gaps = any(map(self._footer(file).has_gaps, needed)) if needed else False
+            names = ["step", SUMMARIES] if has_gaps else [SUMMARIES]
+            for groups, table in self._tables(file, needed, names):
                 column = table[SUMMARIES].combine_chunks()
-                step = table["step"].to_numpy()[np.diff(column.offsets) > 0]
+                rows = np.flatnonzero(np.diff(column.offsets))
+                step = (
+                    table["step"].to_numpy()[rows]
+                    if has_gaps
+                    else self._steps_at(file, groups, rows)
+                )
                 is_within = _is_within(step, ranges)
                 steps.append(step[is_within])
                 values = column.flatten()
                 records = np.frombuffer(values.buffers()[1], f"V{values.type.byte_width}")
                 packed += records[values.offset :][: len(values)][is_within].tolist()
         return np.concatenate(steps), packed
+
+    def read_ahead(
+        self,
+        file: StepFile,
+        steps: Collection[StepRange],
+        names: Collection[str],
+        summaries: Collection[StepRange],
+    ) -> None:
+        """Cache by concurrent requests what `read` and `summaries` of these ranges need.
+
+        They verify it. Raises StepsUnreadable, StorageUnreachable.
+        """
+        with self._errors_named(file):
+            spans: dict[int, tuple[int, int]] = {}
+            for ranges, some in ((steps, {"step", *names}), (summaries, {"step", SUMMARIES})):
+                for group in self._needed(file, ranges):
+                    start, end = self._footer(file).part(group, some)
+                    first, last = spans.get(group, (start, end))
+                    spans[group] = (min(start, first), max(end, last))
+            if 1 < len(spans) <= MOST_GROUPS:
+                self._cache(file, self._read_parts(file, dict(sorted(spans.items()))))
 
     def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
         """Read all columns of the first `most` steps of a range.
@@ -209,6 +256,16 @@ class StepFiles:
             steps += self._steps(file, part) if footer.has_gaps(group) else part
         return (min(steps), max(steps)) if steps else None
 
+    def _steps_at(
+        self, file: StepFile, groups: Sequence[int], rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the steps of rows of a table of row groups without gaps."""
+        spans = self._footer(file).spans[groups]
+        ends = np.cumsum(spans[:, 1] - spans[:, 0] + 1)
+        group = np.searchsorted(ends, rows, side="right")
+        steps: NDArray[np.int64] = spans[group, 1] + 1 + rows - ends[group]
+        return steps
+
     def _steps(self, file: StepFile, span: StepRange) -> list[int]:
         steps: list[int] = self.read(file, [span], ["step"])["step"].tolist()
         return steps
@@ -242,6 +299,8 @@ class StepFiles:
         except (OSError, ArrowException) as error:
             if "NoSuchBucket" in str(error):
                 raise StorageUnreachable from error
+            if isinstance(error, FileNotFoundError):
+                check_folder(self._store)
             raise StepsUnreadable.of(file.key, _one_line(error)) from error
 
     def _named(self, file: StepFile, error: Exception) -> Exception:
@@ -290,13 +349,13 @@ class StepFiles:
     def _read_groups(
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
     ) -> Iterator[Columns]:
-        for table in self._tables(file, groups, names):
+        for _, table in self._tables(file, groups, names):
             yield {name: _as_numbers(name, table[_stored(name)]) for name in names}
 
     def _tables(
         self, file: StepFile, groups: Sequence[int], names: Collection[str]
-    ) -> Iterator[Any]:
-        """Read columns of row groups, some groups at a time."""
+    ) -> Iterator[tuple[Sequence[int], Any]]:
+        """Read columns of row groups, some groups at a time; yield these groups and their table."""
         from pyarrow import ArrowException
 
         for at in range(0, len(groups), MOST_GROUPS):
@@ -306,7 +365,7 @@ class StepFiles:
             except (OSError, ArrowException):  # of cached bytes perhaps; the file may be restored
                 self._forget(file)
                 table = self._table(file, some, names)
-            yield table
+            yield some, table
 
     def _table(self, file: StepFile, groups: Sequence[int], names: Collection[str]) -> Any:
         from pyarrow import parquet
@@ -329,8 +388,8 @@ class StepFiles:
 
     def _read_end(self, file: StepFile, length: int) -> _Part:
         start = file.size_bytes - length
-        content = obstore.get_range(self._store, file.key, start=start, length=length)
-        return _Part(start, bytes(content))
+        [content] = self._request(file, [(start, file.size_bytes)])
+        return _Part(start, content)
 
     def _read_parts(self, file: StepFile, spans: dict[int, tuple[int, int]]) -> dict[int, _Part]:
         """Return bytes of row groups; concurrent requests read those that are not cached.
@@ -341,13 +400,40 @@ class StepFiles:
             found = {group: self._parts.get((file.key, group)) for group in spans}
         parts = {group: part for group, part in found.items() if part and part.has(*spans[group])}
         if missing := [group for group in spans if group not in parts]:
-            starts, ends = zip(*(spans[group] for group in missing), strict=True)
-            contents = obstore.get_ranges(
-                self._store, file.key, starts=starts, ends=ends, coalesce=GAP_BYTES
-            )
-            for group, start, content in zip(missing, starts, contents, strict=True):
-                parts[group] = _Part(start, bytes(content))
+            contents = self._request(file, [spans[group] for group in missing])
+            for group, content in zip(missing, contents, strict=True):
+                parts[group] = _Part(spans[group][0], content)
         return {group: parts[group] for group in spans}
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Read parts of a file from the store, given in order, by concurrent requests."""
+        merged: list[tuple[int, int]] = []
+        for start, end in spans:
+            if merged and start - merged[-1][1] <= GAP_BYTES:
+                start, _ = merged.pop()
+            merged.append((start, end))
+        starts, ends = zip(*merged, strict=True)
+
+        def get(at: int) -> Sequence[Any]:
+            some = slice(at, at + REQUESTS)
+            return obstore.get_ranges(
+                self._store, file.key, starts=starts[some], ends=ends[some], coalesce=0
+            )
+
+        turns = range(0, len(merged), REQUESTS)
+        if len(turns) == 1:
+            contents = get(0)
+        else:
+            with ThreadPoolExecutor(MOST_GROUPS // REQUESTS + 1) as pool:
+                contents = [content for some in pool.map(get, turns) for content in some]
+        read = [_Part(start, bytes(each)) for start, each in zip(starts, contents, strict=True)]
+        if any(not part.has(*span) for part, span in zip(read, merged, strict=True)):
+            raise OSError("it is shorter than recorded")
+        within = [read[bisect_right(starts, start) - 1] for start, _ in spans]
+        return [
+            part.content[start - part.start : end - part.start]
+            for part, (start, end) in zip(within, spans, strict=True)
+        ]
 
     def _cache(self, file: StepFile, parts: dict[int, _Part]) -> None:
         with self._lock:
@@ -365,6 +451,95 @@ class StepFiles:
             self._footers.pop(file.key, None)
             for each in [each for each in self._parts if each[0] == file.key]:
                 self._parts_bytes -= len(self._parts.pop(each).content)
+
+
+#: A method of StepFiles and its arguments.
+Call: TypeAlias = tuple[Any, ...]
+
+
+class StepsNotRead(Exception):
+    """A transaction needs steps of a file that were not read before it; `fetch` reads them."""
+
+    def __init__(self, fetch: Callable[[], None]) -> None:
+        super().__init__("db.telemetry.frozen_steps.write opens such transactions")
+        self.fetch = fetch
+
+
+class _NotCached(Exception):
+    """Bytes of a file are not cached."""
+
+
+class _CachedFiles(StepFiles):
+    """A reader that shares the caches of another and reads nothing from the store."""
+
+    def __init__(self, files: StepFiles) -> None:
+        self.__dict__ = files.__dict__
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        raise _NotCached
+
+
+class ReadAhead:
+    """Reader for a transaction that must not wait for the store: it has what was read before.
+
+    Otherwise raises StepsNotRead. Results stay right, as no other file ever has the key of one.
+    """
+
+    def __init__(self, files: StepFiles) -> None:
+        self._files, self._cached = files, _CachedFiles(files)
+        self._results: dict[Call, Any] = {}
+
+    def _fetch(self, call: Call) -> None:
+        method, *arguments = call
+        try:
+            self._results[call] = method(self._files, *arguments)
+        except StepsUnreadable as error:
+            self._results[call] = error
+
+    def read(
+        self, file: StepFile, ranges: Collection[StepRange], names: Collection[str] = NAMES
+    ) -> Columns:
+        """See StepFiles."""
+        columns: Columns = self._result(StepFiles.read, file, tuple(ranges), tuple(sorted(names)))
+        return columns
+
+    def summaries(
+        self, file: StepFile, ranges: Collection[StepRange]
+    ) -> tuple[NDArray[np.int64], list[bytes]]:
+        """See StepFiles."""
+        found: tuple[NDArray[np.int64], list[bytes]]
+        found = self._result(StepFiles.summaries, file, tuple(ranges))
+        return found
+
+    def read_ahead(self, *_arguments: object) -> None:
+        """See StepFiles. Each call is read ahead by itself."""
+
+    def read_next(self, file: StepFile, span: StepRange, most: int) -> Columns:
+        """See StepFiles."""
+        columns: Columns = self._result(StepFiles.read_next, file, span, most)
+        return columns
+
+    def read_last(self, file: StepFile, span: StepRange, most: int) -> Columns:
+        """See StepFiles."""
+        columns: Columns = self._result(StepFiles.read_last, file, span, most)
+        return columns
+
+    def ends(self, file: StepFile, span: StepRange) -> StepRange | None:
+        """See StepFiles."""
+        ends: StepRange | None = self._result(StepFiles.ends, file, span)
+        return ends
+
+    def _result(self, *call: Any) -> Any:
+        if call not in self._results:
+            method, *arguments = call
+            try:
+                return method(self._cached, *arguments)
+            except _NotCached:
+                raise StepsNotRead(partial(self._fetch, call)) from None
+        result = self._results[call]
+        if isinstance(result, StepsUnreadable):
+            raise result
+        return result
 
 
 class _Parts(io.RawIOBase):
@@ -522,7 +697,9 @@ def _as_numbers(name: str, column: Any) -> NDArray[Any]:
         values[np.diff(lists.offsets) > 0] = np.array(lists.flatten().to_pylist(), object)
         return values
     if name == "lr":
-        values = column.fill_null(NAN_BITS).to_numpy()
+        if column.null_count:  # imports for 0.1 s what few files need
+            column = column.fill_null(NAN_BITS)
+        values = column.to_numpy()
         return values.view(np.float64)
     values = column.to_numpy()
     return values.astype(np.int64 if name in WHOLE else np.float64, copy=False)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from db.database import Database
-from db.errors import Invalid, StorageFull
+from db.database import Database, now
+from db.errors import Conflict, Invalid, StorageFull
+from db.files.step_files import STEPS
 from db.settings import Settings
 from db.tables import (
     ACTIVE,
@@ -32,7 +33,10 @@ from db.tables import (
     FrozenSteps,
     ReportImage,
     Run,
+    RunningBackup,
+    Step,
 )
+from db.telemetry import pyramid
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
 
 #: Folders of a run's files that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
-#: Folder of the steps of ended runs. Not in the folders of runs, where recipes may put symlinks.
-STEPS = "steps"
 #: Folder of the content of named artifacts, and below it of their incomplete uploads.
 BLOBS, INCOMING = "blobs", "incoming"
 #: Rows that name a stored file.
@@ -52,6 +54,8 @@ Checked = Stored | ReportImage
 REPORTS = "reports"
 #: Age from which content without a row is an orphan: before, its row may not be committed.
 ORPHAN_SECONDS = 3600.0
+#: Whether a backup runs, which reports it every minute, or was killed just now.
+IS_RUNNING = RunningBackup.seen_at > now() - ORPHAN_SECONDS
 #: Size of an upload's parts, and concurrent ones: 64 MiB of memory for a file of any size.
 PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
 #: Limit of S3; the parts of a file above 156 GiB are larger.
@@ -230,14 +234,28 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
             result.append(Mismatch(row.key, "the file is missing", row))
     # `db.telemetry.freeze` keeps the file before a new one for as long.
     orphans = sorted(key for key in orphans if _folder(key) not in refrozen)
+    is_needed = _steps_needed(session)
+    orphans = [key for key in orphans if not (key.startswith(f"{STEPS}/") and is_needed(key))]
     return result + [Mismatch(key, "no row names the file", None) for key in orphans]
 
 
-def mend(database: Database, store: ObjectStore, mismatched: list[Mismatch]) -> None:
+def mend(
+    database: Database, store: ObjectStore, mismatched: list[Mismatch], *, lost: bool = False
+) -> None:
     """Delete mismatches: rows without an intact file, then files without a row.
 
     Pages that show such a row are updated. No transaction waits for the store.
+
+    Raises Conflict if files of steps are recorded and the store has none of them, unless `lost`:
+    they have the only copy of their steps, and it may be the wrong store.
     """
+    recorded = sum(isinstance(mismatch.row, FrozenSteps) for mismatch in mismatched)
+    if recorded and not lost and not next(iter(obstore.list(store, prefix=STEPS)), None):
+        raise Conflict(
+            f"The storage has no file of frozen steps, but {recorded:,} are recorded: is its disk "
+            "mounted, and does HALFSTEP_DATA or HALFSTEP_STORAGE_URL name it? Nothing was deleted. "
+            "If the files are lost, add --lost."
+        )
     with database.writing() as session:
         _delete_rows(session, mismatched)
     keys = [mismatch.key for mismatch in mismatched]
@@ -323,6 +341,33 @@ def _pages(store: ObjectStore) -> "Iterator[dict[str, ObjectMeta]]":
     for prefix in ("runs", BLOBS, REPORTS, STEPS):
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             yield {meta["path"]: meta for meta in page if _may_have_row(meta["path"])}
+
+
+def _steps_needed(session: Session) -> Callable[[str], bool]:
+    """Return whether a file of steps without a row may be needed, by its key.
+
+    By a backup that has read an earlier row; or the run lacks steps, whose record was deleted while
+    the file was missing.
+    """
+    if is_backup_running(session):
+        return lambda key: True
+
+    def lacks_steps(key: str) -> bool:
+        number = key.split("/")[1]
+        run = session.get(Run, int(number)) if number.isdecimal() and len(number) < 19 else None
+        if run is None or session.scalar(
+            select(FrozenSteps.id).where(FrozenSteps.run_id == run.id)
+        ):
+            return False
+        rows = session.scalar(select(func.count()).where(Step.run_id == run.id)) or 0
+        return rows < pyramid.count_steps(session.connection(), run.id)
+
+    return lacks_steps
+
+
+def is_backup_running(session: Session) -> bool:
+    """Return whether a backup may still copy files whose rows have changed since."""
+    return session.scalar(select(RunningBackup.id).where(IS_RUNNING).limit(1)) is not None
 
 
 def is_recent(file: "ObjectMeta") -> bool:

@@ -61,7 +61,15 @@ from db.tables.runs import (
     Trial,
     WatchedAttempt,
 )
-from db.tables.saved import ChartPreferences, Note, Preset, RetentionRule, SavedView, Upload
+from db.tables.saved import (
+    ChartPreferences,
+    Note,
+    Preset,
+    RetentionRule,
+    RunningBackup,
+    SavedView,
+    Upload,
+)
 from db.tables.telemetry import (
     FLAGGED,
     HOST,
@@ -151,6 +159,7 @@ __all__ = [
     "RunEnvironment",
     "RunNode",
     "RunStatus",
+    "RunningBackup",
     "SavedView",
     "ScalerEvent",
     "Secret",

@@ -51,6 +51,15 @@ class Upload(Table):
     uploaded_at: Mapped[float] = mapped_column(default=now())
 
 
+class RunningBackup(Table):
+    """A backup that is being written; see db.files.backup."""
+
+    __tablename__ = "running_backups"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    seen_at: Mapped[float] = mapped_column(default=now())  # renewed until it is complete
+
+
 class RetentionRule(Table):
     """Ages in days after which files of ended runs are deleted; null: never."""
 

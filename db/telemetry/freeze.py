@@ -5,14 +5,17 @@
 3. A row of `frozen_steps` publishes the file, unless the run has changed meanwhile.
 4. The rows are deleted in batches, except those that other queries read, see `_retained`; so are
    the lowest buckets of the pyramid, which the file has.
-5. The file before this one is deleted by a call ORPHAN_SECONDS after this was stored.
+5. The file before this one is deleted by a call ORPHAN_SECONDS after this was stored, while no
+   backup runs.
 
 Each step can be repeated, so an interrupted freeze continues. An attempt that continues the run
 adds rows; at its end all steps are frozen into a new file.
 """
 
+import errno
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -27,14 +30,23 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
-from db.errors import StepsMissing, StepsUnreadable
+from db.errors import StepsMissing, StepsUnreadable, StorageUnreachable
 from db.files import step_files
-from db.files.step_files import GROUP_STEPS, SUMMARIES, Columns, StepFile, StepFiles
+from db.files.step_files import (
+    GROUP_STEPS,
+    STEPS,
+    SUMMARIES,
+    Columns,
+    StepFile,
+    StepFiles,
+    check_folder,
+)
 from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
-    STEPS,
     delete_file,
+    get_file,
+    is_backup_running,
     is_recent,
     sha256_of,
 )
@@ -61,6 +73,9 @@ from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 LEAST_STEPS = 2_000
 #: Rows per transaction: SQLite has one writer, and other writers must not wait long.
 BATCH_ROWS = 5_000
+#: What a freeze needs on the disk of the data folder: temporary file and stored file, and a reserve
+#: for everything else.
+MOST_STEP_BYTES, RESERVED_BYTES = 2 * 40, 2**27
 
 
 class Stopped(Exception):
@@ -113,15 +128,18 @@ def freeze(
 
     folder: for the temporary file.  Nothing happens if the run is active, deleted or without steps.
     Another call is needed if it has changed meanwhile, or for the file before this one, after
-    ORPHAN_SECONDS. Raises Stopped, StepsMissing, or the error of the store; then nothing has
-    changed for readers.
+    ORPHAN_SECONDS. Raises Stopped, StepsMissing, StorageUnreachable, or the error of the store;
+    then nothing has changed for readers.
     """
     with database.reading() as session:
         run, row = session.get_one(Run, run_id), _row(session, run_id)
         state = _State.of(run, row)
     if state is None:
         return
-    if row is None or row.attempt != state.attempt:
+    if row is not None and row.attempt == state.attempt:
+        _check_file(store, row)
+    else:
+        _check_space(folder, run.recorded_steps)
         stored = _store(database, store, run_id, folder, stopping)
         if stored is None:
             return
@@ -183,6 +201,10 @@ def _store(
     Returns None if there are no steps. Raises StepsMissing if there are fewer than the summaries
     count, StepsUnreadable if the stored file differs.
     """
+    with database.reading() as session:
+        has_files = session.scalar(select(FrozenSteps.id).limit(1)) is not None
+    if has_files:  # or this file would be the only one of a folder that hides the others
+        check_folder(store)
     last = 0
 
     def groups() -> Iterator[Columns]:
@@ -222,10 +244,58 @@ def _check_complete(database: Database, run_id: int, steps: int) -> None:
     with database.reading() as session:
         expected = pyramid.count_steps(session.connection(), run_id)
     if steps < expected:
-        raise StepsMissing(
-            f"{steps:,} of its {expected:,} steps are left, as after `halfstep storage check "
-            "--mend` with a file missing. They stay in the database; restore a backup for the rest."
-        )
+        raise StepsMissing.of(steps, expected)
+
+
+def _check_file(store: ObjectStore, row: FrozenSteps) -> None:
+    """Check that the file is intact, which an earlier call has stored: rows are to be deleted.
+
+    The storage may have been changed or restored since. Raises StepsUnreadable, StorageUnreachable,
+    or the error of the store.
+    """
+    try:
+        is_intact = sha256_of(store, row.key) == row.sha256
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise StorageUnreachable from error
+        raise _missing(store, row) from error
+    if not is_intact:
+        raise StepsUnreadable.of(row.key, "its SHA-256 differs from the recorded one")
+
+
+def _missing(store: ObjectStore, row: FrozenSteps) -> StepsUnreadable:
+    """Return the error of a missing file. Raises StorageUnreachable if all are."""
+    check_folder(store)
+    return StepsUnreadable.of(row.key, "the file is missing")
+
+
+def copied_steps(database: Database, store: ObjectStore, run_id: int, folder: Path) -> StepFiles:
+    """Copy the file of a run into a folder; return its reader, for a transaction that reads it all.
+
+    Raises StepsUnreadable, StorageUnreachable, or the error of the store.
+    """
+    (folder / STEPS).mkdir()
+    with database.reading() as session:
+        row = _row(session, run_id)
+    if row is not None:
+        try:
+            get_file(store, row.key, folder / row.key, sha256=row.sha256)
+        except FileNotFoundError as error:
+            raise _missing(store, row) from error
+        except ValueError as error:
+            raise StepsUnreadable.of(row.key, str(error)) from error
+    return StepFiles(lambda: LocalStore(folder))
+
+
+def _check_space(folder: Path, steps: int) -> None:
+    """Check that a freeze would not fill the disk, on which live runs are recorded. Raises OSError.
+
+    The temporary file and the stored one may both be on it.
+    """
+    needed, free = RESERVED_BYTES + MOST_STEP_BYTES * steps, shutil.disk_usage(folder).free
+    if free < needed:
+        text = f"{folder} has {free:,} bytes free, needed are {needed:,}"
+        raise OSError(errno.ENOSPC, text)
 
 
 def _sync(store: ObjectStore, key: str) -> None:
@@ -346,17 +416,18 @@ def _retained(session: Session, run: Run) -> set[int]:
 
 
 def _delete_previous_file(database: Database, store: ObjectStore, run_id: int, key: str) -> None:
-    """Delete the file before this one, unless this was stored recently.
+    """Delete the file before this one, unless this was stored recently or a backup runs.
 
-    A backup copies files after it has read their rows. No other file is deleted: another database
-    may have recorded it.
+    A backup copies files after it has read their rows, and a request reads one likewise. No other
+    file is deleted: another database may have recorded it.
     """
     with database.reading() as session:
-        row = _row(session, run_id)
+        row, is_needed = _row(session, run_id), is_backup_running(session)
     if row is None or row.key != key:
         return
     if row.previous_key is not None:
-        if is_recent(obstore.head(store, key)):
+        # A backup that begins only now reads the row as it is.
+        if is_needed or is_recent(obstore.head(store, key)):
             return
         delete_file(store, row.previous_key)
     with database.writing() as session:

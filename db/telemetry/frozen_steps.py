@@ -5,22 +5,33 @@ also rows. A later attempt adds rows, which take precedence.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
+from db.database import Database
 from db.errors import StepsUnreadable
-from db.files.step_files import NAMES, WHOLE, Columns, StepFile, StepFiles, StepRange
+from db.files.step_files import (
+    NAMES,
+    WHOLE,
+    Columns,
+    ReadAhead,
+    StepFile,
+    StepFiles,
+    StepRange,
+    StepsNotRead,
+)
 from db.tables import FrozenSteps, Step
 from db.telemetry import bulk_writes
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: More than any step.
 END = 2**62
@@ -51,7 +62,7 @@ class Frozen:
     last: the last step of the file that counts.
     """
 
-    files: StepFiles
+    files: StepFiles | ReadAhead
     file: StepFile
     last: int
 
@@ -67,6 +78,15 @@ class Frozen:
     def summaries(self, ranges: Collection[StepRange]) -> tuple[NDArray[np.int64], list[bytes]]:
         """Return the first step and the packed summary of each bucket within ranges of steps."""
         return self.files.summaries(self.file, self._clipped(ranges))
+
+    def read_ahead(
+        self,
+        steps: Collection[StepRange],
+        names: Collection[str],
+        summaries: Collection[StepRange],
+    ) -> None:
+        """Read at once what `read` and `summaries` of these ranges need, instead of one by one."""
+        self.files.read_ahead(self.file, self._clipped(steps), names, self._clipped(summaries))
 
     def read_next(self, span: StepRange, most: int) -> Columns:
         """Read all columns of the first `most` steps of a range."""
@@ -92,7 +112,7 @@ def loaded(connection: Connection, columns: Sequence[Any]) -> Frozen | None:
     *file, last = columns
     if file[0] is None:
         return None
-    files: StepFiles | None = connection.get_execution_options().get("step_files")
+    files: StepFiles | ReadAhead | None = connection.get_execution_options().get("step_files")
     if files is None:
         raise StepsUnreadable.of(file[0], "this program has not opened the store")
     return Frozen(files, StepFile(*file), last)
@@ -188,6 +208,30 @@ def applied_norm(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     return np.where(np.isnan(clipped), columns["grad_norm"], clipped)
 
 
+def write(
+    database: Database,
+    change: Callable[[Session], T],
+    *,
+    wait: Callable[[Callable[[], None]], None] = lambda read: read(),
+) -> T:
+    """Make a change in a transaction that may need steps of a file, but never waits for the store.
+
+    What it needs is read while no transaction is open, then it begins again; so `change` may be
+    called several times.  wait: calls a function that may wait for the store. Raises
+    StorageUnreachable.
+    """
+    files: StepFiles | None = database.engine.get_execution_options().get("step_files")
+    reader = files and ReadAhead(files)
+    while True:
+        try:
+            with database.writing() as session:
+                session.connection(execution_options={"step_files": reader})
+                return change(session)
+        except StepsNotRead as error:
+            fetch = error.fetch
+        wait(fetch)
+
+
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Let no steps of a run's file count that are after a step.
 
@@ -210,9 +254,15 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
 def _restore_rows(connection: Connection, run_id: int, frozen: Frozen, last: int) -> None:
     """Make the latest steps of a file up to a step rows again."""
     span = (-END, min(last, frozen.end))
-    columns = frozen.files.read_last(frozen.file, span, LATEST_ROWS)
-    steps: list[int] = columns["step"].tolist()
-    rows = select(Step.step).where(Step.run_id == run_id, Step.step.in_(steps))
+    add_missing(connection, run_id, frozen.files.read_last(frozen.file, span, LATEST_ROWS))
+
+
+def add_missing(connection: Connection, run_id: int, columns: Columns) -> None:
+    """Write those of some steps of a file that are not rows."""
+    if not len(columns["step"]):
+        return
+    first, last = int(columns["step"][0]), int(columns["step"][-1])
+    rows = select(Step.step).where(Step.run_id == run_id, Step.step.between(first, last))
     is_missing = ~np.isin(columns["step"], connection.scalars(rows).all())
     if is_missing.any():
         missing: dict[str, bulk_writes.Column] = {

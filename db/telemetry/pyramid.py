@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.errors import StepsUnreadable
+from db.errors import StepsMissing, StepsUnreadable
 from db.files.step_files import Columns
 from db.tables import Metric, MetricBucket, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
@@ -165,11 +165,18 @@ def summed_up(
     return np.concatenate(starts), np.concatenate(sizes), packed
 
 
-def rebuild(session: Session, run_id: int) -> None:
-    """Rebuild the pyramid of a run's steps."""
-    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
+def rebuild(session: Session, run_id: int, *, lost: bool = False) -> None:
+    """Rebuild the pyramid of a run's steps.
+
+    Raises StepsMissing if it counts steps that the run no longer has, unless `lost`: it has all
+    that is left of them.
+    """
     connection = session.connection()
+    expected = 0 if lost else count_steps(connection, run_id)
+    session.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
     build(connection, steps_of(connection, run_id))
+    if (steps := count_steps(connection, run_id)) < expected:
+        raise StepsMissing.of(steps, expected)
 
 
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:
@@ -275,20 +282,32 @@ def _with_frozen(points: Points, source: Source, ranges: list[StepRange]) -> Poi
     """Add the steps of the source's file that are in these ranges; rows take precedence."""
     if source.frozen is None:
         return points
-    names = [series.name for series in source.series]
     lacking = [
         (first, last)
         for first, last in ranges
         if ((points.step >= first) & (points.step <= last)).sum() < last - first + 1
     ]
-    is_clipped = "grad_norm_clipped" in names
-    needed = {"elapsed_ms", "flags", *names, *(("grad_norm",) if is_clipped else ())}
-    columns = source.frozen.read(lacking, needed)
-    if is_clipped:
-        columns["grad_norm_clipped"] = frozen_steps.applied_norm(columns)
+    names = [series.name for series in source.series]
+    columns = source.frozen.read(lacking, _columns_of(source))
+    if "grad_norm_clipped" in names:
+        columns = columns | {"grad_norm_clipped": frozen_steps.applied_norm(columns)}
     values = np.column_stack([columns[name] for name in names])
     stored = Points(columns["step"], columns["elapsed_ms"], columns["flags"], values)
     return in_order([points, stored[~np.isin(stored.step, points.step)]])
+
+
+def _columns_of(source: Source) -> set[str]:
+    """Return the columns of a file that the series of a source need."""
+    names = {"elapsed_ms", "flags", *(series.name for series in source.series)}
+    return names | {"grad_norm"} if "grad_norm_clipped" in names else names
+
+
+def read_ahead(source: Source, ranges: list[StepRange], buckets: list[BucketRange]) -> None:
+    """Read at once what `read_points` and `read_buckets` of these ranges need of a file."""
+    if source.frozen is not None:
+        size = SIZES[0]
+        spans = [(low * size, (high + 1) * size - 1) for each, low, high in buckets if each == size]
+        source.frozen.read_ahead(ranges, _columns_of(source), spans)
 
 
 def read_points_of_runs(

@@ -98,7 +98,8 @@ def in_order(parts: list[Rows]) -> Rows:
     kind = type(parts[0])
     names = [field.name for field in fields(kind)]
     joined = kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-    return joined[np.argsort(getattr(joined, names[0]))]
+    step = getattr(joined, names[0])
+    return joined if (np.diff(step) > 0).all() else joined[np.argsort(step)]
 
 
 def merge(parts: Summaries, size: int) -> Summaries:

@@ -35,6 +35,7 @@ from db.telemetry.pyramid import (
     Source,
     StepRange,
     metric_of,
+    read_ahead,
     read_buckets,
     read_points,
     read_points_of_runs,
@@ -340,6 +341,7 @@ def _long(
         ranges, stones = [(first, first), (last, last)], [(bucket, first // bucket, last // bucket)]
     else:
         ranges, stones = _decompose(first, last, bucket)
+        read_ahead(source, ranges, stones)
     points = read_points(connection, source, ranges)
     below = read_buckets(connection, source, stones)
     parts = in_order([Summaries.of(points), *below.values()]) if not is_whole else below[bucket]
@@ -539,6 +541,6 @@ def _scale(
     # A scale set at the boundary of a back-off wins: it belongs to the later step.
     changes = changes.order_by(used_from, ScalerEvent.step)
     points = {first: ends[0]}
-    points.update((step, scale) for step, scale in connection.execute(changes))
+    points.update(connection.execute(changes).cursor.fetchall())  # see `_located`
     points[last] = ends[1]
     return replace(sampled, x=list(points), y=list(map(json_number, points.values())))

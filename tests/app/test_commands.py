@@ -14,6 +14,7 @@ import httpx2
 import psutil
 import pytest
 from alembic import command
+from obstore.store import LocalStore
 from sqlalchemy import select, update
 
 from db.database import Database
@@ -21,6 +22,7 @@ from db.settings import Settings
 from db.tables import AuditEvent, Run, Status, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
+from tests.db.telemetry.frozen_made import end, freeze_run, rows_of
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.marks import extended
 from tests.site import (
@@ -328,6 +330,36 @@ def test_rebuild_recomputes_the_summary(site: Site) -> None:
     ended = halfstep("rebuild", "7", **environment)
     assert ended.returncode == 1
     assert ended.stderr == "halfstep: There is no run 7.\n"
+
+
+def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
+    """Only where no server freezes them again; before, a wrong folder deletes no record."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    environment["HALFSTEP_FREEZE_AFTER_DAYS"] = "0"
+    offer_digits(site.database)
+    running = start_run(site.database, site.owner)
+    record(site.database, running, make_steps([1.0] * 700))
+    end(site.database, running)
+    row = freeze_run(site.database, LocalStore(site.data), running, site.data)
+    rows = rows_of(site.database, running)
+    (site.data / "steps").rename(site.data / "away")
+    ended = halfstep("storage", "check", "--mend", **environment)
+    assert (ended.returncode, "no file of frozen steps, but 1 are" in ended.stderr) == (1, True)
+    assert "has no folder 'steps'" in halfstep("rebuild", "1", **environment).stderr
+    (site.data / "away").rename(site.data / "steps")
+    assert halfstep("rebuild", "1", **environment).returncode == 0
+    ended = halfstep(
+        "storage", "unfreeze", "1", **environment | {"HALFSTEP_FREEZE_AFTER_DAYS": "7"}
+    )
+    assert "7: a server freezes them again; allowed: 0" in ended.stderr
+    assert "allowed: runs, or --all" in halfstep("storage", "unfreeze", **environment).stderr
+    assert rows_of(site.database, running) == rows < 300
+    ended = halfstep("storage", "unfreeze", "--all", **environment)
+    assert ended.stdout == "run 1: its steps are in the database\n"
+    assert rows_of(site.database, running) == 700
+    assert not (site.data / row.key).exists()
+    ended = halfstep("storage", "unfreeze", "1", "--json", **environment)
+    assert json.loads(ended.stdout) == {"run": 1, "moved": False}
 
 
 def test_what_operators_read_is_json_too(

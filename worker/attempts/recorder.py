@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import obstore
 from obstore.store import ObjectStore
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from db.database import Database, is_outage
 from db.errors import StaleAttempt, StorageUnreachable
@@ -22,7 +23,7 @@ from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
 from db.tables import COMMAND, TRAIN
-from db.telemetry import series, telemetry
+from db.telemetry import frozen_steps, series, telemetry
 from db.telemetry.recording import BlobId, Recording, in_words
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
@@ -199,11 +200,16 @@ class Recorder:
         keys = [self._store_files(event.files, meanwhile) for event in recording.checkpoints]
         artifact_keys = self._store_files(recording.artifacts, meanwhile)
         self._store_blobs(meanwhile)
-        retired: list[str] = []
-        with self._database.writing() as session:
+
+        def write(session: Session) -> list[str]:
             recording.write(session, keys, artifact_keys, self._blob_keys)
-            if recording.checkpoints:
-                retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
+            if not recording.checkpoints:
+                return []
+            return checkpoints.retire(session, self._run_id, self._attempt, self._policy)
+
+        retired = frozen_steps.write(
+            self._database, write, wait=lambda read: wait_for(read, meanwhile)
+        )
         # Rows first: no row may refer to a deleted file.
         if self._is_in_place:
             delete_files(self._store, retired)

@@ -4,6 +4,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from starlette.testclient import TestClient
 
-from app.files import freeze_job
+from app.files import freeze_job, json_lines
 from app.files.freeze_job import FreezeJob
 from app.files.json_lines import MOST_LINES
+from app.files.spool_ingest import SpoolPosition, take_spool
 from db.database import Database
 from db.errors import StorageUnreachable
 from db.files import backup
@@ -26,14 +28,15 @@ from db.files.step_files import StepFiles
 from db.files.storage import mend, mismatches, open_store
 from db.runs import trash
 from db.settings import Settings
-from db.tables import FrozenSteps, Run, Step, StepBucket, User
+from db.tables import RECIPE, FrozenSteps, Run, RunningBackup, Step, StepBucket, User
 from db.telemetry import series, windows
 from halfstep.telemetry.events import Resumed
 from tests.app.uploading import Uploader, write_token
 from tests.buckets import Bucket
-from tests.db.telemetry.frozen_made import everything
+from tests.db.telemetry.frozen_made import Gate, change_meanwhile, everything
 from tests.db.telemetry.telemetry_made import make_events, make_steps
 from tests.marks import extended
+from tests.site import until
 from tests.spool_made import event_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
@@ -177,6 +180,24 @@ def test_an_error_of_the_store_ends_the_round(
         assert session.scalars(select(FrozenSteps.run_id)).all() == [2]
 
 
+def test_a_run_of_a_worker_with_another_folder_stays_in_the_database(
+    uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker could not read the file if it continued the run."""
+    with database.writing() as session:
+        session.get_one(Run, 1).source = RECIPE
+    for _ in range(2):
+        job = FreezeJob(settings, database, Event())
+        with caplog.at_level(logging.WARNING):
+            job.freeze_due()
+            job.freeze_due()
+        assert job._retry_at.keys() == {1}
+    message = "the steps of run 1 and of 0 further runs stay in the database"
+    assert [record.message[: len(message)] for record in caplog.records] == [message] * 2
+    settings.run_folder(1).mkdir(parents=True)
+    assert len(freeze_due(settings, database)) == 1
+
+
 def test_a_run_without_steps_is_tried_once_an_hour(
     uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +258,38 @@ def test_json_lines_continue_a_frozen_run(
         assert session.get_one(Run, number).step == 1502
 
 
+@pytest.mark.parametrize("sender", ["spool", "lines"])
+def test_no_upload_waits_for_the_store_in_its_transaction(
+    uploader: Uploader, settings: Settings, database: Database, ada: User, sender: str
+) -> None:
+    """While an upload to a frozen run waits for it, another connection changes the run."""
+    freeze_due(settings, database)
+    uploader.begin(attempt=2)
+    with uploader.spool() as spool:
+        spool.event(Resumed(step=1500, exact=False, notes=["test"]))
+        spool.steps(make_steps([0.25] * 10, first=1501))
+    gate = Gate(open_store(settings))
+    gated = Database(settings.database_url, StepFiles(gate.open_store))
+    lines = b"".join(b'{"step": %d, "loss": 0.25}\n' % step for step in range(1501, 1511))
+    with ThreadPoolExecutor(1) as pool:
+        if sender == "spool":
+            piece = uploader.content(uploader.sequence)
+            position = SpoolPosition(ada, 1, 2, uploader.sequence, uploader.offset)
+            sending = pool.submit(lambda: take_spool(gated, position, piece) and None)
+        else:
+            sending = pool.submit(lambda: json_lines.take(gated, ada, 1, lines).problems or None)
+        assert gate.is_reached.wait(60)
+        change_meanwhile(database, 1)
+        gate.is_open.set()
+        assert sending.result() is None
+    with gated.reading() as session:
+        steps = series.raw_steps(session, 1, first=1490, most=10**6)
+        assert session.get_one(Run, 1).name == "changed meanwhile"
+    assert steps["step"] == [*range(1490, 1511)]
+    assert steps["loss"][11:] == [0.25] * 10
+    gated.dispose()
+
+
 def test_a_damaged_file_is_reported(
     uploader: Uploader,
     settings: Settings,
@@ -276,7 +329,7 @@ def test_a_run_without_the_record_of_its_file_is_not_frozen_again(
     with database.reading() as session:
         wrong = mismatches(session, store)
     assert [mismatch.key for mismatch in wrong] == [key]
-    mend(database, store, wrong)
+    mend(database, store, wrong, lost=True)
     before = _charts(database), rows(database)
     job = FreezeJob(settings, database, Event())
     for _ in range(2):
@@ -286,6 +339,8 @@ def test_a_run_without_the_record_of_its_file_is_not_frozen_again(
     assert f"{before[1]} of its 3,000 steps are left" in message
     path.write_bytes(content)
     os.utime(path, (0, 0))
+    with database.reading() as session:
+        assert mismatches(session, store) == []  # it has the only copy of the steps
     assert freeze_due(settings, database) == []
     assert (_charts(database), rows(database)) == before
     assert path.read_bytes() == content
@@ -329,34 +384,80 @@ def test_a_backup_has_the_file(
     target.dispose()
 
 
-def test_a_backup_has_the_file_of_a_run_that_is_frozen_again(
+def test_a_backup_has_the_files_that_its_rows_name(
     uploader: Uploader,
     settings: Settings,
     database: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The file is copied although its row, which the backup has, names another one by then."""
+    """However long it takes: the file of a run that is frozen again stays until it is copied."""
     [key] = freeze_due(settings, database)
-    os.utime(settings.data / key, (0, 0))
-    keys, copy = [key], backup._copy_file
+    readers, copy, store = everything(database, 1, ZOOMS), backup._copy_file, open_store(settings)
+    is_reached, may_copy = Event(), Event()
 
-    def freeze_and_copy(*arguments: Any) -> bool:
-        send(uploader, 500, first=STEPS + 1)
-        keys.extend(freeze_due(settings, database))
+    def copy_late(*arguments: Any) -> bool:
+        is_reached.set()
+        assert may_copy.wait(60)
         return copy(*arguments)
 
-    monkeypatch.setattr(backup, "_copy_file", freeze_and_copy)
-    saved = back_up(database, open_store(settings), tmp_path / "backup")
+    monkeypatch.setattr(backup, "_copy_file", copy_late)
+    monkeypatch.setattr(backup, "RENEWAL_SECONDS", 0.01)
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(back_up, database, store, tmp_path / "backup")
+        assert is_reached.wait(60)
+        send(uploader, 500, first=STEPS + 1)
+        [second] = freeze_due(settings, database)
+        _set_back(settings, second)
+        with database.writing() as session:
+            session.execute(update(RunningBackup).values(seen_at=0.0))
+        until(lambda: _seen_at(database) != [0.0])
+        freeze_due(settings, database)
+        with database.reading() as session:
+            assert mismatches(session, store) == []
+        may_copy.set()
+        saved = saving.result()
     assert (saved["files"], saved["left_out"]) == (1, [])
     assert (tmp_path / "backup/files" / key).is_file()
-    assert keys[1] != key
-    job = FreezeJob(settings, database, Event())
-    job.freeze_due()
-    assert job._retry_at.keys() == {1}
-    os.utime(settings.data / keys[1], (0, 0))
+    copies = MemoryStore()
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}", StepFiles(lambda: copies))
+    target.migrate()
+    restore(target, copies, tmp_path / "backup")
+    assert everything(target, 1, ZOOMS) == readers
+    target.dispose()
+    assert _seen_at(database) == []
+    assert freeze_due(settings, database) == [second]
+    assert not (settings.data / key).exists()
+
+
+def test_a_backup_that_was_killed_keeps_files_for_an_hour(
+    uploader: Uploader, settings: Settings, database: Database
+) -> None:
+    """It reports no more that it runs; the next backup deletes its record."""
+    [key] = freeze_due(settings, database)
+    send(uploader, 500, first=STEPS + 1)
+    [second] = freeze_due(settings, database)
+    _set_back(settings, second)
+    with database.writing() as session:
+        session.add(RunningBackup())
+    freeze_due(settings, database)
+    assert (settings.data / key).exists()
+    with database.writing() as session:
+        session.execute(update(RunningBackup).values(seen_at=RunningBackup.seen_at - 3601))
     freeze_due(settings, database)
     assert not (settings.data / key).exists()
+    back_up(database, open_store(settings), settings.data / "backup")
+    assert _seen_at(database) == []
+
+
+def _set_back(settings: Settings, key: str) -> None:
+    """Make a file old enough for the one before it to be deleted."""
+    os.utime(settings.data / key, (0, 0))
+
+
+def _seen_at(database: Database) -> list[float]:
+    with database.reading() as session:
+        return list(session.scalars(select(RunningBackup.seen_at)))
 
 
 def _stones(database: Database) -> list[Any]:

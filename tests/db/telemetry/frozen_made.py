@@ -112,6 +112,27 @@ def _changes(session: Any, run_id: int) -> Any:
     return changes and (changes.steps, changes.cursor)
 
 
+class Gate:
+    """A store whose first request waits until it may pass."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.is_reached, self.is_open = Event(), Event()
+
+    def open_store(self) -> ObjectStore:
+        """Return the store, for StepFiles."""
+        self.is_reached.set()
+        assert self.is_open.wait(60)
+        return self._store
+
+
+def change_meanwhile(database: Database, run_id: int) -> None:
+    """Change a run from another connection; fails if a transaction has locked it."""
+    with database.writing() as session:
+        run = session.get_one(Run, run_id, with_for_update={"nowait": True})
+        run.name = "changed meanwhile"
+
+
 class Freezer:
     """Freezes runs in processes that are killed at some point, into a folder."""
 

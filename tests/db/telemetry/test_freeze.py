@@ -3,6 +3,9 @@
 import itertools
 import os
 import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,18 +18,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 from sqlalchemy import func, select
-from sqlalchemy.orm import make_transient
+from sqlalchemy.orm import Session, make_transient
 
 from db.database import Database
-from db.errors import StepsUnreadable
+from db.errors import Conflict, StepsMissing, StepsUnreadable, StorageUnreachable
 from db.files import step_files, storage
 from db.files.step_files import NAMES, StepFile, StepFiles
 from db.files.storage import mend, mismatches
 from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
-from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, windows
+from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, unfreeze, windows
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 from tests.db.telemetry import frozen_made
-from tests.db.telemetry.frozen_made import begin_again, end, everything, freeze_run, rows_of
+from tests.db.telemetry.frozen_made import Gate, begin_again, end, everything, freeze_run, rows_of
 from tests.db.telemetry.telemetry_made import forget, make_events, make_steps, record
 
 numbers = st.sampled_from([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.4e38]) | st.floats(width=32)
@@ -47,7 +50,7 @@ def histories(draw: st.DrawFn) -> NDArray[Any]:
     losses = draw(st.lists(numbers, min_size=1, max_size=40))
     length = draw(st.sampled_from([len(losses), 300, 1200]))
     steps = make_steps(np.resize(losses, length).tolist(), first=first)
-    for name in ("grad_norm", "grad_norm_clipped", "scale"):
+    for name in ("grad_norm", "grad_norm_clipped", "scale", "lr"):
         steps[name] = np.resize(draw(st.lists(numbers, min_size=1, max_size=9)), length)
     if draw(st.booleans()):  # one that four bytes do not hold
         kinds = [(name, steps.dtype[name]) for name in steps.dtype.names or ()]
@@ -293,6 +296,160 @@ def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
     assert after["raw"] == before["raw"]
 
 
+def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path: Path) -> None:
+    """Rows and summaries are equal, and nothing names a file; the run can be frozen again."""
+    store = MemoryStore()
+    make_history(database, running)
+    rows, stones = _rows(database), _stones(database)
+    freeze_run(database, store, running, tmp_path)
+    assert _rows(database) != rows
+    changed = partial(unfreeze.unfreeze, database, store, running.id)
+    (tmp_path / "stopped").mkdir()
+    with pytest.raises(freeze.Stopped):
+        changed(folder=tmp_path / "stopped", stopping=_Stops())
+    (tmp_path / "whole").mkdir()
+    assert changed(folder=tmp_path / "whole", stopping=Event())
+    assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [])
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).stored_bytes == 0
+    assert not changed(folder=tmp_path, stopping=Event())
+    assert freeze_run(database, store, running, tmp_path).is_settled
+
+
+def test_an_active_run_is_not_unfrozen(
+    database: Database, resumed: tuple[Run, ObjectStore], tmp_path: Path
+) -> None:
+    """Its recorder writes the same rows; nor is a run whose freeze is not complete."""
+    run, store = resumed
+    rows = rows_of(database, run)
+    with pytest.raises(Conflict, match="unfreeze it when it has ended"):
+        unfreeze.unfreeze(database, store, run.id, folder=tmp_path, stopping=Event())
+    end(database, run)
+    with database.writing() as session:
+        session.scalars(select(FrozenSteps)).one().is_settled = False
+    with pytest.raises(Conflict, match="is being frozen"):
+        unfreeze.unfreeze(database, store, run.id, folder=tmp_path, stopping=Event())
+    assert rows_of(database, run) == rows
+
+
+def _rows(database: Database) -> list[tuple[Any, ...]]:
+    table = Step.__table__
+    with database.reading() as session:
+        return [tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))]
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered"])
+def test_an_interrupted_freeze_continues_only_with_its_file(
+    database: Database, running: Run, tmp_path: Path, damage: str
+) -> None:
+    """Another storage may be set by then: the rows stay, which may be all that is left."""
+    store = MemoryStore()
+    make_history(database, running)
+    with pytest.raises(freeze.Stopped):
+        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=_Stops())
+    rows = rows_of(database, running)
+    [key] = _keys(store)
+    content = bytes(obstore.get(store, key).bytes())
+    if damage == "missing":
+        obstore.delete(store, key)
+    else:
+        obstore.put(store, key, bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(StepsUnreadable, match=key):
+        freeze_run(database, store, running, tmp_path)
+    assert rows_of(database, running) == rows
+    obstore.put(store, key, content)
+    with frozen_made.reading_files(database, store) as other:
+        assert freeze_run(other, store, running, tmp_path).is_settled
+        with other.reading() as session:
+            assert len(series.raw_steps(session, running.id)["step"]) == 699
+
+
+def test_the_file_before_a_lost_one_stays(
+    database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that was frozen twice it has all steps but those of the last attempt."""
+    store = LocalStore(tmp_path)
+    make_history(database, running)
+    first = freeze_run(database, store, running, tmp_path)
+    with frozen_made.reading_files(database, store) as other:
+        end(other, begin_again(other, running))
+        second = freeze_run(other, store, running, tmp_path)
+    (tmp_path / second.key).unlink()
+    monkeypatch.setattr(storage, "ORPHAN_SECONDS", 0.0)
+    with pytest.raises(StepsUnreadable, match=second.key):
+        freeze_run(database, store, running, tmp_path)
+    assert _keys(store) == [first.key]
+
+
+def test_a_freeze_does_not_fill_the_disk(database: Database, running: Run, tmp_path: Path) -> None:
+    """Without room for its files it writes none: live runs are recorded on the same disk."""
+    store = LocalStore(tmp_path / "data", mkdir=True)
+    make_history(database, running)
+    with database.writing() as session:
+        session.get_one(Run, running.id).recorded_steps = 2**50
+    with pytest.raises(OSError, match="bytes free, needed are") as caught:
+        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=Event())
+    assert storage.is_full(caught.value)
+    assert (_keys(store), rows_of(database, running)) == ([], 699)
+
+
+def test_summaries_of_lost_steps_are_not_rebuilt_without_them(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Without the record of a file only they have something of its steps, until told otherwise."""
+    store = MemoryStore()
+    make_history(database, running, 3000)
+    row = freeze_run(database, store, running, tmp_path)
+    with database.writing() as session:
+        session.delete(session.get_one(FrozenSteps, row.id))
+    stones, rows = _stones(database), rows_of(database, running)
+    with pytest.raises(StepsMissing, match=f"{rows} of its 2,999"), database.writing() as session:
+        pyramid.rebuild(session, running.id)
+    assert _stones(database) == stones
+    with database.writing() as session:
+        pyramid.rebuild(session, running.id, lost=True)
+        assert pyramid.count_steps(session.connection(), running.id) == rows
+
+
+def test_summaries_are_rebuilt_from_a_copy_of_the_file(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """So the transaction, which reads all steps, does not wait for the store."""
+    store = MemoryStore()
+    make_history(database, running)
+    row, stones = freeze_run(database, store, running, tmp_path), _stones(database)
+    content = obstore.get(store, row.key).bytes()
+    files = freeze.copied_steps(database, store, running.id, tmp_path)
+    obstore.delete(store, row.key)
+    with database.writing() as session:
+        session.connection(execution_options={"step_files": files})
+        pyramid.rebuild(session, running.id)
+    assert set(_stones(database)) <= set(stones)
+    (tmp_path / "other").mkdir()
+    obstore.put(store, row.key, bytes(content)[:-1])
+    with pytest.raises(StepsUnreadable, match=row.key):
+        freeze.copied_steps(database, store, running.id, tmp_path / "other")
+
+
+def test_records_stay_if_the_store_has_no_file(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """A check with another folder or bucket deletes no record, unless told that all are lost."""
+    store, other_store = MemoryStore(), MemoryStore()
+    make_history(database, running)
+    row = freeze_run(database, store, running, tmp_path)
+    with database.reading() as session:
+        wrong = mismatches(session, other_store)
+    assert [mismatch.key for mismatch in wrong] == [row.key]
+    with pytest.raises(Conflict, match="no file of frozen steps, but 1 are recorded"):
+        mend(database, other_store, wrong)
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps)).one().key == row.key
+    mend(database, other_store, wrong, lost=True)
+    with database.reading() as session:
+        assert session.scalars(select(FrozenSteps)).all() == []
+
+
 @pytest.mark.parametrize("damage", ["missing", "short", "altered"])
 def test_a_damaged_file_costs_its_own_steps_only(
     database: Database, running: Run, tmp_path: Path, damage: str
@@ -316,7 +473,7 @@ def test_a_damaged_file_costs_its_own_steps_only(
         assert len(series.sparklines(session, [run])[run.id]) == 60
         wrong = mismatches(session, store, deep=True)
     assert [mismatch.key for mismatch in wrong] == [row.key]
-    mend(database, store, wrong)
+    mend(database, store, wrong, lost=True)
     with database.reading() as session:
         window = windows.window(session, running.id, most=32)
         stored_bytes = session.get_one(Run, running.id).stored_bytes
@@ -403,12 +560,134 @@ def test_a_run_continues_without_its_file(
     obstore.put(store, row.key, content)
     with frozen_made.reading_files(database, store) as other:
         with other.writing() as session:
-            pyramid.rebuild(session, run.id)
+            pyramid.rebuild(session, run.id, lost=True)
         assert freeze_run(other, store, run, tmp_path).attempt == 2
         with other.reading() as session:
             steps = set(series.raw_steps(session, run.id, most=10**6)["step"])
     assert steps >= {*range(1, after - 99), *range(after + 1, after + 201)} - {100}
     assert max(steps) == after + 200
+
+
+@pytest.fixture
+def resumed(database: Database, running: Run, tmp_path: Path) -> tuple[Run, ObjectStore]:
+    """A frozen run of which another attempt has begun, and the store."""
+    store = MemoryStore()
+    make_history(database, running)
+    freeze_run(database, store, running, tmp_path)
+    return begin_again(database, running), store
+
+
+def _truncate(run: Run, session: Session) -> None:
+    telemetry.truncate(session, run.id, run.attempt, after=300)
+
+
+def _flush(run: Run, session: Session, *, first: int) -> None:
+    steps = make_steps([1.0 + step % 9 for step in range(first - 1, first + 19)], first=first)
+    telemetry.record(session, run.id, run.attempt, telemetry.Flush(steps=[steps]))
+
+
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [
+        (_truncate, {*range(1, 301)}),
+        (partial(_flush, first=310), {*range(1, 701)}),  # which are repeated
+        (partial(_flush, first=750), {*range(1, 701), *range(750, 770)}),
+    ],
+)
+def test_no_transaction_waits_for_the_store(
+    database: Database,
+    resumed: tuple[Run, ObjectStore],
+    change: Callable[[Run, Session], None],
+    steps: set[int],
+) -> None:
+    """While a resume or a flush waits for it, another connection changes the same run."""
+    run, store = resumed
+    gate = Gate(store)
+    url = database.engine.url.render_as_string(hide_password=False)
+    gated = Database(url, StepFiles(gate.open_store))
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(frozen_steps.write, gated, partial(change, run))
+        assert gate.is_reached.wait(60)
+        frozen_made.change_meanwhile(database, run.id)
+        gate.is_open.set()
+        changing.result()
+    with gated.reading() as session:
+        found = series.raw_steps(session, run.id, most=10**6)["step"]
+        assert session.get_one(Run, run.id).name == "changed meanwhile"
+    assert set(found) == steps - {100}  # which was lost
+    gated.dispose()
+
+
+@pytest.mark.parametrize("becomes", ["another", "none"])
+def test_a_file_may_be_replaced_while_it_is_read(
+    database: Database, resumed: tuple[Run, ObjectStore], becomes: str
+) -> None:
+    """A resume then reads the new file, or none if its record is gone."""
+    run, store = resumed
+    calls = 0
+
+    def wait(read: Callable[[], None]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            with database.writing() as session:
+                row = session.scalars(select(FrozenSteps)).one()
+                if becomes == "none":
+                    session.delete(row)
+                else:
+                    content = obstore.get(store, row.key).bytes()
+                    obstore.delete(store, row.key)
+                    row.key = f"steps/{run.id}/0.parquet"
+                    obstore.put(store, row.key, content)
+        read()
+
+    with frozen_made.reading_files(database, store) as other:
+        if becomes == "none":
+            with other.reading() as session:
+                rows = session.scalars(select(Step.step).where(Step.step <= 300)).all()
+        else:
+            rows = [step for step in range(1, 301) if step != 100]
+        frozen_steps.write(other, partial(_truncate, run), wait=wait)
+        with other.reading() as session:
+            assert series.raw_steps(session, run.id, most=10**6)["step"] == sorted(rows)
+    assert calls > (becomes == "another")
+
+
+def test_a_resume_needs_no_cache(
+    database: Database, resumed: tuple[Run, ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read for its transaction stays until it is committed, whatever others read."""
+    monkeypatch.setattr(step_files, "MOST_FOOTERS", 0)
+    monkeypatch.setattr(step_files, "CACHED_BYTES", 0)
+    run, store = resumed
+    with frozen_made.reading_files(database, store) as other:
+        frozen_steps.write(other, partial(_truncate, run))
+        with other.reading() as session:
+            assert len(series.raw_steps(session, run.id)["step"]) == 299
+
+
+def test_a_resume_waits_for_a_folder_that_is_not_mounted(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """Its file is not lost: nothing is recorded, nor frozen, until the folder is there again."""
+    store, steps = LocalStore(tmp_path), tmp_path / "steps"
+    make_history(database, running)
+    other_run = _another(database, running)
+    freeze_run(database, store, running, tmp_path)
+    run = begin_again(database, running)
+    steps.rename(tmp_path / "away")
+    with frozen_made.reading_files(database, store) as other:
+        for _ in range(2):
+            with pytest.raises(StorageUnreachable, match="mount it"):
+                frozen_steps.write(other, partial(_truncate, run))
+        with pytest.raises(StorageUnreachable, match="mount it"):
+            freeze_run(other, store, other_run, tmp_path)
+        assert not steps.exists()
+        (tmp_path / "away").rename(steps)
+        frozen_steps.write(other, partial(_truncate, run))
+        with other.reading() as session:
+            assert len(series.raw_steps(session, run.id)["step"]) == 299
+        assert freeze_run(other, store, other_run, tmp_path).is_settled
 
 
 def test_a_restored_file_is_read_again(database: Database, running: Run, tmp_path: Path) -> None:
@@ -445,6 +724,52 @@ def test_a_damaged_column_is_not_cached(database: Database, running: Run, tmp_pa
     elapsed_ms = files.read(file, [(1, 60)], ["elapsed_ms"])["elapsed_ms"]
     np.testing.assert_array_equal(elapsed_ms, expected["elapsed_ms"])
     np.testing.assert_array_equal(found, expected["loss"])
+
+
+class _Counted(StepFiles):
+    """Counts round trips to the store, and their parts of files."""
+
+    trips, parts = 0, 0
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        self.trips, self.parts = self.trips + 1, self.parts + len(spans)
+        return super()._request(file, spans)
+
+
+def test_a_window_takes_one_round_trip(database: Database, running: Run, tmp_path: Path) -> None:
+    """Steps at both ends and summaries between them are read at once, after the footer."""
+    store = MemoryStore()
+    make_history(database, running, 3000)
+    with database.reading() as session:
+        expected = windows.window(session, running.id, first=700, last=2500, most=64)
+    freeze_run(database, store, running, tmp_path)
+    files = _Counted(lambda: store)
+    other = Database(database.engine.url.render_as_string(hide_password=False), files)
+    with other.reading() as session:
+        assert windows.window(session, running.id, first=700, last=2500, most=64) == expected
+    assert files.trips == 2
+    assert files.parts > 20
+    other.dispose()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 2**16)), min_size=1, max_size=40),
+    st.integers(0, 2**20),
+)
+def test_parts_of_a_file_are_read_by_few_requests(
+    lengths: list[tuple[int, int]], lacking: int
+) -> None:
+    """Whatever the distances between them; a file that is too short is reported."""
+    ends = np.cumsum(np.array(lengths).sum(axis=1)).tolist()
+    spans = [(end - length, end) for end, (_, length) in zip(ends, lengths, strict=True)]
+    content = np.random.default_rng(0).bytes(ends[-1])
+    store = MemoryStore()
+    obstore.put(store, "a", content)
+    files, file = StepFiles(lambda: store), StepFile("a", len(content), "")
+    assert files._request(file, spans) == [content[start:end] for start, end in spans]
+    obstore.put(store, "a", content[: max(0, len(content) - 1 - lacking)])
+    with pytest.raises((OSError, obstore.exceptions.BaseError)):
+        files._request(file, spans)
 
 
 def test_row_groups_are_cached_within_a_bound(

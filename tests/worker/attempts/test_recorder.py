@@ -51,6 +51,7 @@ from halfstep.telemetry.events import Sample
 from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+from tests.db.telemetry.frozen_made import Gate, change_meanwhile
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
 from tests.halfstep.telemetry.events_made import HONEST
 from tests.site import until
@@ -779,6 +780,36 @@ def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
     drain(recorder)
     repeated = span(701, 1500, 1) if exact else {}  # until the attempt has made them, too
     assert attempts.made_by() == span(1, 600, 1) | span(601, 700, 2) | repeated
+
+
+def test_a_frozen_run_that_goes_back_keeps_its_lease(
+    attempts: Attempts, database_url: str, tmp_path: Path
+) -> None:
+    """While its file is read, no transaction is open, and the supervisor can renew the lease."""
+    attempts.next().steps(attempts.steps(1, 1500))
+    drain(attempts.supervisor())
+    with attempts.database.writing() as session:
+        queue.end(session, attempts.run_id, attempts.number, Status.FINISHED)
+    store, database = open_store(attempts.settings), attempts.database
+    freeze.freeze(database, store, attempts.run_id, folder=tmp_path, stopping=Event())
+    with database.writing() as session:
+        session.get_one(Run, attempts.run_id).status = Status.QUEUED
+    attempts.number, gate = 0, Gate(store)
+    attempts.database = Database(database_url, StepFiles(gate.open_store))
+    attempts.closing.callback(attempts.database.dispose)
+    shutil.rmtree(attempts.spool)
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.event(event_of(resumed(600, exact=False)))
+    spool.steps(attempts.steps(601, 700))
+
+    def meanwhile() -> None:
+        change_meanwhile(database, attempts.run_id)
+        gate.is_open.set()
+
+    until(lambda: recorder.flush(meanwhile=meanwhile))
+    assert gate.is_reached.is_set()
+    assert attempts.made_by() == span(1, 600, 1) | span(601, 700, 2)
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:

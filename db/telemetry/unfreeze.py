@@ -1,0 +1,121 @@
+"""Unfreeze: the steps of a frozen run become rows again, and its file is deleted.
+
+The steps of the file are written as rows in batches, then the record of the file is deleted, then
+the file. All steps are readable at any point, and each part can be repeated.
+"""
+
+import time
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+import numpy as np
+from obstore.store import ObjectStore
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.database import Database
+from db.errors import Conflict
+from db.files.step_files import SUMMARIES, Columns, StepFile
+from db.files.storage import delete_file, is_backup_running
+from db.tables import ENDED, FrozenSteps, Run, Step, StepBucket
+from db.telemetry import bulk_writes, frozen_steps
+from db.telemetry.freeze import BATCH_ROWS, Stopped, copied_steps
+from db.telemetry.frozen_steps import LATEST_ROWS
+from db.telemetry.pyramid import SIZES
+
+
+class _Frozen(NamedTuple):
+    """What must not change meanwhile."""
+
+    key: str
+    attempt: int
+
+
+def unfreeze(
+    database: Database, store: ObjectStore, run_id: int, *, folder: Path, stopping: Event
+) -> bool:
+    """Move the steps of a run from its file into rows; return False if it has no file.
+
+    folder: an empty one, for a copy of the file. Raises Conflict if the run is active or is being
+    frozen, Stopped, StepsUnreadable, StorageUnreachable.
+    """
+    with database.reading() as session:
+        row = _row(session, run_id)
+        if row is None:
+            return False
+        state = _check(session, row)
+    file = StepFile(row.key, row.size_bytes, row.footer_sha256)
+    steps = 0
+    for columns in copied_steps(database, store, run_id, folder).groups(file):
+        for first in range(0, len(columns["step"]), BATCH_ROWS):
+            batch = {name: values[first : first + BATCH_ROWS] for name, values in columns.items()}
+            begun = time.monotonic()
+            with database.writing() as session:
+                last = _locked(session, run_id, state).step
+                _write(session, run_id, batch, last)
+            steps += int((batch["step"] <= last).sum())
+            if stopping.wait(time.monotonic() - begun):
+                raise Stopped
+    with database.writing() as session:
+        row = _locked(session, run_id, state)
+        its = (Step.run_id == run_id, Step.step <= row.step)
+        if (session.scalar(select(func.count()).where(*its)) or 0) < steps:
+            raise Conflict(f"Some of the {steps:,} steps of run {run_id} are not rows: try again.")
+        run = session.get_one(Run, run_id)
+        run.stored_bytes -= row.size_bytes
+        run.revision += 1
+        run.files_revision = run.revision
+        session.delete(row)
+    with database.reading() as session:
+        is_needed = is_backup_running(session)  # one that begins only now finds rows
+    if not is_needed:  # else `halfstep storage check` names the file
+        delete_file(store, row.key)
+    return True
+
+
+def _row(session: Session, run_id: int) -> FrozenSteps | None:
+    return session.scalar(select(FrozenSteps).where(FrozenSteps.run_id == run_id))
+
+
+def _check(session: Session, row: FrozenSteps) -> _Frozen:
+    """Return the state of a run whose steps nothing else moves. Raises Conflict."""
+    run = session.get_one(Run, row.run_id)
+    if run.status not in ENDED:
+        raise Conflict(f"Run {run.id} is {run.status}: unfreeze it when it has ended.")
+    if not row.is_settled:
+        raise Conflict(f"Run {run.id} is being frozen, which takes up to an hour: try again then.")
+    return _Frozen(row.key, run.attempt)
+
+
+def _locked(session: Session, run_id: int, state: _Frozen) -> FrozenSteps:
+    """Lock a run and return the record of its file. Raises Conflict if the run has changed."""
+    session.get_one(Run, run_id, with_for_update=True)
+    row = _row(session, run_id)
+    if row is None or _check(session, row) != state:
+        raise Conflict(f"Run {run_id} has changed meanwhile: try again.")
+    return row
+
+
+def _write(session: Session, run_id: int, columns: Columns, last: int) -> None:
+    """Write steps up to the last that counts, and summaries of buckets that end before it."""
+    connection = session.connection()
+    counts = columns["step"] <= last
+    steps = {name: values[counts] for name, values in columns.items() if name != SUMMARIES}
+    frozen_steps.add_missing(connection, run_id, steps)
+    size = SIZES[0]
+    bucket = columns["step"] // size
+    has_one = (columns[SUMMARIES] != b"") & ((bucket + 1) * size - 1 <= last - LATEST_ROWS)
+    stored = select(StepBucket.bucket).where(
+        StepBucket.run_id == run_id,
+        StepBucket.size == size,
+        StepBucket.bucket.between(int(bucket[0]), int(bucket[-1])),
+    )
+    is_missing = has_one & ~np.isin(bucket, connection.scalars(stored).all())
+    if is_missing.any():
+        summaries: dict[str, bulk_writes.Column] = {
+            "size": np.full(int(is_missing.sum()), size),
+            "bucket": bucket[is_missing],
+            "summary": columns[SUMMARIES][is_missing].tolist(),
+        }
+        bulk_writes.replace(connection, StepBucket.__table__, {"run_id": run_id}, summaries)
