@@ -110,7 +110,7 @@ def changes(
     After a resume or a rollback the cursor moves back to the step of its checkpoint: clients
     replace their rows from the first step of the changes on.
     """
-    run = session.get(Run, run_id, populate_existing=True)
+    run = session.get(Run, run_id)
     if run is None or (run.revision, waiting) == (since.revision, since.waiting):
         return None
     seen, attempt = since.step, since.attempt
@@ -298,7 +298,7 @@ def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
 
 def newest_rows(session: Session, run_id: int) -> Row[Any]:
     """Return the largest step and the largest key of each of KEYS, by name; 0 without rows."""
-    return session.execute(_newest_query(), {"run_id": run_id}).one()
+    return session.connection().execute(_newest_query(), {"run_id": run_id}).one()
 
 
 @cache
