@@ -293,11 +293,12 @@ def skipped_steps(
     """
     skips = series.skips(session, run_id, most=SKIPS_SHOWN, steps=steps)
     shown = {skip.step for skip in skips}
-    replays, retries = (
-        {row.step: row.content for row in artifacts.diagnoses(session, run_id, kind, steps=shown)}
-        for kind in ("replay", "retry")
-    )
-    return [SkippedStep(skip, replays.get(skip.step), retries.get(skip.step)) for skip in skips]
+    rows = artifacts.diagnoses(session, run_id, "replay", "retry", steps=shown)
+    found = {(row.kind, row.step): row.content for row in rows}
+    return [
+        SkippedStep(skip, found.get(("replay", skip.step)), found.get(("retry", skip.step)))
+        for skip in skips
+    ]
 
 
 def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:

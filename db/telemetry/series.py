@@ -212,14 +212,20 @@ def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
 
     The query uses the index of skipped steps only instead of reading all scaler events.
     """
+    given = {"run_id": run_id, "most": most}
+    return session.connection().scalar(_first_skip_query(), given) or 0
+
+
+@cache
+def _first_skip_query() -> Select[Any]:
     latest = (
         select(Step.step)
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
-        .where(Step.run_id == run_id, FLAGGED["skipped"])
+        .where(Step.run_id == bindparam("run_id"), FLAGGED["skipped"])
         .order_by(Step.step.desc())
-        .limit(most)
+        .limit(bindparam("most"))
     )
-    return session.scalar(select(func.min(latest.subquery().c.step))) or 0
+    return select(func.min(latest.subquery().c.step))
 
 
 def sparklines(
