@@ -143,7 +143,8 @@ def _the_end(cursor: str) -> Update:
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
     """Return a mark of the pending reason on a run's page, or of a watched run's silence."""
     if run.status != Status.QUEUED:
-        return runs.states(session, [run.id])[run.id].silent_seconds
+        is_watched = run.last_report_at is not None
+        return runs.states(session, [run.id])[run.id].silent_seconds if is_watched else 0
     queue = Queue.read(session)
     reason = pending_reasons.reason(run, queue, **settings.per_user)
     return pending_reasons.mark(reason.text, queue.places.get(run.id, 0))
