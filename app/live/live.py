@@ -8,7 +8,8 @@ subject without viewers has no task.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fastapi.sse import ServerSentEvent
@@ -33,8 +34,8 @@ class Update:
 
 #: Returns the changes since a cursor, or None. Called in a thread.
 Poll = Callable[[str], Update | None]
-#: Returns whether there may be changes since a cursor, at a lower cost than a poll.
-HasChanged = Callable[[str], Awaitable[bool]]
+#: Within the context, calls a function whenever there may be changes since one of the cursors.
+Watching = Callable[[Collection[str], Callable[[], object]], AbstractContextManager[None]]
 
 
 @dataclass(eq=False)
@@ -66,85 +67,101 @@ class Viewer:
         self.updates.put_nowait(None)
 
 
+@dataclass(eq=False)
+class Subject:
+    """A watched subject."""
+
+    viewers: set[Viewer] = field(default_factory=set)
+    # Set when a viewer comes, when the last one leaves and when there may be changes.
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+
 class Live:
     """All subjects with viewers."""
 
     def __init__(self) -> None:
-        self._viewers: dict[str, set[Viewer]] = defaultdict(set)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._subjects: dict[str, Subject] = {}
         self._closed = False
 
     @property
     def subjects(self) -> list[str]:
-        """The watched subjects."""
-        return list(self._tasks)
+        """The names of the watched subjects."""
+        return list(self._subjects)
 
     async def stream(
         self,
-        subject: str,
+        name: str,
         cursor: str,
         poll: Poll,
         *,
-        seconds: float,
-        has_changed: HasChanged | None = None,
+        seconds: float = 0.0,
+        watching: Watching | None = None,
     ) -> AsyncIterator[ServerSentEvent]:
         """Yield changes of a subject since a cursor as they occur.
 
-        seconds: polling interval.  has_changed: a poll is left out while it returns False.
+        seconds: polling interval.  watching: wakes the subject for its polls instead.
         """
         yield ServerSentEvent(comment="watching", retry=RECONNECT_MS)
         if self._closed:
             return
-        viewer, viewers = Viewer(cursor), self._viewers[subject]
-        viewers.add(viewer)
-        if subject not in self._tasks:
-            self._tasks[subject] = asyncio.create_task(
-                self._follow(subject, poll, has_changed, seconds)
-            )
+        viewer, subject = Viewer(cursor), self._subjects.get(name)
+        if subject is None:
+            subject = self._subjects[name] = Subject()
+            subject.task = asyncio.create_task(self._follow(name, subject, poll, watching, seconds))
+        subject.viewers.add(viewer)
+        subject.woken.set()
         try:
             while (update := await viewer.updates.get()) is not None:
                 yield ServerSentEvent(raw_data=update.data, id=update.cursor)
         finally:
-            viewers.discard(viewer)
+            subject.viewers.discard(viewer)
+            if not subject.viewers:
+                subject.woken.set()
 
     def close(self) -> None:
         """End every stream: the server is about to stop."""
         self._closed = True
-        for viewers in self._viewers.values():
-            for viewer in viewers:
+        for subject in self._subjects.values():
+            subject.woken.set()
+            for viewer in subject.viewers:
                 viewer.end()
 
     async def _follow(
-        self, subject: str, poll: Poll, has_changed: HasChanged | None, seconds: float
+        self, name: str, subject: Subject, poll: Poll, watching: Watching | None, seconds: float
     ) -> None:
-        viewers = self._viewers[subject]
+        viewers = subject.viewers
         try:
             while viewers and not self._closed:
+                subject.woken.clear()
                 by_cursor: dict[str, list[Viewer]] = defaultdict(list)
                 for viewer in viewers:
                     if not viewer.sent_away:
                         by_cursor[viewer.cursor].append(viewer)
                 for cursor, group in by_cursor.items():
                     try:
-                        update = await self._poll(poll, has_changed, cursor)
+                        update = await self._poll(poll, cursor)
                     except Exception:  # affects this cursor only
-                        logger.exception("%s: polling from cursor %.200r failed", subject, cursor)
+                        logger.exception("%s: polling from cursor %.200r failed", name, cursor)
                         for viewer in group:
                             viewer.end()
                         continue
                     if update is not None:
                         for viewer in group:
                             viewer.send(update)
-                await asyncio.sleep(seconds)
+                if watching is None:
+                    await asyncio.sleep(seconds)
+                    continue
+                cursors = {viewer.cursor for viewer in viewers if not viewer.sent_away}
+                with watching(cursors, subject.woken.set):
+                    await subject.woken.wait()
         finally:
             for viewer in viewers:
                 viewer.end()
-            del self._viewers[subject], self._tasks[subject]
+            del self._subjects[name]
 
-    async def _poll(self, poll: Poll, has_changed: HasChanged | None, cursor: str) -> Update | None:
+    async def _poll(self, poll: Poll, cursor: str) -> Update | None:
         try:
-            if has_changed is not None and not await has_changed(cursor):
-                return None
             return await asyncio.to_thread(poll, cursor)
         except Exception as error:
             if not is_outage(error):

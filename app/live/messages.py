@@ -3,7 +3,6 @@
 A field that is UNSET is left out. `encoded` writes one as the data of a server-sent event.
 """
 
-import json
 from typing import Any
 
 import msgspec
@@ -77,4 +76,4 @@ class WorkersMessage(Message, frozen=True, kw_only=True):
 
 def encoded(message: Message) -> str:
     """Return the JSON of a message."""
-    return json.dumps(msgspec.to_builtins(message), separators=(",", ":"))
+    return msgspec.json.encode(message).decode()

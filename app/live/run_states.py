@@ -1,54 +1,71 @@
 """States of the runs that live streams follow, read in one query however many runs there are."""
 
 import asyncio
-import math
-import time
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from db.database import Database
-from db.errors import NotFound
+from db.database import Database, is_outage
 from db.runs import runs
 from db.runs.runs import State
 
-#: Age at which states are read again: half of the polling interval of a stream.
-FRESH_SECONDS = 0.025
-#: A run that no stream has requested for this time is no longer read.
-FOLLOWED_SECONDS = 10.0
+logger = logging.getLogger(__name__)
+
+READ_SECONDS = 0.05
+
+
+@dataclass(eq=False, frozen=True)
+class Watch:
+    """A stream that waits for a change of a run."""
+
+    run_id: int
+    has_changed: Callable[[State | None], bool]  # None: there is no such run
+    wake: Callable[[], object]
 
 
 class RunStates:
-    """States of runs, at most FRESH_SECONDS old when they are requested."""
+    """Reads the states of all watched runs periodically: an idle stream takes no time itself."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, database: Database, seconds: float = READ_SECONDS) -> None:
         self._database = database
-        self._clock = clock
-        self._requested: dict[int, float] = {}  # by run, the time of the last request
-        self._states: dict[int, State | None] = {}  # of the last read; None: there is no such run
-        self._read_at = -math.inf
+        self._seconds = seconds
+        self._watches: set[Watch] = set()
         self._reading: asyncio.Task[None] | None = None
 
-    async def state(self, run_id: int) -> State:
-        """Return the state of a run. Raises NotFound."""
-        moment = self._requested[run_id] = self._clock()
-        while run_id not in self._states or moment - self._read_at >= FRESH_SECONDS:
-            self._requested[run_id] = self._clock()  # the read before may have taken long
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._read())
-            # Shielded: other streams wait for it, too.
-            await asyncio.shield(self._reading)
-        if (state := self._states[run_id]) is None:
-            raise NotFound(f"There is no run {run_id}.")
-        return state
-
-    async def _read(self) -> None:
-        oldest = self._clock() - FOLLOWED_SECONDS
-        self._requested = {each: at for each, at in self._requested.items() if at >= oldest}
+    @contextmanager
+    def watching(
+        self,
+        run_id: int,
+        has_changed: Callable[[State | None], bool],
+        wake: Callable[[], object],
+    ) -> Iterator[None]:
+        """Within the context, call `wake` at each read of a state that has changed."""
+        watch = Watch(run_id, has_changed, wake)
+        self._watches.add(watch)
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_periodically())
         try:
-            self._states = await asyncio.to_thread(self._query, list(self._requested))
-            self._read_at = self._clock()
+            yield
         finally:
-            self._reading = None
+            self._watches.remove(watch)
 
-    def _query(self, run_ids: list[int]) -> dict[int, State | None]:
+    async def _read_periodically(self) -> None:
+        while self._watches:
+            run_ids = {watch.run_id for watch in self._watches}
+            try:
+                states = await asyncio.to_thread(self._query, run_ids)
+            except Exception as error:
+                if is_outage(error):
+                    logger.warning("live streams wait for the database: %s", error)
+                else:
+                    logger.exception("the states of runs %.200s cannot be read", run_ids)
+            else:
+                for watch in self._watches:  # of one that is new the state may not be known
+                    if watch.run_id in run_ids and watch.has_changed(states.get(watch.run_id)):
+                        watch.wake()
+            await asyncio.sleep(self._seconds)
+
+    def _query(self, run_ids: set[int]) -> dict[int, State]:
         with self._database.read_only() as session:
-            return dict.fromkeys(run_ids) | runs.states(session, run_ids)
+            return runs.states(session, run_ids)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.html.formats import count
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
-from app.live.live import HasChanged, Poll, Update
+from app.live.live import Poll, Update, Watching
 from app.live.messages import ListMessage, RunEnd, RunMessage, TableRows, encoded
 from app.live.run_states import RunStates
 from app.runs import columns as list_columns
@@ -35,6 +36,7 @@ from db.health.spikes import spikes
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
 from db.runs import history, runs
+from db.runs.runs import State
 from db.settings import Settings
 from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
 from db.telemetry import series, windows
@@ -97,7 +99,10 @@ def of_run(
                 permissions.limit(session, grants)
             try:
                 run = runs.get(session, run_id)
-            except NotFound:  # moved to another project: app.http.active_requests ends the stream
+            except NotFound:
+                if not runs.states(session, [run_id]):
+                    raise
+                # Moved to another project: app.http.active_requests ends the stream.
                 return None
             if run.status != Status.QUEUED:
                 mark, marked_at = waiting_mark(session, run, settings), -math.inf
@@ -112,17 +117,23 @@ def of_run(
     return poll
 
 
-def change_of_run(states: RunStates, run_id: int) -> HasChanged:
-    """Return the function that compares a cursor with the run's state."""
+def watching_run(states: RunStates, run_id: int) -> Watching:
+    """Return the function that compares cursors with the run's state."""
 
-    async def has_changed(cursor: str) -> bool:
-        since = series.Cursor.parse(cursor)
-        state = await states.state(run_id)
-        is_training = state.status not in (Status.QUEUED, *ENDED)
-        seen = (since.revision, since.waiting)
-        return not is_training or (state.revision, state.silent_seconds) != seen
+    def watching(
+        cursors: Collection[str], wake: Callable[[], object]
+    ) -> AbstractContextManager[None]:
+        parsed = map(series.Cursor.parse, cursors)
+        seen = {(since.revision, since.waiting) for since in parsed}
 
-    return has_changed
+        def has_changed(state: State | None) -> bool:
+            if state is None or state.status in (Status.QUEUED, *ENDED):
+                return True
+            return seen != {(state.revision, state.silent_seconds)}
+
+        return states.watching(run_id, has_changed, wake)
+
+    return watching
 
 
 def _the_end(cursor: str) -> Update:
@@ -132,7 +143,8 @@ def _the_end(cursor: str) -> Update:
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
     """Return a mark of the pending reason on a run's page, or of a watched run's silence."""
     if run.status != Status.QUEUED:
-        return runs.states(session, [run.id])[run.id].silent_seconds
+        is_watched = run.last_report_at is not None
+        return runs.states(session, [run.id])[run.id].silent_seconds if is_watched else 0
     queue = Queue.read(session)
     reason = pending_reasons.reason(run, queue, **settings.per_user)
     return pending_reasons.mark(reason.text, queue.places.get(run.id, 0))
@@ -282,11 +294,12 @@ def skipped_steps(
     """
     skips = series.skips(session, run_id, most=SKIPS_SHOWN, steps=steps)
     shown = {skip.step for skip in skips}
-    replays, retries = (
-        {row.step: row.content for row in artifacts.diagnoses(session, run_id, kind, steps=shown)}
-        for kind in ("replay", "retry")
-    )
-    return [SkippedStep(skip, replays.get(skip.step), retries.get(skip.step)) for skip in skips]
+    rows = artifacts.diagnoses(session, run_id, "replay", "retry", steps=shown)
+    found = {(row.kind, row.step): row.content for row in rows}
+    return [
+        SkippedStep(skip, found.get(("replay", skip.step)), found.get(("retry", skip.step)))
+        for skip in skips
+    ]
 
 
 def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:

@@ -22,7 +22,6 @@ from db.runs import runs
 router = APIRouter(prefix="/runs", tags=["live"])
 
 EVERYTHING = ",".join(run_updates.PARTS)
-RUN_SECONDS = 0.05
 LIST_SECONDS = 0.5
 
 After = Annotated[str, Query(description="Cursor of the last received event")]
@@ -94,11 +93,6 @@ async def stream_run(
     )
     # Viewers of the same parts and projects share a poll; all pages request the same parts.
     subject = " ".join((f"run {run_id}", *requested, str(principal.grants.projects), str(chosen)))
-    async for event in live.stream(
-        subject,
-        last_event_id or after,
-        poll,
-        seconds=RUN_SECONDS,
-        has_changed=run_updates.change_of_run(states, run_id),
-    ):
+    watching = run_updates.watching_run(states, run_id)
+    async for event in live.stream(subject, last_event_id or after, poll, watching=watching):
         yield event

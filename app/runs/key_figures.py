@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from functools import cache
+from typing import Any, Self
 
-from sqlalchemy import func, select
+from sqlalchemy import Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from app.html.formats import count
-from db.tables import ENDED, Run, ScalerEvent, Step
-from db.telemetry import latest_metrics, series
+from db.tables import ENDED, LatestMetric, Run, ScalerEvent, Step
+from db.telemetry import frozen_steps, latest_metrics, series
 from halfstep.telemetry.flags import SKIPPED
 
 #: Names of the metric that is the second tile, the first that a run has; else `first_name`.
@@ -79,8 +80,9 @@ class ScalerCard:
 
 def key_figures(session: Session, run: Run) -> KeyFigures:
     """Return the figures as of the run's last step."""
-    last = session.get(Step, (run.id, run.step)) if run.step else None
-    norm, clipped = (last.grad_norm, last.grad_norm_clipped) if last else (None, None)
+    at = {"first": run.step, "last": run.step, "most": 1}
+    last = frozen_steps.read_rows(session, run.id, **at) if run.step else []
+    norm, clipped = (last[0].grad_norm, last[0].grad_norm_clipped) if last else (None, None)
     return KeyFigures(
         loss_note=f"step {count(run.step)}" if last else "",
         metric=_metric(session, run),
@@ -111,19 +113,27 @@ def scaler_card(session: Session, run: Run) -> ScalerCard:
 
 
 def _norm_note(norm: float | None, clipped: float | None) -> str:
-    if norm is None or clipped is None:
+    if norm is None or clipped is None or clipped >= norm:
         return ""
-    return f"clipped to {clipped:.4g}" if clipped < norm else "not clipped"
+    return f"clipped to {clipped:.4g}"
 
 
 def _metric(session: Session, run: Run) -> MetricFigure | None:
-    points = latest_metrics.points(session, [run.id], VALIDATION_LOSSES)[run.id]
-    name = next(filter(points.__contains__, VALIDATION_LOSSES), None)
-    name = name or session.scalar(latest_metrics.first_name(run.id))
-    if name is None:
-        return None
-    point = points.get(name) or latest_metrics.points(session, [run.id], [name])[run.id][name]
-    return MetricFigure(name, point.value, f"step {count(point.step)}")
+    connection, given = session.connection(), {"run_id": run.id}
+    losses, first = _metric_queries()
+    row = connection.execute(losses, given).first() or connection.execute(first, given).first()
+    return MetricFigure(row.name, row.value, f"step {count(row.step)}") if row else None
+
+
+@cache
+def _metric_queries() -> tuple[Any, Any]:
+    """Return the queries of the latest point of the first validation loss, and of other metrics."""
+    run_id, point = bindparam("run_id", type_=Integer()), (LatestMetric.step, LatestMetric.value)
+    first = latest_metrics.first_name(run_id).add_columns(*point)
+    order = case({name: n for n, name in enumerate(VALIDATION_LOSSES)}, value=LatestMetric.name)
+    losses = select(LatestMetric.name, *point).where(LatestMetric.run_id == run_id)
+    losses = losses.where(LatestMetric.name.in_(VALIDATION_LOSSES)).order_by(order).limit(1)
+    return losses, first
 
 
 def _growth_interval(run: Run) -> int | None:
@@ -139,9 +149,15 @@ def _scale_note(session: Session, run: Run) -> str:
     ceiling = run.settings["scaler"].get("ceiling")
     if ceiling is not None and run.scale is not None and run.scale >= ceiling:
         return "at its ceiling"
-    query = select(func.max(ScalerEvent.step)).where(ScalerEvent.run_id == run.id)
-    at = (session.scalar(query) or 0) + interval
+    last = session.connection().scalar(_last_event_query(), {"run_id": run.id})
+    at = (last or 0) + interval
     return f"may grow after {count(at)}" if at > run.step else ""
+
+
+@cache
+def _last_event_query() -> Any:
+    query = select(func.max(ScalerEvent.step))
+    return query.where(ScalerEvent.run_id == bindparam("run_id"))
 
 
 def _streak(steps: Sequence[int]) -> int:

@@ -106,13 +106,13 @@ def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
 
 
 def diagnoses(
-    session: Session, run_id: int, kind: str, *, steps: Collection[int] | None = None
+    session: Session, run_id: int, *kinds: str, steps: Collection[int] | None = None
 ) -> list[Diagnosis]:
-    """List a run's diagnoses of one kind, in order of step: all, or those of some steps.
+    """List a run's diagnoses of some kinds, in order of step: all, or those of some steps.
 
-    kind: histogram, replay, retry, shapes, schedule, spike or failed_diagnosis.
+    kinds: such as histogram, replay, retry, shapes, schedule, spike or failed_diagnosis.
     """
-    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
+    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind.in_(kinds))
     if steps is not None:
         query = query.where(Diagnosis.step.in_(steps))
     return list(session.scalars(query.order_by(Diagnosis.step)))

@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, fixes, precision_findings, weights_findings
@@ -386,16 +387,18 @@ def _is_unwell(evidence: Evidence) -> bool:
 
 
 def _lost_losses(session: Session, run: Run) -> int:
-    # Without the hint SQLite reads all steps instead of this partial index.
-    query = (
-        select(func.count(Step.step))
-        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
-        .where(Step.run_id == run.id, FLAGGED["nonfinite"])
-        .where(Step.flags.op("&")(SKIPPED) == 0)
-    )
     # Without a scaler a bad update is always applied, which other findings report.
-    unscaled = groups.variant(run.settings) != "fp16"
-    return 0 if unscaled else session.scalar(query) or 0
+    if groups.variant(run.settings) != "fp16":
+        return 0
+    return session.connection().scalar(_lost_losses_query(), {"run_id": run.id}) or 0
+
+
+@cache
+def _lost_losses_query() -> Select[Any]:
+    # Without the hint SQLite reads all steps instead of this partial index.
+    query = select(func.count(Step.step)).with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+    is_lost = (FLAGGED["nonfinite"], Step.flags.op("&")(SKIPPED) == 0)
+    return query.where(Step.run_id == bindparam("run_id"), *is_lost)
 
 
 def _nan_steps(session: Session, run: Run) -> int:

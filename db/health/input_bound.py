@@ -43,7 +43,7 @@ def data_waits(session: Session, run_ids: Collection[int]) -> dict[int, DataWait
     """Return the data waits of runs, in one query, without those that are unknown."""
     return {
         run_id: DataWait(steps, count, float(data_us) / max(float(step_us), 1.0))
-        for run_id, steps, count, data_us, step_us in session.execute(
+        for run_id, steps, count, data_us, step_us in session.connection().execute(
             _sums_query(), {"run_ids": list(run_ids)}
         )
     }

@@ -63,10 +63,15 @@ def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
         if run.last_flags & NONFINITE_LOSS
         and not run.last_flags & (SKIPPED | NOT_STEPPED | NORM_OVERFLOW)
     ]
-    norms = select(Step.run_id, Step.grad_norm).join(Run, Run.id == Step.run_id)
-    norms = norms.where(Step.run_id.in_(ids), Step.step == Run.step)
-    rows = session.execute(norms) if ids else ()
+    rows = session.connection().execute(_last_norms_query(), {"run_ids": ids}) if ids else ()
     return {run_id for run_id, norm in rows if norm is None or math.isinf(norm)}  # NULL: NaN
+
+
+@cache
+def _last_norms_query() -> Any:
+    norms = select(Step.run_id, Step.grad_norm).join(Run, Run.id == Step.run_id)
+    mine = Step.run_id.in_(bindparam("run_ids", expanding=True))
+    return norms.where(mine, Step.step == Run.step)
 
 
 def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> ScalingHealth | None:
@@ -141,7 +146,7 @@ class _Latest(NamedTuple):
 def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
     latest = _Latest({}, {})
     ids = {"run_ids": [run.id for run in some_runs]}
-    rows: Iterable[Any] = session.execute(_latest_skips_query(), ids)
+    rows: Iterable[Any] = session.connection().execute(_latest_skips_query(), ids)
     for run_id, step, *end in rows:
         if step is None:
             latest.ends[run_id] = end

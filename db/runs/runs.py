@@ -460,7 +460,13 @@ def with_settings(session: Session, run_ids: Collection[int]) -> list[Run]:
 def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:
     """Return a run with its owner's name. Raises NotFound."""
     run = get(session, run_id)
-    return run, session.get_one(User, run.owner_id).name
+    owner = session.connection().scalar(_name_query(), {"user_id": run.owner_id})
+    return run, owner
+
+
+@cache
+def _name_query() -> Any:
+    return select(User.name).where(User.id == bindparam("user_id"))
 
 
 def forks(session: Session, run_id: int) -> list[Run]:
@@ -514,7 +520,8 @@ def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Pr
     """Return the progress of runs and the database's time."""
     unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
     query = _progress(retrying=bool(retrying))
-    rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
+    given = {"run_ids": list(unskipped), "retrying": retrying}
+    rows = session.connection().execute(query, given).all()
     progress = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
     return progress, rows[0][3] if rows else 0.0
 
@@ -543,13 +550,28 @@ def _statuses() -> Select[Any]:
     return query.order_by(RunStatus.id)
 
 
-def last_change(session: Session, run_id: int) -> RunStatus | None:
-    """Return the history entry of a run's last status change, ignoring later remarks."""
-    mine = RunStatus.run_id == run_id
-    status = select(Run.status).where(Run.id == run_id).scalar_subquery()
-    before = select(func.max(RunStatus.id)).where(mine, RunStatus.status != status)
-    since = select(RunStatus).where(mine, RunStatus.id > func.coalesce(before.scalar_subquery(), 0))
-    return session.scalar(since.order_by(RunStatus.id).limit(1))
+class StatusChange(NamedTuple):
+    """A change of a run's status."""
+
+    time: float
+    reason: str | None
+    failure_kind: str | None
+
+
+def last_change(session: Session, run_id: int) -> StatusChange | None:
+    """Return the last status change of a run, ignoring later remarks."""
+    row = session.connection().execute(_last_change(), {"run_id": run_id}).one_or_none()
+    return StatusChange(*row) if row else None
+
+
+@cache
+def _last_change() -> Any:
+    table, run_id = RunStatus.__table__.c, bindparam("run_id", type_=Integer())
+    mine = table.run_id == run_id
+    status = select(Run.__table__.c.status).where(Run.id == run_id).scalar_subquery()
+    before = select(func.max(table.id)).where(mine, table.status != status).scalar_subquery()
+    since = select(*(table[name] for name in StatusChange._fields))
+    return since.where(mine, table.id > func.coalesce(before, 0)).order_by(table.id).limit(1)
 
 
 def applied(session: Session, run: Run) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    bindparam,
     case,
     delete,
     func,
@@ -156,9 +158,15 @@ def take_back(connection: Connection, run_id: int, *, after: int) -> None:
 
 def nonfinite(session: Session, run_id: int, *, most: int) -> list[tuple[str, int]]:
     """Return name and step of metrics whose latest value is not finite, by name."""
+    given = {"run_id": run_id, "most": most}
+    rows = session.connection().execute(_nonfinite_query(), given)
+    return [(name, step) for name, step in rows]
+
+
+@cache
+def _nonfinite_query() -> Select[str, int]:
     value = LatestMetric.value
     is_nonfinite = or_(value.is_(None), func.abs(value) > LARGEST)
     query = select(LatestMetric.name, LatestMetric.step)
-    query = query.where(LatestMetric.run_id == run_id, is_nonfinite)
-    rows = session.execute(query.order_by(LatestMetric.name).limit(most))
-    return [(name, step) for name, step in rows]
+    query = query.where(LatestMetric.run_id == bindparam("run_id"), is_nonfinite)
+    return query.order_by(LatestMetric.name).limit(bindparam("most"))

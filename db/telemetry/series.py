@@ -110,7 +110,7 @@ def changes(
     After a resume or a rollback the cursor moves back to the step of its checkpoint: clients
     replace their rows from the first step of the changes on.
     """
-    run = session.get(Run, run_id, populate_existing=True)
+    run = session.get(Run, run_id)
     if run is None or (run.revision, waiting) == (since.revision, since.waiting):
         return None
     seen, attempt = since.step, since.attempt
@@ -212,14 +212,20 @@ def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
 
     The query uses the index of skipped steps only instead of reading all scaler events.
     """
+    given = {"run_id": run_id, "most": most}
+    return session.connection().scalar(_first_skip_query(), given) or 0
+
+
+@cache
+def _first_skip_query() -> Select[Any]:
     latest = (
         select(Step.step)
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
-        .where(Step.run_id == run_id, FLAGGED["skipped"])
+        .where(Step.run_id == bindparam("run_id"), FLAGGED["skipped"])
         .order_by(Step.step.desc())
-        .limit(most)
+        .limit(bindparam("most"))
     )
-    return session.scalar(select(func.min(latest.subquery().c.step))) or 0
+    return select(func.min(latest.subquery().c.step))
 
 
 def sparklines(
@@ -298,7 +304,7 @@ def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
 
 def newest_rows(session: Session, run_id: int) -> Row[Any]:
     """Return the largest step and the largest key of each of KEYS, by name; 0 without rows."""
-    return session.execute(_newest_query(), {"run_id": run_id}).one()
+    return session.connection().execute(_newest_query(), {"run_id": run_id}).one()
 
 
 @cache

@@ -29,27 +29,26 @@ class StoredEvents:
 
     def latest(self, kind: type[E], *, most: int) -> list[E]:
         """Return the latest events of a kind, the latest first."""
-        query = select(Diagnosis.content).order_by(Diagnosis.step.desc()).limit(most)
-        return self._read(query, kind)
+        return self._read(kind, _latest_query(), most=most)
 
     def first(self, kind: type[E], *, most: int) -> list[E]:
         """Return the first events of a kind, in order of step."""
-        query = select(Diagnosis.content).order_by(Diagnosis.step).limit(most)
-        return self._read(query, kind)
+        return self._read(kind, _first_query(), most=most)
 
     def of_step(self, kind: type[E], step: int) -> E | None:
         """Return the event of a kind that belongs to a step; None if there is none."""
-        query = select(Diagnosis.content).where(Diagnosis.step == step)
-        return next(iter(self._read(query, kind)), None)
+        return next(iter(self._read(kind, _of_step_query(), step=step)), None)
 
-    def _read(self, query: Select[JsonObject], kind: type[E]) -> list[E]:
+    def _read(self, kind: type[E], query: Select[JsonObject], **given: int) -> list[E]:
         """Return the events, without those that this version cannot read, which are logged."""
         tag = str(kind.__struct_config__.tag)
         if tag not in self._kinds:
             return []
-        query = query.where(Diagnosis.run_id == self._run_id, Diagnosis.kind == tag)
         events: list[E] = []
-        for content in self._session.scalars(query):
+        rows = self._session.connection().execute(
+            query, {"run_id": self._run_id, "kind": tag, **given}
+        )
+        for content in rows.scalars():
             try:
                 events.append(msgspec.convert(content, kind))
             except msgspec.ValidationError as error:
@@ -59,7 +58,28 @@ class StoredEvents:
 
 def kinds(session: Session, run_id: int) -> frozenset[str]:
     """Return the kinds of a run's diagnoses, by one index search for each."""
-    return frozenset(session.scalars(_kinds_query(), {"run_id": run_id}))
+    rows = session.connection().execute(_kinds_query(), {"run_id": run_id})
+    return frozenset(rows.scalars())
+
+
+def _of_kind() -> Select[JsonObject]:
+    mine = (Diagnosis.run_id == bindparam("run_id"), Diagnosis.kind == bindparam("kind"))
+    return select(Diagnosis.content).where(*mine)
+
+
+@cache
+def _latest_query() -> Select[JsonObject]:
+    return _of_kind().order_by(Diagnosis.step.desc()).limit(bindparam("most"))
+
+
+@cache
+def _first_query() -> Select[JsonObject]:
+    return _of_kind().order_by(Diagnosis.step).limit(bindparam("most"))
+
+
+@cache
+def _of_step_query() -> Select[JsonObject]:
+    return _of_kind().where(Diagnosis.step == bindparam("step"))
 
 
 @cache

@@ -288,6 +288,25 @@ def test_a_session_shows_no_row_of_a_run_that_its_user_may_not_see(
                     assert found <= run_ids, table
 
 
+def test_a_session_shows_the_projects_of_its_own_user(
+    database: Database, installed: Installation
+) -> None:
+    """Whatever sessions of others showed before, and a role counts from the next session on."""
+
+    def shown(name: str) -> set[str]:
+        with database.reading() as session:
+            permissions.limit(session, permissions.grants(session, installed.users[name]))
+            return {run.project for run in session.scalars(select(Run))}
+
+    assert [shown(name) for name in ("viewer", "outsider") * 2] == [{HIDDEN}, {OPEN}] * 2
+    with database.writing() as session:
+        projects.set_role(session, installed.users["viewer"], OPEN, MEMBER)
+    assert shown("viewer") == {HIDDEN, OPEN}
+    with database.writing() as session:
+        projects.take_role(session, installed.users["viewer"], OPEN)
+    assert shown("viewer") == {HIDDEN}
+
+
 def test_a_run_is_compared_with_runs_of_permitted_projects(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:

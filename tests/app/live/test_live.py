@@ -1,7 +1,9 @@
 """Live streams: no viewer misses a change, and viewers with the same cursor share a query."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from threading import Event
 
 import pytest
 from fastapi.sse import ServerSentEvent
@@ -124,6 +126,85 @@ def test_a_run_without_viewers_costs_nothing() -> None:
             await asyncio.sleep(0)
         again = await _open(live, story)
         assert (await anext(again)).raw_data == "1"
+
+    _run(play)
+
+
+class Watched:
+    """A subject that is polled when it is woken."""
+
+    def __init__(self) -> None:
+        self.cursors: list[set[str]] = []  # of each watch
+        self.wake: Callable[[], object] | None = None  # while it is watched
+
+    @contextmanager
+    def watching(self, cursors: Collection[str], wake: Callable[[], object]) -> Iterator[None]:
+        self.cursors.append(set(cursors))
+        self.wake = wake
+        yield
+        self.wake = None
+
+    async def open(self, live: Live, story: Story, cursor: str) -> Stream:
+        stream = live.stream("story", cursor, story.look, watching=self.watching)
+        await anext(stream)
+        return stream
+
+
+def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
+    """And when a viewer comes; the task ends with the last viewer."""
+
+    async def play(live: Live, story: Story) -> None:
+        watched = Watched()
+        story.last = 1
+        ahead = await watched.open(live, story, "1")
+        first = asyncio.ensure_future(anext(ahead))
+        while watched.wake is None:
+            await asyncio.sleep(0)
+        story.last = 2
+        assert (watched.cursors, story.looks) == ([{"1"}], ["1"])
+        watched.wake()
+        assert (await first).raw_data == "2"
+        behind = await watched.open(live, story, "0")
+        assert (await anext(behind)).raw_data == "1,2"
+        while watched.wake is None:
+            await asyncio.sleep(0)
+        assert watched.cursors[-1] == {"2"}
+        await ahead.aclose()  # type: ignore[attr-defined]
+        assert live.subjects
+        await behind.aclose()  # type: ignore[attr-defined]
+        while live.subjects:
+            await asyncio.sleep(0)
+        assert watched.wake is None
+
+    _run(play)
+
+
+def test_a_viewer_that_comes_during_a_poll_of_a_watched_subject_is_not_forgotten() -> None:
+    """It is polled next, without a change."""
+
+    async def play(live: Live, story: Story) -> None:
+        watched, is_polling, has_come = Watched(), Event(), Event()
+
+        class Slow(Story):
+            def look(self, cursor: str) -> Update | None:
+                is_polling.set()
+                assert has_come.wait(20)
+                return super().look(cursor)
+
+        slow = Slow()
+        slow.last = 1
+        ahead = await watched.open(live, slow, "1")
+        waiting = asyncio.ensure_future(anext(ahead))
+        while not is_polling.is_set():
+            await asyncio.sleep(0)
+        behind = await watched.open(live, slow, "0")
+        received = asyncio.ensure_future(anext(behind))
+        await asyncio.sleep(0)
+        has_come.set()
+        assert (await received).raw_data == "1"
+        live.close()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
 
     _run(play)
 

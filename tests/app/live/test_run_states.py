@@ -1,15 +1,16 @@
-"""States of followed runs: one query for all of them, and no change is missed."""
+"""States of watched runs: one query for all of them, and no change is missed."""
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from app.live import run_updates
-from app.live.run_states import FOLLOWED_SECONDS, FRESH_SECONDS, RunStates
+from app.live.run_states import RunStates
 from db.database import Database
-from db.errors import NotFound
 from db.queue import queue
 from db.runs import history, runs
 from db.runs.runs import State
@@ -21,150 +22,168 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
 
-class Clock:
-    """A clock that stands still until it is set."""
+class Noted(RunStates):
+    """Reads without a pause, and records the runs of each query."""
 
-    now = 0.0
+    def __init__(self, database: Database) -> None:
+        super().__init__(database, seconds=0)
+        self.queries: list[set[int]] = []
 
-    def __call__(self) -> float:
-        return self.now
+    async def read(self, run_ids: set[int]) -> None:
+        """Wait until a query of these runs has begun and been evaluated from now on."""
+        before = len(self.queries)
+        while run_ids not in self.queries[before:-1]:
+            await asyncio.sleep(0)
+
+    async def has_stopped(self) -> None:
+        """Wait until nothing is read."""
+        while self._reading is not None and not self._reading.done():
+            await asyncio.sleep(0)
+
+    def _query(self, run_ids: set[int]) -> dict[int, State]:
+        self.queries.append(run_ids)
+        return super()._query(run_ids)
 
 
-def test_runs_that_are_followed_at_once_share_a_query(
+def _play(play: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await play()
+
+    asyncio.run(limited())
+
+
+def _is_running(state: State | None) -> bool:
+    return state is not None and state.status == Status.RUNNING
+
+
+def test_runs_that_are_watched_at_once_share_a_query(
     database: Database, ada: User, offered: None
 ) -> None:
-    """However many runs are followed, one query per interval reads those that still are."""
+    """However many runs are watched, one query reads those that still are, or none."""
     run_ids = [start_run(database, ada).id for _ in range(3)]
-    clock = Clock()
+    states = Noted(database)
 
-    async def play() -> list[int]:
-        states, queries = RunStates(database, clock), []
+    async def play() -> None:
+        with noted(database) as statements:
+            with ExitStack() as watches:
+                woken = [asyncio.Event() for _ in run_ids]
+                for run_id, event in zip(run_ids, woken, strict=True):
+                    watches.enter_context(states.watching(run_id, _is_running, event.set))
+                for event in woken:
+                    await event.wait()
+            await states.has_stopped()
+        assert len(statements) == len(states.queries)
+        assert states.queries[0] == {*run_ids}
+        with states.watching(run_ids[0], _is_running, lambda: None):
+            with states.watching(run_ids[1], _is_running, lambda: None):
+                await states.read({*run_ids[:2]})
+            await states.read({run_ids[0]})
 
-        async def ask(asked: list[int]) -> None:
-            with noted(database) as statements:
-                found = await asyncio.gather(*map(states.state, asked))
-            assert [each.status for each in found] == [Status.RUNNING] * len(asked)
-            queries.append(len(statements))
-
-        await ask(run_ids)
-        await ask(run_ids)
-        clock.now += 2 * FRESH_SECONDS
-        await ask(run_ids)
-        clock.now += FOLLOWED_SECONDS + FRESH_SECONDS
-        await ask(run_ids[:1])
-        await ask(run_ids[1:2])  # it was no longer followed, so that it has no state
-        return queries
-
-    assert asyncio.run(play()) == [1, 0, 1, 1, 1]
+    _play(play)
 
 
-def test_a_slow_database_is_read_once_for_all(database: Database, ada: User, offered: None) -> None:
-    """However long a query takes, a run that is requested meanwhile is part of the next one."""
-    run_ids = [start_run(database, ada).id for _ in range(3)]
-    clock = Clock()
+def test_a_run_that_is_watched_during_a_query_is_part_of_the_next_one(
+    database: Database, ada: User, offered: None
+) -> None:
+    """Its state is not taken for unknown."""
+    runs_watched = [start_run(database, ada).id for _ in range(2)]
+    has_begun, is_watched = threading.Event(), threading.Event()
 
-    are_requested = threading.Event()
+    class Slow(Noted):
+        """Each query waits until the second run is watched."""
 
-    class Slow(RunStates):
-        """Each query takes an hour, and the first until all runs are requested."""
-
-        def _query(self, run_ids: list[int]) -> dict[int, State | None]:
-            assert are_requested.wait(60)
-            clock.now += 3600
+        def _query(self, run_ids: set[int]) -> dict[int, State]:
+            has_begun.set()
+            assert is_watched.wait(60)
             return super()._query(run_ids)
 
-    async def play() -> int:
-        states = Slow(database, clock)
-        with noted(database) as statements:
-            first = asyncio.create_task(states.state(run_ids[0]))
-            while states._reading is None:
+    states, seen = Slow(database), []
+
+    def note(state: State | None) -> bool:
+        seen.append(state)
+        return True
+
+    async def play() -> None:
+        woken = asyncio.Event()
+        with states.watching(runs_watched[0], _is_running, lambda: None):
+            while not has_begun.is_set():
                 await asyncio.sleep(0)
-            others = [asyncio.create_task(states.state(run_id)) for run_id in run_ids[1:]]
-            await asyncio.sleep(0)  # they wait for the query that is under way
-            are_requested.set()
-            await asyncio.gather(first, *others)
-        return len(statements)
+            with states.watching(runs_watched[1], note, woken.set):
+                is_watched.set()
+                await woken.wait()
 
-    assert asyncio.run(play()) == 2
+    _play(play)
+    assert states.queries[:2] == [{runs_watched[0]}, set(runs_watched)]
+    assert all(map(_is_running, seen))
 
 
-def test_a_failed_query_fails_for_all_that_wait_and_is_tried_again(
-    database: Database, running: Run
+@pytest.mark.parametrize("error", [OperationalError("SELECT", {}, Exception("away")), KeyError()])
+def test_a_failed_query_is_logged_and_repeated(
+    database: Database, running: Run, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """During an outage followers do not wait for one another's timeouts."""
-    failures = []
+    """Streams outlive an outage of the database, and an error of another kind too."""
+    errors = [error]
 
-    class Failing(RunStates):
+    class Failing(Noted):
         """The first query fails."""
 
-        def _query(self, run_ids: list[int]) -> dict[int, State | None]:
-            if not failures:
-                failures.append(run_ids)
-                raise OperationalError("SELECT", {}, Exception("away"))
+        def _query(self, run_ids: set[int]) -> dict[int, State]:
+            if errors:
+                raise errors.pop()
             return super()._query(run_ids)
 
     async def play() -> None:
-        states = Failing(database)
-        both = await asyncio.gather(
-            states.state(running.id), states.state(running.id), return_exceptions=True
-        )
-        assert [type(each) for each in both] == [OperationalError] * 2
-        assert (await states.state(running.id)).status == Status.RUNNING
+        woken = asyncio.Event()
+        with Failing(database).watching(running.id, _is_running, woken.set):
+            await woken.wait()
 
-    asyncio.run(play())
+    _play(play)
+    assert "live streams wait" in caplog.text or "cannot be read" in caplog.text
 
 
 def test_a_change_is_seen_and_an_idle_run_is_not_polled(database: Database, running: Run) -> None:
     """A cursor of all recorded data has no changes until a step, or the end, is recorded."""
-
-    def cursor() -> str:
-        with database.reading() as session:
-            return str(history.cursor_now(session, runs.get(session, running.id)))
-
-    clock = Clock()
+    states = Noted(database)
+    watching = run_updates.watching_run(states, running.id)
 
     async def play() -> None:
-        has_changed = run_updates.change_of_run(RunStates(database, clock), running.id)
+        async def wakes(*cursors: str) -> bool:
+            woken = asyncio.Event()
+            with watching(cursors, woken.set):
+                await states.read({running.id})
+            return woken.is_set()
 
-        async def later() -> bool:
-            clock.now += 2 * FRESH_SECONDS
-            return await has_changed(cursor_seen)
-
-        cursor_seen = cursor()
-        assert not await later()
+        before = _cursor(database, running)
+        assert not await wakes(before)
         record(database, running, make_steps([1.0]))
-        assert await later()
-        cursor_seen = cursor()
-        assert not await later()
+        assert await wakes(before)
+        now = _cursor(database, running)
+        assert not await wakes(now)
+        assert await wakes(now, before)
         with database.writing() as session:
             queue.end(session, running.id, running.attempt, Status.FINISHED)
-        assert await later()
-        cursor_seen = cursor()
-        assert await later()  # an ended run is always polled: its stream ends
+        assert await wakes(now)
+        assert await wakes(_cursor(database, running))  # an ended run is polled: its stream ends
 
-    asyncio.run(play())
-
-
-def test_a_queued_run_is_always_polled(database: Database, ada: User) -> None:
-    """Its pending reason changes with other runs."""
-    run = submit(database, ada)
-
-    async def play() -> None:
-        has_changed = run_updates.change_of_run(RunStates(database), run.id)
-        with database.reading() as session:
-            cursor = str(history.cursor_now(session, runs.get(session, run.id)))
-        assert await has_changed(cursor)
-
-    asyncio.run(play())
+    _play(play)
 
 
-def test_an_unknown_run_is_an_error(database: Database, running: Run) -> None:
-    """It affects no other run."""
+def test_a_queued_run_and_an_unknown_one_are_always_polled(
+    database: Database, ada: User, running: Run
+) -> None:
+    """The pending reason of the first changes with other runs; the poll of the second fails."""
+    states, run = Noted(database), submit(database, ada)
 
     async def play() -> None:
-        states = RunStates(database)
-        with pytest.raises(NotFound):
-            await states.state(running.id + 1)
-        assert (await states.state(running.id)).status == Status.RUNNING
+        for run_id, cursor in ((run.id, _cursor(database, run)), (run.id + 1, "")):
+            woken = asyncio.Event()
+            with run_updates.watching_run(states, run_id)([cursor], woken.set):
+                await woken.wait()
 
-    asyncio.run(play())
+    _play(play)
+
+
+def _cursor(database: Database, run: Run) -> str:
+    with database.reading() as session:
+        return str(history.cursor_now(session, runs.get(session, run.id)))

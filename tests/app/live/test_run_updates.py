@@ -9,7 +9,9 @@ import pytest
 from sqlalchemy.orm import Session
 
 from app.live import run_updates
+from db.access.permissions import Grants
 from db.database import Database
+from db.errors import NotFound
 from db.files import artifacts, checkpoints
 from db.queue import pending_reasons, queue, run_control, workers
 from db.runs import runs
@@ -226,6 +228,16 @@ def test_a_cursor_that_makes_no_sense_is_none(
     for cursor in ("", "x", "9-9.x-.7", "1.2.3", "²", "9" * 30, "1.²-1." + "9" * 18 + "-1"):
         assert run_updates.of_list(database, settings)(cursor) is not None
         assert run_updates.of_run(database, settings, running.id)(cursor) is not None
+
+
+def test_the_poll_of_a_run_that_was_deleted_for_good_fails(
+    database: Database, settings: Settings, running: Run
+) -> None:
+    """Its stream ends; one of a run that the viewer no longer sees is ended by its permission."""
+    hidden = Grants(0, False, {})
+    assert run_updates.of_run(database, settings, running.id, grants=hidden)("") is None
+    with pytest.raises(NotFound):
+        run_updates.of_run(database, settings, running.id + 1, grants=hidden)("")
 
 
 def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
