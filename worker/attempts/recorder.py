@@ -199,17 +199,17 @@ class Recorder:
         keys = [self._store_files(event.files, meanwhile) for event in recording.checkpoints]
         artifact_keys = self._store_files(recording.artifacts, meanwhile)
         self._store_blobs(meanwhile)
-        retired: list[str] = []
+        pruned: list[str] = []
         with self._database.writing() as session:
             recording.write(session, keys, artifact_keys, self._blob_keys)
             if recording.checkpoints:
-                retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
+                pruned = checkpoints.prune(session, self._run_id, self._attempt, self._policy)
         # Rows first: no row may refer to a deleted file.
         if self._is_in_place:
-            delete_files(self._store, retired)
+            delete_files(self._store, pruned)
         else:
-            self._uploads.retire(retired)
-        for key in retired:
+            self._uploads.prune(pruned)
+        for key in pruned:
             path = self._settings.data / key
             path.unlink(missing_ok=True)  # for a bucket
             # A folder of shards, of which this may be the last.
@@ -301,7 +301,7 @@ class Recorder:
             return all(self._is_ours(file) for file in item.files)
         if not isinstance(item, Artifact | Checkpoint):
             return True
-        # Read a second time, after a crash, a checkpoint may have been retired by now.
+        # Read a second time, after a crash, a checkpoint may have been pruned by now.
         return all(self._is_ours(file) for file in files_of(item))
 
     def _is_ours(self, file: File) -> bool:
