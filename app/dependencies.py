@@ -22,8 +22,8 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: connection, and on SQLite the write lock, while it moves between threads: with as many of them as
 #: threads (40) or pooled connections (55), the server would deadlock.
 TURNS = 30
-#: Concurrent pieces of watched runs, in threads of their own: each of the 40 shared threads would
-#: keep the memory of its largest piece.
+#: Concurrent upload chunks, in threads of their own: each of the 40 shared threads would keep the
+#: memory of its largest chunk.
 INGESTING = 3
 #: Passwords verified concurrently; each takes 64 MiB and all cores.
 HASHING = 4

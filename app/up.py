@@ -1,7 +1,7 @@
 """`halfstep up`: the server and a worker of one machine.
 
 The worker is forked before the server's modules are loaded, so that it loads torch meanwhile. It
-touches neither database nor files until the server listens.
+touches neither database nor files until the database is migrated and the port is bound.
 """
 
 import multiprocessing
@@ -24,18 +24,20 @@ def up() -> None:
     """Start server and worker on this machine, and print a sign-in link."""
     close_to_others()
     Settings.read()  # invalid ones are reported once, and not by the worker, too
-    begins, begin = os.pipe()
+    start_read, start_write = os.pipe()
     # Killed with this process, to release its name for the next worker, which continues its runs.
-    worker = multiprocessing.get_context("fork").Process(target=_work, args=(begins, begin))
+    worker = multiprocessing.get_context("fork").Process(
+        target=_work, args=(start_read, start_write)
+    )
     on_signals(_exit)
     worker.start()
-    os.close(begins)
+    os.close(start_read)
     try:
         with loading_modules():
             from app import commands, server_of_up  # takes a second
 
         installation = commands.prepare()
-        os.write(begin, b"\n")
+        os.write(start_write, b"\n")
         try:
             server_of_up.serve(installation, worker)
         finally:
@@ -50,15 +52,15 @@ def up() -> None:
         raise typer.Exit(1)
 
 
-def _work(begins: int, begin: int) -> None:
+def _work(start_read: int, start_write: int) -> None:
     """Be the worker, in a session of its own: a Ctrl-C reaches it only once, from its parent."""
     os.setsid()
     end_with_parent()
     on_signals(signal.SIG_DFL)
-    os.close(begin)
-    os.dup2(begins, 0)
-    os.close(begins)
-    cli.main(["worker", "--held"])
+    os.close(start_write)
+    os.dup2(start_read, 0)
+    os.close(start_read)
+    cli.main(["worker", "--wait-for-start"])
 
 
 def _exit(*_signal: Any) -> None:

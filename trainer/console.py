@@ -304,7 +304,7 @@ def print_event(event: Event) -> None:
             )
         case events.Replay(step=step):
             _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event.notes)}")
-        case events.Poison(step=step, buffers=names):
+        case events.NonfiniteBuffers(step=step, buffers=names):
             _print(f"step {step:>6}  left an inf or NaN in {', '.join(names)}")
         case events.Shapes(layers=layers):
             _print(f"misses tensor cores, its sizes no multiples of 8: {', '.join(layers)}")

@@ -15,7 +15,7 @@ from halfstep.telemetry.event_codec import BadEvent, encode
 from halfstep.telemetry.events import Event, Metric
 from trainer.checkpoints.artifacts import check_names, files_of
 from trainer.checkpoints.background_writer import Writer
-from trainer.observers import Observer, best_effort, tell_failed
+from trainer.observers import Observer, best_effort, report_failed
 from trainer.optimizers import StepResult
 
 MOST_NAMES = 200  # per step
@@ -110,7 +110,7 @@ class Logged(Observer):
             except BadEvent as error:
                 self._names[name] = False
                 if [*self._names.values()].count(False) <= MOST_REFUSED:
-                    tell_failed(LOGGING, step, error, self._on_event)
+                    report_failed(LOGGING, step, error, self._on_event)
             else:
                 self._names[name] = True
         return self._names[name]

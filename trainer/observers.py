@@ -120,7 +120,7 @@ class Observers:
         for moment, calls in self._calls.items():
             # A new list, because the old one is being iterated.
             self._calls[moment] = [each for each in calls if each[0] != name]
-        tell_failed(name, self._step, error, self._on_event)
+        report_failed(name, self._step, error, self._on_event)
 
 
 @contextmanager
@@ -129,10 +129,12 @@ def best_effort(name: str, step: int, on_event: Callable[[Event], None]) -> Iter
     try:
         yield
     except Exception as error:
-        tell_failed(name, step, error, on_event)
+        report_failed(name, step, error, on_event)
 
 
-def tell_failed(name: str, step: int, error: Exception, on_event: Callable[[Event], None]) -> None:
+def report_failed(
+    name: str, step: int, error: Exception, on_event: Callable[[Event], None]
+) -> None:
     """Report a failed diagnosis: in the run's log with the traceback, and as an event."""
     sys.stderr.write(f"Halfstep: the {name} failed; the run goes on without it.\n")
     sys.stderr.write("".join(traceback.format_exception(error)))

@@ -234,7 +234,7 @@ def make_context(
     training, diagnosis = config.training, config.diagnosis
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
-    batches = Batches(sampler, *make_sources(recipe, sampler, config, device, tell_of_wait))
+    batches = Batches(sampler, *make_sources(recipe, sampler, config, device, report_wait))
     observers = Observers(on_steps, on_event)
 
     # Mixed precision consists of two objects with a switch each. With both off the loop is plain
@@ -377,7 +377,7 @@ def one_at_a_time(
     return partial(in_turn, on_steps), partial(in_turn, on_event)
 
 
-def tell_of_wait(sentence: str) -> None:
+def report_wait(sentence: str) -> None:
     """Write to the run's log that training waits for data, with its workers' stacks."""
     sys.stderr.write(sentence + "\n")
     sys.stderr.flush()

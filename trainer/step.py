@@ -5,7 +5,7 @@ step or skip, update of the scale. trainer.loop calls it.
 
 Shapes: B examples in a micro-batch, A micro-batches in a step, P parameters of an optimizer.
 Counts: an *attempted* step is the step number; the scaler skips some; the others are *applied*.
-The host waits for the device only where a comment says so, and never in a step.
+In a step the host waits for the device only in an unfused optimizer and in an active replay.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

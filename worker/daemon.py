@@ -113,10 +113,10 @@ class Worker:
         while not self.stopping.is_set():
             self._wait_for_notification()
             try:
-                os.utime(lock_path(self.settings, self.only))  # `is_turning` checks this mtime
+                os.utime(lock_path(self.settings, self.only))  # `is_healthy` checks this mtime
                 self._reap()
                 if time.monotonic() >= self.beat_due:
-                    self._beat()
+                    self._send_heartbeat()
                     self._update_recipes()  # checks the recipe files, also once per heartbeat
                     if self.warm:
                         self.warm.check()
@@ -141,7 +141,7 @@ class Worker:
                     break
                 if self.listener.problem not in (None, problem):
                     problem = self.listener.problem
-                    logger.warning("looks at the queue every %g s: %s", TICK_SECONDS, problem)
+                    logger.warning("polls the queue every %g s: %s", TICK_SECONDS, problem)
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
                     delete_checkouts(self.settings, self.database)
@@ -269,7 +269,7 @@ class Worker:
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
         settings = self.settings.model_copy(update={"run_users": users})
         if reason := sandbox.obstacle(settings, recipe_files):
-            logger.warning("the sandbox does not hold: %s", reason)
+            logger.warning("the sandbox is ineffective: %s", reason)
         return reason
 
     def _unavailable_limits(self, devices: int) -> dict[str, str]:
@@ -366,7 +366,7 @@ class Worker:
         except Exception as error:
             if may_pass(error):
                 raise
-            self._set_aside(free)
+            self._fail_unclaimable(free)
         with self.database.writing() as session:
             return self._take(session, free)
 
@@ -386,7 +386,7 @@ class Worker:
         )
         return None if run is None else queue.node(session, run.id, run.attempt)
 
-    def _set_aside(self, free: set[int]) -> None:
+    def _fail_unclaimable(self, free: set[int]) -> None:
         """Fail each queued run whose claim raises, so that others can be claimed."""
         with self.database.reading() as session:
             run_ids = queue.queued(session) if self.only is None else [self.only]
@@ -504,7 +504,7 @@ class Worker:
             return "it left no log"
         return path.read_text(errors="replace")[-8000:]
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Send a heartbeat, apply its reply, and poll for lost runs of other workers."""
         memory = self.warm.memory_bytes() if self.warm else None
         with self.database.single_write() as session:

@@ -21,14 +21,14 @@ def lock_path(settings: Settings, only: int | None = None) -> Path:
     return settings.data / f"worker-{name_of(settings, only)}.lock"
 
 
-def is_turning(settings: Settings) -> bool:
+def is_healthy(settings: Settings) -> bool:
     """Return whether the loop of this machine's worker of this name is running.
 
     Does not query the database: during an outage the worker is healthy and its trainings continue,
     and an orchestrator that replaces unhealthy processes would end them.
     """
     try:
-        turned_at = lock_path(settings).stat().st_mtime
+        touched_at = lock_path(settings).stat().st_mtime
     except FileNotFoundError:
         return False
-    return time.time() - turned_at < LONGEST_TURN_SECONDS
+    return time.time() - touched_at < LONGEST_TURN_SECONDS

@@ -14,7 +14,7 @@ from db.errors import HalfstepError
 from db.settings import Settings
 from halfstep.cli.application import ServingCommand, single
 from halfstep.process import close_to_others, loading_modules
-from worker.names import is_turning
+from worker.names import is_healthy
 from worker.warm_start import WarmProcess
 
 
@@ -28,8 +28,9 @@ def main(
         int | None,
         typer.Option(metavar="RUN", help="Train only this run, and end with it: for clusters"),
     ] = None,
-    held: Annotated[
-        bool, typer.Option("--held", hidden=True, help="Begin at a byte on standard input")
+    wait_for_start: Annotated[
+        bool,
+        typer.Option("--wait-for-start", hidden=True, help="Start at a byte on standard input"),
     ] = False,
 ) -> None:
     """Start a worker: it offers this machine's devices, and trains queued runs.
@@ -37,17 +38,17 @@ def main(
     The server is the one whose database HALFSTEP_DATABASE_URL names. SIGTERM or Ctrl-C ends it.
     """
     close_to_others()
-    if held:
+    if wait_for_start:
         setproctitle.setproctitle("halfstep: worker")
     try:
         settings = Settings.read()
         if check:
-            sys.exit(not is_turning(settings))
+            sys.exit(not is_healthy(settings))
         warm = WarmProcess(settings) if settings.warm_start and only is None else None
         with loading_modules():
             from worker import daemon  # takes more than a second
 
-        if held and not os.read(0, 1):  # `up` has failed
+        if wait_for_start and not os.read(0, 1):  # `up` has failed
             return
         daemon.run(settings, only, warm)
     except HalfstepError as error:

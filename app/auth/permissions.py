@@ -1,6 +1,8 @@
 """Permissions of routes: each route declares the permission that it requires with `requires`.
 
-A route that declares nothing requires an admin. A test walks all routes and fails on one without.
+Only a route with the parameter `SignedIn`, `Uploader` or `AdmittedEarly` (app.auth.authentication)
+checks what it declares: without one it is public. With one and without a declaration it requires an
+admin. Tests walk all routes and fail on one that has no declaration, or needs no sign-in.
 """
 
 from collections.abc import Callable
@@ -86,7 +88,7 @@ def requires(
 
 
 def access_of(endpoint: object) -> Access:
-    """Return what a route requires: an admin if it declares nothing."""
+    """Return what a route declares: an admin if it declares nothing. Checks nothing."""
     access: Access = getattr(endpoint, "access", Access())
     return access
 

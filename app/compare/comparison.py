@@ -160,7 +160,7 @@ class Comparison:
         return [path for path, values in self._differing if _has_several(values)]
 
     @property
-    def _telling(self) -> list[tuple[str, list[Any]]]:
+    def _distinguishing(self) -> list[tuple[str, list[Any]]]:
         """Settings that differ, without the scaler's switch if it follows from the precision."""
         differing = self._differing
         values = dict(differing)
@@ -172,7 +172,7 @@ class Comparison:
     @property
     def legend_settings(self) -> list[tuple[str, list[str]]]:
         """The columns of the legend: settings that differ in short values, and all runs have."""
-        common = [row for row in self._telling if MISSING not in row[1]]
+        common = [row for row in self._distinguishing if MISSING not in row[1]]
         texts = [(path, _short(values)) for path, values in common]
         short = [row for row in texts if max(map(len, row[1])) <= LONG_VALUE]
         return short[: MOST_LEGEND_COLUMNS - len(self.legend_figures)]
@@ -200,10 +200,10 @@ class Comparison:
     def labels(self) -> dict[int, str]:
         """Labels by run id: the values that differ, if few, short and all different; else names."""
         names = [column.label for column in self.columns]
-        values = [_named(path, values) for path, values in self._telling[:MOST_IN_LABEL]]
+        values = [_named(path, values) for path, values in self._distinguishing[:MOST_IN_LABEL]]
         short = [" · ".join(texts) for texts in zip(*values, strict=True)]
         is_short = all(text != "–" and len(text) <= LONG_VALUE for row in values for text in row)
-        has_all = not self.reference and len(self._telling) <= MOST_IN_LABEL and is_short
+        has_all = not self.reference and len(self._distinguishing) <= MOST_IN_LABEL and is_short
         is_unique = len(set(short)) == len(names)
         return dict(zip(self.ids, short if has_all and is_unique else names, strict=True))
 

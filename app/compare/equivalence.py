@@ -49,8 +49,8 @@ class FurtherPairs:
     """
 
     about: int | None  # with the measured standard deviation
-    least: int | None  # with the lower and the upper limit of its interval
-    most: int | None
+    least: int | None  # estimate at the lower limit of the deviation's interval
+    most: int | None  # estimate at its upper limit
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def direction(difference: float, is_low: bool | None) -> Conclusion:
 
 
 def shares_seeds(settings: Sequence[tuple[str, list[Any]]]) -> bool:
-    """Return whether at least two seeds are each of several runs, which differ in a setting.
+    """Return whether two or more seeds are each used by several runs, and another setting differs.
 
     settings: of runs, as a comparison has them.
     """

@@ -194,7 +194,7 @@ def to_start_from(session: Session, config: dict[str, Any]) -> list[CheckpointFi
     return weights_at(session, weights["run"], weights["step"])
 
 
-def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -> list[str]:
+def prune(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -> list[str]:
     """Delete the rows that a run's policy does not retain; return the keys of their files.
 
     policy: the configuration's checkpoints section; keep_last, keep_every_steps and keep_best, each

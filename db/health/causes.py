@@ -30,7 +30,11 @@ NEWEST: tuple[type[StepEvent], ...] = (
     *(events.Uncleared, events.AccumulatedGradients, events.ScalerReplaced, events.NoStep),
     *(events.NoInfChecks, events.Fp16Gradients, events.AdamEps, events.Schedule),
 )
-EARLIEST: tuple[type[StepEvent], ...] = (events.BadInputs, events.FirstNonfinite, events.Poison)
+EARLIEST: tuple[type[StepEvent], ...] = (
+    events.BadInputs,
+    events.FirstNonfinite,
+    events.NonfiniteBuffers,
+)
 SEVERAL: tuple[type[StepEvent], ...] = (events.Origin, events.NoGradient, events.Precision)
 MOST_EVENTS = 50  # of a kind of which several count
 UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
@@ -506,7 +510,7 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     forward = [skip for skip in signs.skips if skip.loss_nonfinite]
     origins = [o for o in signs.several(events.Origin) if o.direction == "forward"]
     is_unwell = signs.health in ("collapsing", "dead") or signs.is_costly
-    buffers = list(precision_findings.nonfinite_buffers(signs.one(events.Poison), words))
+    buffers = list(precision_findings.nonfinite_buffers(signs.one(events.NonfiniteBuffers), words))
     yield from buffers if not is_unwell else ()
     if forward:
         yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)

@@ -178,7 +178,7 @@ def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> I
         yield from _losses(evidence)
     if "nonfinite_buffers" not in named:
         yield from precision_findings.nonfinite_buffers(
-            evidence.signs.one(events.Poison), evidence.words
+            evidence.signs.one(events.NonfiniteBuffers), evidence.words
         )
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return

@@ -50,7 +50,9 @@ def little_headroom(event: events.Headroom | None, words: AdviceWords) -> Iterat
         )
 
 
-def nonfinite_buffers(event: events.Poison | None, words: AdviceWords) -> Iterator[Finding]:
+def nonfinite_buffers(
+    event: events.NonfiniteBuffers | None, words: AdviceWords
+) -> Iterator[Finding]:
     """Yield the finding of the earliest `poison` event."""
     if not event:
         return

@@ -98,8 +98,8 @@ def newest_and_contents(
 ) -> tuple[int, float, Contents, list[Any]]:
     """Return the newest run id, the database's time, the contents of the trash, and numbers.
 
-    The id is that of the newest run outside the trash, or 0.  numbers: what else to select by the
-    same query.
+    The id is that of the newest run outside the trash, or 0.  numbers: further expressions to
+    select by the same query.
     """
     newest = select(func.coalesce(func.max(Run.id), 0)).where(NOT_DELETED).scalar_subquery()
     binned = (select(column).where(IN_TRASH).scalar_subquery() for column in _CONTENTS)

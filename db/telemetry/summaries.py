@@ -20,8 +20,8 @@ class Series(NamedTuple):
     """A column of numbers."""
 
     name: str
-    kind: str  # the smallest numpy type that holds each of them exactly
-    mean: bool = False  # whether its mean is stored too
+    kind: str  # numpy type: the smallest that represents all values exactly
+    mean: bool = False  # True: each summary also stores the mean
 
 
 @dataclass(frozen=True)

@@ -140,15 +140,31 @@ def _load(point: Any) -> Any:
     """Return the command of an entry point; one that cannot be loaded reports why when run."""
     try:
         loaded = point.load()
-    except ModuleNotFoundError as error:  # an extra is not installed
-        text = f"needs {error.name}, which is not installed here"
-        return PassThrough(point.name, _ending(f"halfstep: `{point.name}` {text}"), text)
     except Exception as error:  # another package's mistake must not hide the other commands
-        text = f"cannot be loaded: {type(error).__name__}: {error}"
-        return PassThrough(point.name, _raising(error), text)
+        if _is_outdated(point, error):  # its sources were updated without a new installation
+            text = f"cannot be loaded ({error}): {_reinstall(point)}"
+        elif isinstance(error, ModuleNotFoundError):  # an extra is not installed
+            text = f"needs {error.name}, which is not installed here"
+        else:
+            text = f"cannot be loaded: {type(error).__name__}: {error}"
+            return PassThrough(point.name, _raising(error), text)
+        return PassThrough(point.name, _ending(f"halfstep: `{point.name}` {text}"), text)
     if isinstance(loaded, typer.Typer):
         return typer.main.get_command(loaded)
     return PassThrough(point.name, loaded, first_line(loaded.__doc__))
+
+
+def _is_outdated(point: Any, error: Exception) -> bool:
+    """Return whether the module or attribute that an entry point names is missing."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{point.module}.".startswith(f"{error.name}.")
+    return isinstance(error, AttributeError) and point.module in sys.modules  # it was imported
+
+
+def _reinstall(point: Any) -> str:
+    package = point.dist.name if point.dist else "its package"
+    how = "run `make up`, or pip install" if point.name in SERVICE else "install"
+    return f"the installation of {package} does not match its sources; {how} it again"
 
 
 def _ending(text: str) -> Any:

@@ -35,10 +35,10 @@ from halfstep.telemetry.events import (
     Fp16Gradients,
     NoGradient,
     NoInfChecks,
+    NonfiniteBuffers,
     NonfiniteGradients,
     NoStep,
     NotStepped,
-    Poison,
     Precision,
     ScaledClip,
     Scaler,
@@ -495,7 +495,9 @@ class Collector:
             self._poisoned.update(new)
             if new:
                 shown = new[:NAMES]
-                self._on_event(Poison(step=step, count=len(new), buffers=shown, at_end=at_end))
+                self._on_event(
+                    NonfiniteBuffers(step=step, count=len(new), buffers=shown, at_end=at_end)
+                )
 
         averaged = (
             (name, parameter)

@@ -212,7 +212,7 @@ class Comparison:
                 depth -= 1
 
         is_on = mix.dtype is not None and not mix.is_loss_in_fp32
-        dtype = mix.dtype or torch.bfloat16  # of a region that is disabled: any
+        dtype = mix.dtype or torch.bfloat16  # ignored while autocast is disabled
         with intercepted(called), torch.autocast(device_type, dtype, enabled=is_on):
             yield
 

@@ -21,7 +21,7 @@ RANDOM = frozenset(
 
 
 class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Draws equal random numbers in every dtype, and copies a kept tensor before it is overwritten.
+    """Draws equal random numbers in every dtype, and reports each tensor before it is overwritten.
 
     A random operation on half-precision tensors is computed on float32 tensors, and cast: some
     kernels use their random numbers in another order for another dtype.

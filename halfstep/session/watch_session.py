@@ -89,6 +89,7 @@ if TYPE_CHECKING:
 MOST_DIFFS = 100  # precision diffs that a run records
 PATIENCE_SECONDS = 5.0  # timeout for the device at the end: a lost one never answers
 FLUSH_SECONDS = 0.2  # between flushes of logged values while no step ends
+SERVICE = "halfstep-service"  # the package that has the command `halfstep show`
 PAGE_SECONDS = 1.0  # timeout for the server to return the URL of the run's page
 REVIVAL_SECONDS, REVIVALS = 30.0, 5  # between two checks of the uploader; most restarts of it
 UNKNOWN = "the script did not report the step that it resumed from"
@@ -572,7 +573,8 @@ class Watch:
         if self._server is None:
             runs = files.folder.parent
             command = "halfstep show" if runs == Path.cwd() / RUNS else f"halfstep show {runs}"
-            say(f"watching; {place}; `{command}` opens it")
+            upload = f"`halfstep upload {files.folder}` sends it to a server"
+            say(f"watching; {place}; {f'`{command}` opens it' if _can_show() else upload}")
             return
         try:
             page = uploader.start(files, self._server, PAGE_SECONDS, self._stderr)
@@ -971,6 +973,17 @@ class Watch:
         if text not in self._complaints and len(self._complaints) < 20:
             self._complaints.add(text)
             say(text)
+
+
+def _can_show() -> bool:
+    """Return whether the service is installed here, which has the command `halfstep show`."""
+    from importlib.metadata import PackageNotFoundError, distribution  # only without a server
+
+    try:
+        distribution(SERVICE)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _with_point(config: Any, point: SweepPoint | None) -> Any:

@@ -641,7 +641,7 @@ class Replay(StepEvent, frozen=True, kw_only=True, tag="replay"):
     culprits: list[ReplayCulprit] | UnsetType = UNSET
 
 
-class Poison(StepEvent, frozen=True, kw_only=True, tag="poison"):
+class NonfiniteBuffers(StepEvent, frozen=True, kw_only=True, tag="poison"):
     """Buffers with an inf or a NaN since the skip of that step; each is reported once."""
 
     step: StepNumber
@@ -832,7 +832,7 @@ KINDS: dict[str, type[Event]] = {
             PrecisionDiff,
             PrecisionPlan,
         ),
-        *(Replay, Poison, Schedule, Origin, BadInputs, FirstNonfinite),
+        *(Replay, NonfiniteBuffers, Schedule, Origin, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, ScaledClip, BoundedNorms, Uncleared, AccumulatedGradients),
         *(NoGradient, NoStep, NoInfChecks, Fp16Gradients, AdamEps),
     )

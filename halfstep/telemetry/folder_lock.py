@@ -105,7 +105,9 @@ class OwnerFile:
         """Create the file, or take over a stale one; False if another process holds it."""
         if self._create(self._path) or (self._is_stale(self._path) and self._take_over()):
             self._released = threading.Event()
-            threading.Thread(target=self._beat, args=[self._released], daemon=True).start()
+            threading.Thread(
+                target=self._send_heartbeats, args=[self._released], daemon=True
+            ).start()
             return True
         return False
 
@@ -178,7 +180,7 @@ class OwnerFile:
         finally:
             probe.unlink()
 
-    def _beat(self, released: threading.Event) -> None:
+    def _send_heartbeats(self, released: threading.Event) -> None:
         while not released.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):  # a full or absent disk: retry at the next heartbeat
                 if not self._is_ours():

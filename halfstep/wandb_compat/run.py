@@ -163,7 +163,7 @@ class Run:
         """Print an alert on stderr and log it."""
         words = f"{title}: {text}" if text else title
         say(f"alert: {words}")
-        self._tell({f"alert-{title}": words}, self._at(None))
+        self._report_values({f"alert-{title}": words}, self._at(None))
 
     @unraised
     def save(
@@ -262,10 +262,10 @@ class Run:
             if path.is_file():
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
         own = {f"summary/{name}": self.summary[name] for name in self._own}
-        self._tell({n: v for n, v in own.items() if is_number(v)}, self._at(None))
+        self._report_values({n: v for n, v in own.items() if is_number(v)}, self._at(None))
         rows = [{"name": name, "value": worded(value)} for name, value in self.summary.items()]
         if rows:
-            self._tell({"summary": rows}, self._at(None))
+            self._report_values({"summary": rows}, self._at(None))
         self.is_finished = True
 
     def _flush(self, step: int | None) -> None:
@@ -284,7 +284,7 @@ class Run:
 
     def _record(self, values: Mapping[str, Any], step: int | None) -> None:
         self._watch.makes_rows = self._has_row(values)
-        self._tell(self._axes(values) | dict(values), step)
+        self._report_values(self._axes(values) | dict(values), step)
         self._is_logging = True
         for name, value in values.items():
             with suppress(OverflowError):  # no float can hold it; `Watch.log` has said so
@@ -305,7 +305,7 @@ class Run:
         self.step += 1
         return self.step - 1 + self._shift
 
-    def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
+    def _report_values(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
         for name, value in values.items():
             try:

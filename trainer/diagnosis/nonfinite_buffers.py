@@ -15,7 +15,8 @@ from torch import nn
 
 from halfstep.evidence.nonfinite_tensors import search
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.telemetry.events import Event, Poison
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
@@ -90,7 +91,7 @@ class NonfiniteBuffers(Observer):
         for name in infinite:
             if name not in (self._by_design or ()) and name not in self._reported:
                 new.setdefault(self._since.setdefault(name, step), []).append(name)
-        for since, poisoned in sorted(new.items()):
-            self._reported.update(poisoned)
-            count, shown = len(poisoned), poisoned[:NAMES_TOLD]
-            self._on_event(Poison(step=since, count=count, buffers=shown))
+        for since, buffers in sorted(new.items()):
+            self._reported.update(buffers)
+            count, shown = len(buffers), buffers[:NAMES_TOLD]
+            self._on_event(events.NonfiniteBuffers(step=since, count=count, buffers=shown))

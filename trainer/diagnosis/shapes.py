@@ -38,7 +38,7 @@ def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event |
     misfitting: list[tuple[int, str]] = []  # weights, and the layer as text
     all_weights, odd_batch = 0, False
     for name, network in modules.items():
-        # If all layers are linear, and none reads a sequence, a row is an example.
+        # Without convolutions and embeddings each row is one example.
         is_flat = not any(isinstance(m, Convolution | nn.Embedding) for m in network.modules())
         odd_rows = is_flat and batch_size % MULTIPLE != 0
         layers = list(_layers(network))

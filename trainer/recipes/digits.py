@@ -1,7 +1,7 @@
 """Handwritten digits: the 1797 real 8 × 8 images that scikit-learn ships, and a small MLP.
 
 400 steps take seconds on a CPU. The default scale, 2^24, is far too large on purpose: the first
-steps overflow and are skipped, the scale backs off to about 2^19, and from there it grows every
+steps overflow and are skipped, the scale backs off to about 2^18, and from there it grows every
 25 steps until it overflows again. So an fp16 run shows all that a loss scaler does.
 """
 

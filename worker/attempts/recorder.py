@@ -205,17 +205,17 @@ class Recorder:
             recording.write(session, keys, artifact_keys, self._blob_keys)
             if not recording.checkpoints:
                 return []
-            return checkpoints.retire(session, self._run_id, self._attempt, self._policy)
+            return checkpoints.prune(session, self._run_id, self._attempt, self._policy)
 
-        retired = frozen_steps.write(
+        pruned = frozen_steps.write(
             self._database, write, wait=lambda read: wait_for(read, meanwhile)
         )
         # Rows first: no row may refer to a deleted file.
         if self._is_in_place:
-            delete_files(self._store, retired)
+            delete_files(self._store, pruned)
         else:
-            self._uploads.retire(retired)
-        for key in retired:
+            self._uploads.prune(pruned)
+        for key in pruned:
             path = self._settings.data / key
             path.unlink(missing_ok=True)  # for a bucket
             # A folder of shards, of which this may be the last.
@@ -307,7 +307,7 @@ class Recorder:
             return all(self._is_ours(file) for file in item.files)
         if not isinstance(item, Artifact | Checkpoint):
             return True
-        # Read a second time, after a crash, a checkpoint may have been retired by now.
+        # Read a second time, after a crash, a checkpoint may have been pruned by now.
         return all(self._is_ours(file) for file in files_of(item))
 
     def _is_ours(self, file: File) -> bool:

@@ -29,12 +29,12 @@ class Uploads:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._waiting: deque[tuple[Stored, Position]] = deque()
         self._sent: deque[Stored] = deque()  # the first of `_waiting`
-        self._retired: list[str] = []
+        self._pruned: list[str] = []
         self._under_way: Future[None] | None = None
         self._is_stopped = False
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._retired)
+        return bool(self._waiting or self._pruned)
 
     @property
     def since(self) -> Position | None:
@@ -45,9 +45,9 @@ class Uploads:
         """Queue events to be sent.  since: spool position that precedes them."""
         self._waiting.extend((event, since) for event in events)
 
-    def retire(self, keys: list[str]) -> None:
+    def prune(self, keys: list[str]) -> None:
         """Queue files to be deleted."""
-        self._retired += keys
+        self._pruned += keys
 
     @property
     def can_begin(self) -> bool:
@@ -55,9 +55,9 @@ class Uploads:
         return bool(self) and self._under_way is None
 
     def begin(self) -> None:
-        """Start sending all unsent events in order, then deleting the retired files."""
+        """Start sending all unsent events in order, then deleting the pruned files."""
         unsent = islice(self._waiting, len(self._sent), None)
-        events, keys = [event for event, _since in unsent], list(self._retired)
+        events, keys = [event for event, _since in unsent], list(self._pruned)
         self._under_way = self._thread.submit(self._work, events, keys)
 
     def arrived(self) -> list[Stored]:
@@ -89,7 +89,7 @@ class Uploads:
             self._sent.append(event)
         if keys:
             self._delete(keys)
-            del self._retired[: len(keys)]
+            del self._pruned[: len(keys)]
 
 
 def files_of(event: Stored) -> Sequence[File]:

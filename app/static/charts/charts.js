@@ -66,12 +66,13 @@ export const painter = (plot, compose, onFirst = () => {}) => {
       height = plot.clientHeight
       const drawing = window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
       await Promise.race([drawing, pause()])
-      if (!shown) onFirst()
+      const cost = performance.now() - start
+      // The first one costs more than all others, and would keep a page that has just been opened from being live.
+      if (shown) freeAt = Math.max(freeAt, performance.now()) + cost / SHARE - cost
+      else onFirst()
       shown = next
       plot.dataset.drawn = String(drawn)
-      const cost = performance.now() - start
       rest = 0
-      freeAt = Math.max(freeAt, performance.now()) + cost / SHARE - cost
     } catch (error) {
       wanted ??= next
       throw error

@@ -85,9 +85,9 @@ def test_a_message_holds_what_changed_however_much_there_is(
     assert parts["rows"]["checkpoints"]["keys"] == [str(n) for n in range(1, 102)]
 
     with database.writing() as session:
-        checkpoints.retire(session, running.id, running.attempt, {"keep_last": 1})
-    retired, _cursor = _told(look(cursor))
-    assert retired["rows"]["checkpoints"]["keys"] == ["101"]
+        checkpoints.prune(session, running.id, running.attempt, {"keep_last": 1})
+    pruned, _cursor = _told(look(cursor))
+    assert pruned["rows"]["checkpoints"]["keys"] == ["101"]
 
 
 def test_the_end_is_sent_once_and_closes_the_stream(

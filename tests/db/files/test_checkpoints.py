@@ -79,9 +79,9 @@ def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, run
             session.add(
                 Metric(run_id=running.id, name="val/accuracy", step=step, value=value, elapsed_ms=0)
             )
-        gone = checkpoints.retire(session, running.id, 1, policy)
+        gone = checkpoints.prune(session, running.id, 1, policy)
         steps = [row.step for row in checkpoints.of_run(session, running.id)]
-        assert checkpoints.retire(session, running.id, 1, {}) == []
+        assert checkpoints.prune(session, running.id, 1, {}) == []
     assert steps == [60, 40, 20, 5]
     assert sorted(gone) == ["key-10", "key-30", "key-50"]
 
@@ -94,7 +94,7 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
         for step in (10, 20, 30):
             checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
         fork = submit(session, ada, parent_id=running.id, parent_step=10)
-        assert checkpoints.retire(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
+        assert checkpoints.prune(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
 
 
@@ -112,12 +112,12 @@ def test_checkpoints_that_a_run_waits_to_measure_are_kept(
         options = {"parent_id": running.id, "parent_step": 20}
         measuring = submit(session, ada, config=config() | {"lab": lab}, **options)
         assert checkpoints.started_from(session, running.id) == set(kept)
-        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         left = sorted(row.step for row in checkpoints.of_run(session, running.id))
         assert left == [*kept, 40]
         run_control.cancel(session, measuring.id, ada)
         assert checkpoints.started_from(session, running.id) == set()
-        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         assert [row.step for row in checkpoints.of_run(session, running.id)] == [40]
 
 
@@ -142,7 +142,7 @@ def test_shards_come_and_go_with_their_checkpoint(database: Database, running: R
         keys = [f"20-{file['kind']}" for file in fewer["files"]]
         checkpoints.publish(session, running.id, 1, checkpoint_of(fewer), keys)
         assert run.stored_bytes == 2 * 10 + 7 * 100
-        gone = checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        gone = checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         assert sorted(gone) == ["10-checkpoint", *(f"10-{kind}" for kind in kinds)]
         assert run.stored_bytes == 10 + 3 * 100
 
@@ -175,10 +175,10 @@ def test_weights_that_a_run_waits_to_start_from_are_kept(
         submit_command(session, ada, config={"weights": "large"})
         wanted = {"path": None, "run": running.id, "step": 10, "strict": True}
         waiting = submit(session, ada, config=config() | {"weights": wanted})
-        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         assert {row.step for row in checkpoints.of_run(session, running.id)} == {30, 10}
         run_control.cancel(session, waiting.id, ada)
-        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         assert {row.step for row in checkpoints.of_run(session, running.id)} == {30}
 
 
@@ -189,7 +189,7 @@ def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running:
     with database.writing() as session:
         for step in range(10, 80, 10):
             checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
-            checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+            checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         kept = [row.step for row in checkpoints.of_run(session, running.id)]
     assert kept == [70, 30, 20]
 

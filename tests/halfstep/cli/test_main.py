@@ -110,6 +110,35 @@ def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in halfstep("greet", **environment).stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "missing"),
+    [
+        ("guest:moved", "module 'guest' has no attribute 'moved'"),
+        ("guest:Greeter.moved", "type object 'Greeter' has no attribute 'moved'"),
+        ("guest.moved:greet", "No module named 'guest.moved'; 'guest' is not a package"),
+        ("moved.guest:greet", "No module named 'moved'"),
+    ],
+)
+def test_a_command_that_moved_is_installed_again(tmp_path: Path, point: str, missing: str) -> None:
+    """Without a traceback, if an older installation names a module or attribute that is gone."""
+    code = "class Greeter:\n    pass\n"
+    environment = joined(tmp_path, f"greet = {point}", code)
+    ended = halfstep("greet", "Ada", **environment)
+    result = "the installation of guest does not match its sources; install it again"
+    assert ended.returncode == 1
+    assert ended.stderr == f"halfstep: `greet` cannot be loaded ({missing}): {result}\n"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("code", ["import sys\nsys.absent", "import json\njson.absent"])
+def test_an_error_in_a_packages_own_code_keeps_its_traceback(tmp_path: Path, code: str) -> None:
+    """An attribute that is missing elsewhere is an error of the package."""
+    ended = halfstep("greet", **joined(tmp_path, "greet = guest:greet", code))
+    assert "Traceback" in ended.stderr
+    assert "AttributeError" in ended.stderr
+
+
 def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's help names their package."""
     points = entry_points(group=main.GROUP)

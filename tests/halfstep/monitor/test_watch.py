@@ -796,6 +796,17 @@ def test_watching_twice_is_watching_once(
     assert capsys.readouterr().err == f"halfstep: {stated}\n"
 
 
+def test_without_the_service_the_upload_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`halfstep show` is a command of the service, which a training machine need not have."""
+    monkeypatch.setattr("halfstep.session.watch_session.SERVICE", "halfstep-absent")
+    halfstep.watch(folder=tmp_path, name="it").finish()
+    folder = tmp_path / "it"
+    upload = f"`halfstep upload {folder}` sends it to a server"
+    assert capsys.readouterr().err == f"halfstep: watching; the run is in {folder}; {upload}\n"
+
+
 def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By mode or environment; so on every rank but the first. All methods are there."""
     cases: list[tuple[dict[str, str], Any]] = [

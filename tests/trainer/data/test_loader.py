@@ -225,7 +225,7 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
             result.append(sentence)
             gate.write_bytes(b"")
 
-    monkeypatch.setattr("trainer.setup.tell_of_wait", hear)
+    monkeypatch.setattr("trainer.setup.report_wait", hear)
     values = settings(1, data={"workers": 1, "wait_seconds": 0.2})
     values["training"] |= {"steps": 4, "shuffle": False}
     run = run_loop(reading(Hanging), values)

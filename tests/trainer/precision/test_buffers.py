@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.telemetry.events import Poison
+from halfstep.telemetry.events import NonfiniteBuffers as NonfiniteBuffersEvent
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.spool_made import fields_of
@@ -130,7 +130,7 @@ def followed(module):
 
 def reported(step, *buffers):
     """The event of these buffers."""
-    return Poison(step=step, count=len(buffers), buffers=list(buffers))
+    return NonfiniteBuffersEvent(step=step, count=len(buffers), buffers=list(buffers))
 
 
 def test_restored_buffers_are_those_before_the_skip(run_loop):
