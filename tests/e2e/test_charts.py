@@ -35,6 +35,23 @@ Object.defineProperty(window, 'Plotly', {
         plotly = value
     },
 })"""
+#: By the page's clock, the first drawing of each plot takes an hour.
+SLOW_FIRST = """let late = 0
+const [now, drawn] = [performance.now.bind(performance), new Set()]
+performance.now = () => now() + late
+let plotly
+Object.defineProperty(window, 'Plotly', {
+    get: () => plotly,
+    set: (value) => {
+        const react = value.react
+        value.react = (plot, ...rest) => {
+            if (!drawn.has(plot)) late += 3_600_000
+            drawn.add(plot)
+            return react(plot, ...rest)
+        }
+        plotly = value
+    },
+})"""
 SKIPS = range(100, STEPS, 7)  # more than are listed one by one
 
 
@@ -239,6 +256,18 @@ def test_drawing_that_never_ends_is_not_waited_for(
     until(lambda: bool(page.evaluate("window.widths?.length")))
     record(database, running, make_steps([2.0] * 5, first=STEPS + 1))
     until(lambda: _trace(page, "loss")["x"][-1] == STEPS + 5, seconds=20)
+
+
+def test_a_slow_first_drawing_delays_no_update(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Only drawings of updates count towards the share of the time that drawing may take."""
+    record(database, running, make_steps([1.0] * 10))
+    page.add_init_script(SLOW_FIRST)
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-plot=loss][data-drawn='10']")
+    record(database, running, make_steps([1.0] * 10, first=11))
+    page.wait_for_selector("[data-plot=loss][data-drawn='20']")
 
 
 def test_the_comparison_fetches_missed_data(database: Database, running: Run, page: Page) -> None:
