@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -30,23 +31,26 @@ def up() -> None:
         target=_work, args=(start_read, start_write)
     )
     on_signals(_exit)
-    worker.start()
-    os.close(start_read)
+    has_begun = False
     try:
+        worker.start()
+        os.close(start_read)
         with loading_modules():
             from app import commands, server_of_up  # takes a second
 
         installation = commands.prepare()
-        os.write(start_write, b"\n")
-        try:
-            server_of_up.serve(installation, worker)
-        finally:
-            if worker.is_alive():
-                say("Stopping: runs save a checkpoint and continue from it at the next start.")
+        with suppress(BrokenPipeError):  # it has ended, as the server reports
+            os.write(start_write, b"\n")
+        os.close(start_write)
+        has_begun = True
+        server_of_up.serve(installation, worker)
     finally:
         if worker.is_alive():
             worker.terminate()
-        worker.join()
+            if has_begun:
+                say("Stopping: runs save a checkpoint and continue from it at the next start.")
+        if worker.pid is not None:
+            worker.join()
     # A worker that is stopped during its start is killed by our signal, and has no runs yet.
     if worker.exitcode not in (0, -signal.SIGTERM):
         raise typer.Exit(1)
@@ -58,8 +62,9 @@ def _work(start_read: int, start_write: int) -> None:
     end_with_parent()
     on_signals(signal.SIG_DFL)
     os.close(start_write)
-    os.dup2(start_read, 0)
-    os.close(start_read)
+    if start_read:  # 0 if standard input was closed
+        os.dup2(start_read, 0)
+        os.close(start_read)
     cli.main(["worker", "--wait-for-start"])
 
 

@@ -251,6 +251,8 @@ def _engine(url: str, backend: str, turns: Turns) -> Engine:
         event.listen(engine, "begin", partial(_begin_on_sqlite, turns))
         event.listen(engine, "checkin", partial(_release_turn, turns))
         return engine
+    from db.telemetry import postgresql_arrays  # noqa: F401 - before the first connection
+
     engine = create_engine(
         url,
         pool_pre_ping=True,

@@ -551,7 +551,7 @@ def run(settings: Settings, only: int | None, warm: WarmProcess | None) -> None:
     only, warm: see Worker.
     """
     supervisors = None
-    if warm:  # the first of all: a process is forked while no file is open but the warm process's
+    if warm:  # the first of all: a process is forked while no database or lock is open
         supervisors = fork_server.start(run_forked, "halfstep: forks supervisors", warm.release)
     database = open_database(settings)
     database.migrate()

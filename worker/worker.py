@@ -5,6 +5,7 @@ python -m worker.worker          (or: halfstep worker; `--check` reports whether
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import setproctitle
@@ -48,11 +49,19 @@ def main(
         with loading_modules():
             from worker import daemon  # takes more than a second
 
-        if wait_for_start and not os.read(0, 1):  # `up` has failed
+        if wait_for_start and not _has_started():
             return
         daemon.run(settings, only, warm)
     except HalfstepError as error:
         sys.exit(f"worker: {error}")
+
+
+def _has_started() -> bool:
+    """Wait for `halfstep up`; return False if it has failed."""
+    is_told = bool(os.read(0, 1))
+    with Path(os.devnull).open() as null:
+        os.dup2(null.fileno(), 0)
+    return is_told
 
 
 if __name__ == "__main__":

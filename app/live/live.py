@@ -1,4 +1,4 @@
-"""Live streams: one polling task per subject, however many browsers watch it.
+"""Live streams: one task per subject, however many browsers watch it.
 
 A viewer is identified by its cursor only. Viewers at the same cursor share one query and one
 encoding; a viewer that reconnects with the cursor of its last message continues from there. A
@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from fastapi.sse import ServerSentEvent
@@ -153,7 +153,8 @@ class Live:
                     await asyncio.sleep(seconds)
                     continue
                 cursors = {viewer.cursor for viewer in viewers if not viewer.sent_away}
-                with watching(cursors, subject.woken.set):
+                # Without a cursor all viewers have been sent away, and leave soon.
+                with watching(cursors, subject.woken.set) if cursors else nullcontext():
                     await subject.woken.wait()
         finally:
             for viewer in viewers:

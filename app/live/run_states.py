@@ -60,6 +60,8 @@ class RunStates:
                     logger.warning("live streams wait for the database: %s", error)
                 else:
                     logger.exception("the states of runs %.200s cannot be read", run_ids)
+                    for watch in self._watches:  # their polls report it, and end their streams
+                        watch.wake()
             else:
                 for watch in self._watches:  # of one that is new the state may not be known
                     if watch.run_id in run_ids and watch.has_changed(states.get(watch.run_id)):

@@ -1,4 +1,4 @@
-"""Numbers on their way to PostgreSQL: psycopg sends NumPy arrays once this has been imported."""
+"""NumPy arrays as parameters of PostgreSQL, on connections that are opened after the import."""
 
 from typing import Any
 

@@ -181,6 +181,18 @@ def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Si
     assert not any(map(is_running, family))
 
 
+@pytest.mark.extended
+def test_up_starts_without_standard_input(tmp_path: Path) -> None:
+    """As under a process manager that closes it."""
+    port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
+    command = 'exec "$0" -m halfstep.cli.main up <&-'
+    with heeded(signal.SIGTERM):
+        process = subprocess.Popen(["sh", "-c", command, sys.executable], env=os.environ | port)
+    until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+
+
 def test_port_in_use_is_named(tmp_path: Path) -> None:
     """A taken port ends in one sentence that names setting and port, before the worker begins."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

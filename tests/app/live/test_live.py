@@ -179,6 +179,24 @@ def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
     _run(play)
 
 
+def test_a_viewer_that_has_been_sent_away_is_not_watched_for() -> None:
+    """One that does not read its last update keeps nothing busy until its connection closes."""
+
+    async def play(live: Live, story: Story) -> None:
+        watched, end = Watched(), Update("the end", "1", is_last=True)
+        stream = live.stream("story", "", lambda _cursor: end, watching=watched.watching)
+        await anext(stream)
+        assert (await anext(stream)).raw_data == "the end"
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (watched.cursors, live.subjects) == ([], ["story"])
+        await stream.aclose()  # type: ignore[attr-defined]
+        while live.subjects:
+            await asyncio.sleep(0)
+
+    _run(play)
+
+
 def test_a_viewer_that_comes_during_a_poll_of_a_watched_subject_is_not_forgotten() -> None:
     """It is polled next, without a change."""
 

@@ -142,6 +142,21 @@ def test_a_failed_query_is_logged_and_repeated(
     assert "live streams wait" in caplog.text or "cannot be read" in caplog.text
 
 
+def test_an_error_that_is_no_outage_wakes_the_streams(database: Database, running: Run) -> None:
+    """Their polls meet it, too, and end them; otherwise it would be logged for ever."""
+
+    class Failing(Noted):
+        def _query(self, run_ids: set[int]) -> dict[int, State]:
+            raise KeyError
+
+    async def play() -> None:
+        woken = asyncio.Event()
+        with Failing(database).watching(running.id, lambda _state: False, woken.set):
+            await woken.wait()
+
+    _play(play)
+
+
 def test_a_change_is_seen_and_an_idle_run_is_not_polled(database: Database, running: Run) -> None:
     """A cursor of all recorded data has no changes until a step, or the end, is recorded."""
     states = Noted(database)

@@ -75,8 +75,9 @@ def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
     assert ring.number - sum(handed) > 0  # a loop that skips for ever is not held up for ever
 
 
+@pytest.mark.parametrize("place", ["_slices", "np.fromiter"])
 def test_rows_interrupted_by_ctrl_c_are_flushed_later(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Each once, with its own step."""
     found: list[tuple[float, int]] = []
@@ -92,7 +93,7 @@ def test_rows_interrupted_by_ctrl_c_are_flushed_later(
         ring.values = [float(step)]
         ring.close(step, 0.0, 0.1)
     with monkeypatch.context() as patched:
-        patched.setattr("halfstep.monitor.ring._slices", interrupted)
+        patched.setattr(f"halfstep.monitor.ring.{place}", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ring.drain()
     ring.values = [4.0]
