@@ -75,9 +75,6 @@ def everything(database: Database, run_id: int, zooms: list[tuple[int, int]]) ->
         readers: dict[str, Callable[[], Any]] = {
             "raw": lambda: series.raw_steps(session, run_id, most=10**6),
             "few": lambda: series.raw_steps(session, run_id, first=3, last=90, most=20),
-            "sparklines": lambda: [
-                series.sparklines(session, [run], points) for points in (60, 7, 500)
-            ],
             "flagged": lambda: history.flagged_steps(session, run_id, limit=10**6),
             "cursor": lambda: history.cursor_now(session, run),
             "skips": lambda: series.first_skip_of_latest(session, run_id, most=5),
