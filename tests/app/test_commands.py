@@ -345,7 +345,7 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     (site.data / "steps").rename(site.data / "away")
     ended = halfstep("storage", "check", "--mend", **environment)
     assert (ended.returncode, "no file of frozen steps, but 1 are" in ended.stderr) == (1, True)
-    assert "has no folder 'steps'" in halfstep("rebuild", "1", **environment).stderr
+    assert "has no file in the folder 'steps'" in halfstep("rebuild", "1", **environment).stderr
     (site.data / "away").rename(site.data / "steps")
     assert halfstep("rebuild", "1", **environment).returncode == 0
     ended = halfstep(

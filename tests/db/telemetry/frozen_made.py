@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any, Self
 
 import numpy as np
+import obstore
 from numpy.typing import NDArray
 from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import func, select, update
@@ -52,6 +53,12 @@ def begin_again(database: Database, run: Run) -> Run:
         )
     with database.reading() as session:
         return session.get_one(Run, run.id)
+
+
+def lose(store: ObjectStore, key: str) -> None:
+    """Delete a file of a store that has others: one without files is an outage."""
+    obstore.put(store, "steps/0/of-another-run.parquet", b"")
+    obstore.delete(store, key)
 
 
 def freeze_run(database: Database, store: ObjectStore, run: Run, folder: Path) -> FrozenSteps:
