@@ -354,6 +354,17 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     assert "7: a server freezes them again; allowed: 0" in ended.stderr
     assert "allowed: runs, or --all" in halfstep("storage", "unfreeze", **environment).stderr
     assert rows_of(site.database, running) == rows < 300
+    other = start_run(site.database, site.owner)
+    record(site.database, other, make_steps([1.0] * 700))
+    end(site.database, other)
+    freeze_run(site.database, LocalStore(site.data), other, site.data)
+    (site.data / row.key).rename(site.data / "kept")
+    (site.data / row.key).write_bytes(b"damaged")
+    ended = halfstep("storage", "unfreeze", "--all", **environment)
+    assert (ended.returncode, rows_of(site.database, other)) == (1, 700)
+    assert f"run {running.id}: The steps of a run" in ended.stdout
+    assert f"run {other.id}: its steps are in the database" in ended.stdout
+    (site.data / "kept").replace(site.data / row.key)
     ended = halfstep("storage", "unfreeze", "--all", **environment)
     assert ended.stdout == "run 1: its steps are in the database\n"
     assert rows_of(site.database, running) == 700
