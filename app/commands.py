@@ -26,6 +26,7 @@ from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
+from db.files.step_files import STEPS
 from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
@@ -259,7 +260,7 @@ def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write")],
     as_json: AsJson = False,
 ) -> None:
-    """Back up database and checkpoints, while everything runs."""
+    """Back up while everything runs; exit with 1 if a file of frozen steps is left out."""
     with installed(migrates=False) as (settings, database):
         if not database.is_current():  # a backup must not change the database
             raise Conflict(
@@ -276,6 +277,8 @@ def backup(
             "credentials of the bucket",
         ]
         print_result({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
+        if any(key.startswith(f"{STEPS}/") for key in saved["left_out"]):  # it has no other copy
+            raise typer.Exit(1)
 
 
 @command

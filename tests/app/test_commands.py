@@ -364,6 +364,12 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     assert (ended.returncode, rows_of(site.database, other)) == (1, 700)
     assert f"run {running.id}: The steps of a run" in ended.stdout
     assert f"run {other.id}: its steps are in the database" in ended.stdout
+    ended = halfstep("backup", str(site.data / "damaged"), **environment)
+    assert (ended.returncode, row.key in ended.stdout) == (1, True)
+    (site.data / row.key).unlink()
+    ended = halfstep("backup", str(site.data / "none"), **environment)
+    assert (ended.returncode, "no file in the folder 'steps'" in ended.stderr) == (1, True)
+    assert not (site.data / "none").exists()
     (site.data / "kept").replace(site.data / row.key)
     ended = halfstep("storage", "unfreeze", "--all", **environment)
     assert ended.stdout == "run 1: its steps are in the database\n"
