@@ -1,7 +1,8 @@
-"""Unfreeze: the steps of a frozen run become rows again, and its file is deleted.
+"""Unfreeze: the steps of a frozen run become rows again.
 
-The steps of the file are written as rows in batches, then the record of the file is deleted, then
-the file. All steps are readable at any point, and each part can be repeated.
+The steps of the file are written as rows in batches, then the record of the file is deleted. The
+file stays, as a request or a backup may still read it: `halfstep storage check` lists it. All
+steps are readable at any point, and each part can be repeated.
 """
 
 import time
@@ -17,7 +18,6 @@ from sqlalchemy.orm import Session
 from db.database import Database
 from db.errors import Conflict
 from db.files.step_files import SUMMARIES, Columns, StepFile
-from db.files.storage import delete_file, is_backup_running
 from db.tables import ENDED, FrozenSteps, Run, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
 from db.telemetry.freeze import BATCH_ROWS, Stopped, copied_steps
@@ -67,10 +67,6 @@ def unfreeze(
         run.revision += 1
         run.files_revision = run.revision
         session.delete(row)
-    with database.reading() as session:
-        is_needed = is_backup_running(session)  # one that begins only now finds rows
-    if not is_needed:  # else `halfstep storage check` names the file
-        delete_file(store, row.key)
     return True
 
 

@@ -366,7 +366,8 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     assert f"run {other.id}: its steps are in the database" in ended.stdout
     ended = halfstep("backup", str(site.data / "damaged"), **environment)
     assert (ended.returncode, row.key in ended.stdout) == (1, True)
-    (site.data / row.key).unlink()
+    for path in (site.data / "steps").rglob("*.parquet"):
+        path.unlink()
     ended = halfstep("backup", str(site.data / "none"), **environment)
     assert (ended.returncode, "no file in the folder 'steps'" in ended.stderr) == (1, True)
     assert not (site.data / "none").exists()
@@ -374,7 +375,7 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     ended = halfstep("storage", "unfreeze", "--all", **environment)
     assert ended.stdout == "run 1: its steps are in the database\n"
     assert rows_of(site.database, running) == 700
-    assert not (site.data / row.key).exists()
+    assert (site.data / row.key).exists()  # a page may still read it
     ended = halfstep("storage", "unfreeze", "1", "--json", **environment)
     assert json.loads(ended.stdout) == {"run": 1, "moved": False}
 

@@ -301,7 +301,7 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
     store = MemoryStore()
     make_history(database, running)
     rows, stones = _rows(database), _stones(database)
-    freeze_run(database, store, running, tmp_path)
+    key = freeze_run(database, store, running, tmp_path).key
     assert _rows(database) != rows
     changed = partial(unfreeze.unfreeze, database, store, running.id)
     (tmp_path / "stopped").mkdir()
@@ -309,7 +309,7 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
         changed(folder=tmp_path / "stopped", stopping=_Stops())
     (tmp_path / "whole").mkdir()
     assert changed(folder=tmp_path / "whole", stopping=Event())
-    assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [])
+    assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [key])
     with database.reading() as session:
         assert session.get_one(Run, running.id).stored_bytes == 0
     assert not changed(folder=tmp_path, stopping=Event())
