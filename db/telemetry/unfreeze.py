@@ -57,11 +57,13 @@ def unfreeze(
             steps += int((batch["step"] <= last).sum())
             if stopping.wait(time.monotonic() - begun):
                 raise Stopped
-    with database.writing() as session:
-        row = _locked(session, run_id, state)
+    # Without a lock: the state that is checked below excludes what deletes rows.
+    with database.reading() as session:
         its = (Step.run_id == run_id, Step.step <= row.step)
         if (session.scalar(select(func.count()).where(*its)) or 0) < steps:
             raise Conflict(f"Some of the {steps:,} steps of run {run_id} are not rows: try again.")
+    with database.writing() as session:
+        row = _locked(session, run_id, state)
         run = session.get_one(Run, run_id)
         run.stored_bytes -= row.size_bytes
         run.revision += 1
