@@ -22,10 +22,11 @@ from app.server_address import published_address, running_address
 from app.trash.disk import disk
 from db.access import accounts, audit
 from db.database import Database, open_database
-from db.errors import Conflict, Invalid, NotFound
+from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
+from db.files.step_files import STEPS
 from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
@@ -226,7 +227,7 @@ def _unfreeze(
     every: Annotated[bool, typer.Option("--all", help="All runs with frozen steps")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move the steps of frozen runs back into the database."""
+    """Move the steps of frozen runs back into the database; exit with 1 if any is left."""
     with installed() as (settings, database):
         if bool(chosen) == every:
             raise Invalid({"RUN, --all": "allowed: runs, or --all"})
@@ -235,16 +236,23 @@ def _unfreeze(
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
-        store = open_store(settings)
+        store, is_complete = open_store(settings), True
         for run_id in chosen or frozen:
-            with TemporaryDirectory(dir=settings.data) as name:
-                folder, stopping = Path(name), Event()
-                moved = unfreeze(database, store, run_id, folder=folder, stopping=stopping)
+            try:
+                with TemporaryDirectory(dir=settings.data) as name:
+                    folder, stopping = Path(name), Event()
+                    moved = unfreeze(database, store, run_id, folder=folder, stopping=stopping)
+            except HalfstepError as error:  # of this run; others can be moved
+                is_complete, fields = False, {"run": run_id, "moved": False, "error": str(error)}
+                print_result(fields, f"run {run_id}: {error}", as_json=as_json)
+                continue
             text = "its steps are in the database" if moved else "had no frozen steps"
             print_result({"run": run_id, "moved": moved}, f"run {run_id}: {text}", as_json=as_json)
         with database.writing() as session:
             runs_named = map(str, chosen) if chosen else ["--all"]
             audit.note_typed(session, "storage unfreeze", *runs_named)
+        if not is_complete:
+            raise typer.Exit(1)
 
 
 @command
@@ -252,7 +260,7 @@ def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write")],
     as_json: AsJson = False,
 ) -> None:
-    """Back up database and checkpoints, while everything runs."""
+    """Back up while everything runs; exit with 1 if a file of frozen steps is left out."""
     with installed(migrates=False) as (settings, database):
         if not database.is_current():  # a backup must not change the database
             raise Conflict(
@@ -269,6 +277,8 @@ def backup(
             "credentials of the bucket",
         ]
         print_result({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
+        if any(key.startswith(f"{STEPS}/") for key in saved["left_out"]):  # it has no other copy
+            raise typer.Exit(1)
 
 
 @command

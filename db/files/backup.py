@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from db.database import Database, now
 from db.errors import Conflict, Invalid
 from db.files import uploads
-from db.files.step_files import StepFiles
+from db.files.step_files import STEPS, StepFiles, check_has_steps
 from db.files.storage import IS_RUNNING, Stored, get_file, is_plain, put_file
 from db.tables import (
     ApiToken,
@@ -80,7 +80,8 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
     Returns {format, rows, files, left_out}. left_out lists the keys of files that are missing or
     damaged, or that lead out of the folder; `restore` leaves out their rows.
 
-    Raises Conflict if the folder exists, Invalid if it cannot be written or the disk is too small.
+    Raises Conflict if the folder exists, Invalid if it cannot be written or the disk is too small,
+    StorageUnreachable if files of steps are recorded and the store has none.
     """
     if folder.exists():
         raise Conflict(f"{folder} exists already: name a folder that does not.")
@@ -135,6 +136,8 @@ def _write(database: Database, store: ObjectStore, folder: Path) -> dict[str, An
     with database.reading() as session:
         rows = sum(_write_table(session, table, folder) for table in TABLES)
         sha256_of, needed_bytes = _stored_files(session)
+    if any(key.startswith(f"{STEPS}/") for key in sha256_of):
+        check_has_steps(store)
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         raise OSError(errno.ENOSPC, f"files of {needed_bytes:,} bytes, {free:,} bytes are free")
     left_out = [key for key in sha256_of if not _copy_file(store, key, folder, sha256_of[key])]

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import file_digest, sha256
 from itertools import chain
-from pathlib import Path
 from threading import Lock
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 import obstore
 from numpy.typing import NDArray
-from obstore.store import LocalStore, ObjectStore
+from obstore.store import ObjectStore
 
 from db.errors import StepsUnreadable, StorageUnreachable
 
@@ -121,16 +120,19 @@ class _Part:
         return self.start <= start and end <= self.start + len(self.content)
 
 
-def check_folder(store: ObjectStore) -> None:
-    """Check that the folder of the files of steps exists: it has some. Raises StorageUnreachable.
+def check_has_steps(store: ObjectStore) -> None:
+    """Check that the store has files of steps: some are recorded. Raises StorageUnreachable.
 
-    Otherwise no file of it is lost: its disk is not mounted, or the folder is that of a machine
-    that does not share the store.
+    Otherwise no file is lost: a disk is not mounted, or it is another store.
     """
-    if isinstance(store, LocalStore) and not Path(str(store.prefix), STEPS).is_dir():
+    try:
+        file = next(iter(obstore.list(store, prefix=STEPS)), None)
+    except (OSError, obstore.exceptions.BaseError) as error:
+        raise StorageUnreachable from error
+    if not file:
         raise StorageUnreachable(
-            f"The data folder has no folder {STEPS!r}, with the steps of runs that have ended: "
-            "mount it, or let HALFSTEP_DATA or HALFSTEP_STORAGE_URL name a common storage."
+            f"The storage has no file in the folder {STEPS!r}, with the steps of runs that have "
+            "ended: mount it, or let HALFSTEP_DATA or HALFSTEP_STORAGE_URL name the storage."
         )
 
 
@@ -300,7 +302,7 @@ class StepFiles:
             if "NoSuchBucket" in str(error):
                 raise StorageUnreachable from error
             if isinstance(error, FileNotFoundError):
-                check_folder(self._store)
+                check_has_steps(self._store)
             raise StepsUnreadable.of(file.key, _one_line(error)) from error
 
     def _named(self, file: StepFile, error: Exception) -> Exception:

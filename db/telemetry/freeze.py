@@ -39,7 +39,7 @@ from db.files.step_files import (
     Columns,
     StepFile,
     StepFiles,
-    check_folder,
+    check_has_steps,
 )
 from db.files.storage import (
     PART_BYTES,
@@ -203,8 +203,8 @@ def _store(
     """
     with database.reading() as session:
         has_files = session.scalar(select(FrozenSteps.id).limit(1)) is not None
-    if has_files:  # or this file would be the only one of a folder that hides the others
-        check_folder(store)
+    if has_files:  # or this file would be the only one of a store that hides the others
+        check_has_steps(store)
     last = 0
 
     def groups() -> Iterator[Columns]:
@@ -265,7 +265,7 @@ def _check_file(store: ObjectStore, row: FrozenSteps) -> None:
 
 def _missing(store: ObjectStore, row: FrozenSteps) -> StepsUnreadable:
     """Return the error of a missing file. Raises StorageUnreachable if all are."""
-    check_folder(store)
+    check_has_steps(store)
     return StepsUnreadable.of(row.key, "the file is missing")
 
 

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, false, func, or_, select
+from sqlalchemy import BigInteger, Row, Select, bindparam, cast, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.paging import Page, page
@@ -18,6 +18,7 @@ from db.tables import (
     Artifact,
     CheckpointFile,
     Diagnosis,
+    FrozenSteps,
     LogLine,
     Metric,
     Run,
@@ -248,13 +249,45 @@ def sparklines(
     if conditions:
         for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
             losses[run_id].append(json_number(loss))
-    # Of a frozen run, rows have the losses at SPARKLINE_POINTS steps, until it continues.
+    # Of a frozen run, rows have the losses at SPARKLINE_POINTS steps, until it continues. A list
+    # of runs reads no file: that would make it slow, and an outage of the store would end it.
     short = [run for run in some_runs if len(losses[run.id]) < min(points, run.own_steps)]
-    for run_id in frozen_steps.of_runs(session.connection(), [run.id for run in short]):
-        run = next(run for run in short if run.id == run_id)
-        rows = frozen_steps.rows_at(session, run_id, evenly_spaced(run, points))
-        losses[run_id] = [json_number(row.loss) for row in rows]
+    its = select(FrozenSteps.run_id).where(FrozenSteps.run_id.in_([run.id for run in short]))
+    frozen = set(session.scalars(its)) if short else set()
+    for run in short:
+        if run.id in frozen:
+            losses[run.id] = _losses_near(session, run, points)
     return losses
+
+
+def _losses_near(session: Session, run: Run, points: int) -> list[Any]:
+    """Return the losses of the rows at evenly spaced steps, or of the last row before each."""
+    count = min(points, run.own_steps)
+    span, gaps = run.own_steps - 1, max(count - 1, 1)
+    given = {"run_id": run.id, "first": run.step - span, "span": span, "gaps": gaps, "count": count}
+    rows = session.connection().execute(_near_query(), given)
+    return [json_number(loss) for _step, loss in rows]
+
+
+@cache
+def _near_query() -> Any:
+    number = select(cast(0, BigInteger).label("at")).cte("numbers", recursive=True)
+    following = number.c.at + 1
+    number = number.union_all(select(following).where(following < bindparam("count")))
+    first, span, gaps = (bindparam(name, type_=BigInteger) for name in ("first", "span", "gaps"))
+    before = (
+        select(Step.step)
+        .where(
+            Step.run_id == bindparam("run_id"),
+            Step.step.between(first, first + (2 * number.c.at * span + gaps) // (2 * gaps)),
+        )
+        .order_by(Step.step.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    found = select(before.label("step")).select_from(number).subquery()
+    query = select(Step.step, Step.loss).where(Step.run_id == bindparam("run_id"))
+    return query.where(Step.step.in_(select(found.c.step))).order_by(Step.step)
 
 
 def evenly_spaced(run: Run, points: int) -> list[int]:

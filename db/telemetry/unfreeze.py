@@ -1,7 +1,8 @@
-"""Unfreeze: the steps of a frozen run become rows again, and its file is deleted.
+"""Unfreeze: the steps of a frozen run become rows again.
 
-The steps of the file are written as rows in batches, then the record of the file is deleted, then
-the file. All steps are readable at any point, and each part can be repeated.
+The steps of the file are written as rows in batches, then the record of the file is deleted. The
+file stays, as a request or a backup may still read it: `halfstep storage check` lists it. All
+steps are readable at any point, and each part can be repeated.
 """
 
 import time
@@ -17,7 +18,6 @@ from sqlalchemy.orm import Session
 from db.database import Database
 from db.errors import Conflict
 from db.files.step_files import SUMMARIES, Columns, StepFile
-from db.files.storage import delete_file, is_backup_running
 from db.tables import ENDED, FrozenSteps, Run, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
 from db.telemetry.freeze import BATCH_ROWS, Stopped, copied_steps
@@ -57,20 +57,18 @@ def unfreeze(
             steps += int((batch["step"] <= last).sum())
             if stopping.wait(time.monotonic() - begun):
                 raise Stopped
-    with database.writing() as session:
-        row = _locked(session, run_id, state)
+    # Without a lock: the state that is checked below excludes what deletes rows.
+    with database.reading() as session:
         its = (Step.run_id == run_id, Step.step <= row.step)
         if (session.scalar(select(func.count()).where(*its)) or 0) < steps:
             raise Conflict(f"Some of the {steps:,} steps of run {run_id} are not rows: try again.")
+    with database.writing() as session:
+        row = _locked(session, run_id, state)
         run = session.get_one(Run, run_id)
         run.stored_bytes -= row.size_bytes
         run.revision += 1
         run.files_revision = run.revision
         session.delete(row)
-    with database.reading() as session:
-        is_needed = is_backup_running(session)  # one that begins only now finds rows
-    if not is_needed:  # else `halfstep storage check` names the file
-        delete_file(store, row.key)
     return True
 
 

@@ -357,7 +357,7 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     (site.data / "steps").rename(site.data / "away")
     ended = halfstep("storage", "check", "--mend", **environment)
     assert (ended.returncode, "no file of frozen steps, but 1 are" in ended.stderr) == (1, True)
-    assert "has no folder 'steps'" in halfstep("rebuild", "1", **environment).stderr
+    assert "has no file in the folder 'steps'" in halfstep("rebuild", "1", **environment).stderr
     (site.data / "away").rename(site.data / "steps")
     assert halfstep("rebuild", "1", **environment).returncode == 0
     ended = halfstep(
@@ -366,10 +366,28 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     assert "7: a server freezes them again; allowed: 0" in ended.stderr
     assert "allowed: runs, or --all" in halfstep("storage", "unfreeze", **environment).stderr
     assert rows_of(site.database, running) == rows < 300
+    other = start_run(site.database, site.owner)
+    record(site.database, other, make_steps([1.0] * 700))
+    end(site.database, other)
+    freeze_run(site.database, LocalStore(site.data), other, site.data)
+    (site.data / row.key).rename(site.data / "kept")
+    (site.data / row.key).write_bytes(b"damaged")
+    ended = halfstep("storage", "unfreeze", "--all", **environment)
+    assert (ended.returncode, rows_of(site.database, other)) == (1, 700)
+    assert f"run {running.id}: The steps of a run" in ended.stdout
+    assert f"run {other.id}: its steps are in the database" in ended.stdout
+    ended = halfstep("backup", str(site.data / "damaged"), **environment)
+    assert (ended.returncode, row.key in ended.stdout) == (1, True)
+    for path in (site.data / "steps").rglob("*.parquet"):
+        path.unlink()
+    ended = halfstep("backup", str(site.data / "none"), **environment)
+    assert (ended.returncode, "no file in the folder 'steps'" in ended.stderr) == (1, True)
+    assert not (site.data / "none").exists()
+    (site.data / "kept").replace(site.data / row.key)
     ended = halfstep("storage", "unfreeze", "--all", **environment)
     assert ended.stdout == "run 1: its steps are in the database\n"
     assert rows_of(site.database, running) == 700
-    assert not (site.data / row.key).exists()
+    assert (site.data / row.key).exists()  # a page may still read it
     ended = halfstep("storage", "unfreeze", "1", "--json", **environment)
     assert json.loads(ended.stdout) == {"run": 1, "moved": False}
 

@@ -231,6 +231,32 @@ def test_a_frozen_run_continues(
     assert everything(database, 1, ZOOMS) == readers
 
 
+@pytest.mark.parametrize("first", [1000, 3001])
+def test_the_list_of_runs_reads_no_file(
+    uploader: Uploader, settings: Settings, database: Database, browser: TestClient, first: int
+) -> None:
+    """A frozen run keeps its curve; a continued one has points from its first step to its last."""
+    before = _curve(database)
+    [key] = freeze_due(settings, database)
+    (settings.data / key).rename(settings.data / "away")
+    other = Database(settings.database_url, StepFiles(partial(open_store, settings)))
+    assert _curve(other) == before
+    (settings.data / "away").rename(settings.data / key)
+    send(uploader, 500, first=first)
+    (settings.data / key).unlink()
+    curve = _curve(other)
+    other.dispose()
+    assert 30 <= len(curve) <= 60
+    assert curve[0] == before[0]
+    assert set(curve[-3:]) <= {2.0 + step % 13 for step in range(13)}
+    assert browser.get("/runs").status_code == 200
+
+
+def _curve(database: Database) -> list[Any]:
+    with database.reading() as session:
+        return series.sparklines(session, [session.get_one(Run, 1)])[1]
+
+
 def test_json_lines_continue_a_frozen_run(
     uploader: Uploader, settings: Settings, database: Database
 ) -> None:

@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any, Self
 
 import numpy as np
+import obstore
 from numpy.typing import NDArray
 from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import func, select, update
@@ -54,6 +55,12 @@ def begin_again(database: Database, run: Run) -> Run:
         return session.get_one(Run, run.id)
 
 
+def lose(store: ObjectStore, key: str) -> None:
+    """Delete a file of a store that has others: one without files is an outage."""
+    obstore.put(store, "steps/0/of-another-run.parquet", b"")
+    obstore.delete(store, key)
+
+
 def freeze_run(database: Database, store: ObjectStore, run: Run, folder: Path) -> FrozenSteps:
     """Freeze a run and return the row of its file."""
     freeze.freeze(database, store, run.id, folder=folder, stopping=Event())
@@ -75,9 +82,6 @@ def everything(database: Database, run_id: int, zooms: list[tuple[int, int]]) ->
         readers: dict[str, Callable[[], Any]] = {
             "raw": lambda: series.raw_steps(session, run_id, most=10**6),
             "few": lambda: series.raw_steps(session, run_id, first=3, last=90, most=20),
-            "sparklines": lambda: [
-                series.sparklines(session, [run], points) for points in (60, 7, 500)
-            ],
             "flagged": lambda: history.flagged_steps(session, run_id, limit=10**6),
             "cursor": lambda: history.cursor_now(session, run),
             "skips": lambda: series.first_skip_of_latest(session, run_id, most=5),

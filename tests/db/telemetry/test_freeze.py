@@ -301,7 +301,7 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
     store = MemoryStore()
     make_history(database, running)
     rows, stones = _rows(database), _stones(database)
-    freeze_run(database, store, running, tmp_path)
+    key = freeze_run(database, store, running, tmp_path).key
     assert _rows(database) != rows
     changed = partial(unfreeze.unfreeze, database, store, running.id)
     (tmp_path / "stopped").mkdir()
@@ -309,7 +309,7 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
         changed(folder=tmp_path / "stopped", stopping=_Stops())
     (tmp_path / "whole").mkdir()
     assert changed(folder=tmp_path / "whole", stopping=Event())
-    assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [])
+    assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [key])
     with database.reading() as session:
         assert session.get_one(Run, running.id).stored_bytes == 0
     assert not changed(folder=tmp_path, stopping=Event())
@@ -351,7 +351,7 @@ def test_an_interrupted_freeze_continues_only_with_its_file(
     [key] = _keys(store)
     content = bytes(obstore.get(store, key).bytes())
     if damage == "missing":
-        obstore.delete(store, key)
+        frozen_made.lose(store, key)
     else:
         obstore.put(store, key, bytes([content[0] ^ 1]) + content[1:])
     with pytest.raises(StepsUnreadable, match=key):
@@ -420,7 +420,7 @@ def test_summaries_are_rebuilt_from_a_copy_of_the_file(
     row, stones = freeze_run(database, store, running, tmp_path), _stones(database)
     content = obstore.get(store, row.key).bytes()
     files = freeze.copied_steps(database, store, running.id, tmp_path)
-    obstore.delete(store, row.key)
+    frozen_made.lose(store, row.key)
     with database.writing() as session:
         session.connection(execution_options={"step_files": files})
         pyramid.rebuild(session, running.id)
@@ -460,7 +460,7 @@ def test_a_damaged_file_costs_its_own_steps_only(
     row = freeze_run(database, store, running, tmp_path)
     content = bytes(obstore.get(store, row.key).bytes())
     if damage == "missing":
-        obstore.delete(store, row.key)
+        frozen_made.lose(store, row.key)
     else:
         middle = len(content) // 2
         changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
@@ -489,7 +489,7 @@ def test_mending_deletes_no_record_of_a_later_file(
     make_history(database, running)
     row = freeze_run(database, store, running, tmp_path)
     content = bytes(obstore.get(store, row.key).bytes())
-    obstore.delete(store, row.key)
+    frozen_made.lose(store, row.key)
     with database.reading() as session:
         wrong = mismatches(session, store)
     obstore.put(store, row.key, content)
@@ -510,7 +510,7 @@ def test_a_run_starts_from_scratch_without_its_file(
     store = MemoryStore()
     make_history(database, running)
     row = freeze_run(database, store, running, tmp_path)
-    obstore.delete(store, row.key)
+    frozen_made.lose(store, row.key)
     run = begin_again(database, running)
     with frozen_made.reading_files(database, store) as other:
         with other.writing() as session:
@@ -539,7 +539,7 @@ def test_a_run_continues_without_its_file(
     row = freeze_run(database, store, running, tmp_path)
     content = bytes(obstore.get(store, row.key).bytes())
     if damage == "missing":
-        obstore.delete(store, row.key)
+        frozen_made.lose(store, row.key)
     else:
         obstore.put(store, row.key, bytes(len(content) // 2) + content[len(content) // 2 :])
     run = begin_again(database, running)
@@ -666,8 +666,9 @@ def test_a_resume_needs_no_cache(
             assert len(series.raw_steps(session, run.id)["step"]) == 299
 
 
+@pytest.mark.parametrize("is_mount_point", [True, False])
 def test_a_resume_waits_for_a_folder_that_is_not_mounted(
-    database: Database, running: Run, tmp_path: Path
+    database: Database, running: Run, tmp_path: Path, is_mount_point: bool
 ) -> None:
     """Its file is not lost: nothing is recorded, nor frozen, until the folder is there again."""
     store, steps = LocalStore(tmp_path), tmp_path / "steps"
@@ -676,13 +677,17 @@ def test_a_resume_waits_for_a_folder_that_is_not_mounted(
     freeze_run(database, store, running, tmp_path)
     run = begin_again(database, running)
     steps.rename(tmp_path / "away")
+    if is_mount_point:
+        steps.mkdir()
     with frozen_made.reading_files(database, store) as other:
         for _ in range(2):
             with pytest.raises(StorageUnreachable, match="mount it"):
                 frozen_steps.write(other, partial(_truncate, run))
         with pytest.raises(StorageUnreachable, match="mount it"):
             freeze_run(other, store, other_run, tmp_path)
-        assert not steps.exists()
+        assert list(tmp_path.glob("steps/*")) == []
+        if is_mount_point:
+            steps.rmdir()
         (tmp_path / "away").rename(steps)
         frozen_steps.write(other, partial(_truncate, run))
         with other.reading() as session:
@@ -785,7 +790,7 @@ def test_row_groups_are_cached_within_a_bound(
     parts = [footer.part(group, NAMES) for group in (1, 2)]
     monkeypatch.setattr(step_files, "CACHED_BYTES", sum(end - start for start, end in parts))
     found = [files.read(file, [span]) for span in spans]
-    obstore.delete(store, row.key)
+    frozen_made.lose(store, row.key)
     again = files.read(file, spans[1:])
     for name, values in again.items():
         expected = np.concatenate([found[1][name], found[2][name]])
@@ -888,16 +893,16 @@ def test_the_work_of_a_freeze_grows_with_the_steps(
     database: Database, running: Run, tmp_path: Path, has_diverged: bool
 ) -> None:
     """Four times the steps take SQLite about four times the instructions, not sixteen times."""
-    counts = []
+    counts, store = [], MemoryStore()
     for length in (1_000, 4_000):
         run = _another(database, running, length, has_diverged=has_diverged)
-        with frozen_made.reading_files(database, MemoryStore()) as other:
+        with frozen_made.reading_files(database, store) as other:
             counter = itertools.count()
             # Every 100 instructions; a result other than 0 would interrupt.
             other.engine.raw_connection().driver_connection.set_progress_handler(  # type: ignore
                 lambda counter=counter: 0 * next(counter), 100
             )
-            freeze_run(other, MemoryStore(), run, tmp_path)
+            freeze_run(other, store, run, tmp_path)
             assert rows_of(other, run) < 600 or has_diverged  # whose rows are flagged
         counts.append(next(counter))
     assert counts[0] > 100

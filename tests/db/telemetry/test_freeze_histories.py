@@ -151,7 +151,6 @@ class History:
                 window = windows.window(session, run.id, first=first, last=last, most=most)
                 yield f"{first} {last} {most}", repr(window)
             row = session.get_one(Run, run.id)
-            yield "sparkline", repr(series.sparklines(session, [row])[run.id])
             yield "counts", repr((row.step, row.skipped, row.not_stepped, row.loss, row.zero_steps))
             changes = series.changes(session, run.id, series.Cursor(), most=50)
             yield "latest", repr(changes and changes.steps)
