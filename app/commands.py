@@ -223,7 +223,9 @@ def _check_storage(
 
 @storage.command("unfreeze")
 def _unfreeze(
-    chosen: Annotated[list[int] | None, typer.Argument(metavar="[RUN]...", min=1)] = None,
+    chosen: Annotated[
+        list[int] | None, typer.Argument(metavar="[RUN]...", min=1, help="Numbers of runs")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="All runs with frozen steps")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -585,8 +585,8 @@ def test_steps_that_cannot_be_read_are_a_reason(
     with database.reading() as session:
         run = session.get_one(Run, 3)
     key = freeze_run(database, store, run, tmp_path).key
-    if problem == "missing":
-        (folder / key).unlink()
+    if problem == "missing":  # and not all files: then it would be the wrong storage
+        (folder / key).rename(folder / key.replace(".parquet", "-other.parquet"))
     elif problem == "damaged":
         (folder / key).write_bytes(b"PAR1" * 1000)
 
@@ -595,14 +595,16 @@ def test_steps_that_cannot_be_read_are_a_reason(
             raise StorageUnreachable
         return store
 
+    own = Database(database_url, StepFiles(opened))
     with TestClient(
-        create_app(settings, Database(database_url, StepFiles(opened))),
+        create_app(settings, own),
         base_url="http://localhost",
         headers=script.headers,
     ) as reader:
         query: dict[str, Any] = {"metric": "loss", "value": value, "target": 1.5}
         groups = parity(reader, "1,2,3,4,5,6", **query)["groups"]
         last = parity(reader, "1,2,3,4,5,6", metric="loss")["groups"]
+    own.dispose()
     expected = {
         "unreachable": "the storage of the steps does not answer",
     }.get(problem, "the file with the steps of a run is missing or damaged")

@@ -277,7 +277,9 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
     assert "moved by mel, from project speech to project vision" in client.get("/runs/2").text
     with database.reading() as session:
         audit_events = session.scalars(
-            select(AuditEvent).where(AuditEvent.action.like("%/sweeps/%/project"))
+            select(AuditEvent)
+            .where(AuditEvent.action.like("%/sweeps/%/project"))
+            .order_by(AuditEvent.id)
         ).all()
     assert [each.detail for each in audit_events] == ["project speech", "project vision"]
 
