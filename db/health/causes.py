@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
+from db.health.lost_losses import Growth, LostLosses, growth_before
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry.scales import in_words
@@ -29,6 +30,7 @@ NEWEST: tuple[type[StepEvent], ...] = (
     *(events.DirectStep, events.NotStepped, events.ScaledClip, events.BoundedNorms),
     *(events.Uncleared, events.AccumulatedGradients, events.ScalerReplaced, events.NoStep),
     *(events.NoInfChecks, events.Fp16Gradients, events.AdamEps, events.Schedule),
+    *(events.CallOrder, events.UnscaledLoss),
 )
 EARLIEST: tuple[type[StepEvent], ...] = (
     events.BadInputs,
@@ -37,9 +39,10 @@ EARLIEST: tuple[type[StepEvent], ...] = (
 )
 SEVERAL: tuple[type[StepEvent], ...] = (events.Origin, events.NoGradient, events.Precision)
 MOST_EVENTS = 50  # of a kind of which several count
-UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
+UNCLEARED, REPLACED, LEFT_OUT, UNSCALED = 2, 3, 2, 3
 #: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
+LARGE_WEIGHT = 1000.0  # no usual initial weight or gain is as large
 COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 NAMES_SHOWN = 6
 SMALLEST_SCALE = 2.0**-24  # below it no usual gradient overflows
@@ -66,6 +69,8 @@ class Signs:
     first_lost: tuple[int, bool] | None = None
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
     finite_at: int | None = None  # the last step, if its loss is known to be finite
+    lost: LostLosses | None = None  # applied steps with a non-finite loss
+    growth: Growth | None = None  # of the loss before the first that was not finite
 
     def one(self, kind: type[E]) -> E | None:
         """Return the event of a kind; None if there is none."""
@@ -83,6 +88,7 @@ def read(
     skips: Sequence[ScalerEvent],
     replays: Sequence[events.Replay],
     health: ScalingHealth | None,
+    lost: LostLosses | None,
     *,
     may_replay: bool,
 ) -> Signs:
@@ -103,6 +109,7 @@ def read(
         for replay in replays
         if replay.exact and (replay.found or replay.loss_nonfinite)
     ]
+    first = _first_nonfinite_loss(session, run)
     return Signs(
         events=found,
         skips=skips,
@@ -116,19 +123,25 @@ def read(
         has_scaler=has_scaler(run),
         precision=run.precision,
         may_replay=may_replay,
-        first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run),
+        first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run, first),
         resumed=_resumed(session, run),
         finite_at=None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step,
+        lost=lost,
+        growth=None if first is None else growth_before(session, run, first),
     )
 
 
-def _first_nonfinite_step(session: Session, run: Run) -> tuple[int, bool] | None:
+def _first_nonfinite_loss(session: Session, run: Run) -> int | None:
     first = (
         select(func.min(Step.step))
         .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
         .where(Step.run_id == run.id, FLAGGED["nonfinite"])
     )
-    step = session.scalar(first)
+    return session.scalar(first)
+
+
+def _first_nonfinite_step(session: Session, run: Run, step: int | None) -> tuple[int, bool] | None:
+    """Return the first step that was not finite, and whether its loss was. step: of a loss."""
     if step is None:
         return None
     before = select(Step.grad_norm).where(Step.run_id == run.id, Step.step == step - 1)
@@ -167,7 +180,7 @@ def _origin(replay: events.Replay) -> events.Origin:
         direction="backward" if replay.direction == "backward" and kind != "inputs" else "forward",
         kind=kind,
         operation=replay.operation,
-        dtype=replay.dtype,
+        dtype=replay.dtype and replay.dtype.removeprefix("torch."),
         module=None if is_outside else replay.module,
         source=None,
     )
@@ -193,6 +206,8 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     has_zeros = signs.zero_steps >= ZERO_STEPS
     calls = [
         *_refused(signs),
+        *_out_of_order(signs),
+        *_unscaled(signs),
         *_direct_steps(signs),
         *_uncleared(signs),
         *_clipped(signs),
@@ -241,9 +256,53 @@ def _refused(signs: Signs) -> Iterator[Finding]:
             f'At step {unchecked.step:,} GradScaler.{unchecked.method} raised "{unchecked.error}": '
             f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
             "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
-            "not called before the step.",
+            "not called before the step, or zero_grad was called between both.",
             cause="no_inf_checks",
             fix=fixes.NO_INF_CHECKS,
+        )
+
+
+def _out_of_order(signs: Signs) -> Iterator[Finding]:
+    if not (event := signs.one(events.CallOrder)):
+        return
+    said = f'At step {event.step:,} GradScaler.{event.method} raised "{event.error}" '
+    if "_scale is None" in event.error:
+        yield Finding(
+            "The loss was never scaled",
+            f"{said}Call backward on scaler.scale(loss): the scaler has no scale before its first "
+            "loss.",
+            cause="loss_not_scaled",
+            fix=fixes.SCALED_LOSS,
+        )
+        return
+    if event.method == "step":
+        title = "scaler.update is missing between two steps"
+        text = "Each scaler.step() of an optimizer is followed by one scaler.update()."
+    elif "after" in event.error:
+        title = "unscale_ is called after the step"
+        text = "Unscale gradients between backward and scaler.step(), ahead of a clip."
+    else:
+        title = "unscale_ is called twice in one step"
+        text = (
+            "Gradients are unscaled at most once before each scaler.update(). With accumulation, "
+            "unscale them after the last backward pass of the step only."
+        )
+    yield Finding(title, said + text, cause="scaler_call_order", fix=fixes.CALL_ORDER)
+
+
+def _unscaled(signs: Signs) -> Iterator[Finding]:
+    event = signs.one(events.UnscaledLoss)
+    if event and event.count >= UNSCALED:
+        scale = f", {in_words(signs.scale)} at last" if signs.scale else ""
+        yield Finding(
+            "A loss is not scaled",
+            f"In {event.count:,} steps of {event.optimizer}, the last time at step "
+            f"{event.step:,}, a backward pass began from a loss that scaler.scale() had not "
+            f"multiplied. The scaler divides all gradients by the scale{scale}, those of that loss "
+            "too: SGD hardly moves by them, they have no weight beside those of a scaled loss, and "
+            "the small ones are 0 in fp16.",
+            cause="loss_not_scaled",
+            fix=fixes.SCALED_LOSS,
         )
 
 
@@ -384,7 +443,7 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     elif adam := signs.one(events.AdamEps):
         yield _adam_eps(adam)
     elif first_step := signs.one(events.FirstNonfinite):
-        yield _first_nonfinite(signs, first_step)
+        yield from _first_nonfinite(signs, first_step)
     elif "unobserved" in kinds and len(set(kinds)) == 1:
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
@@ -436,7 +495,7 @@ def _first_lost(signs: Signs) -> Iterator[Finding]:
         event = events.FirstNonfinite(
             step=step, loss_nonfinite=not loss_is_finite, culprits=[], finite=step - 1
         )
-        yield _first_nonfinite(signs, event)
+        yield from _first_nonfinite(signs, event)
 
 
 def _is_undefined(origin: events.Origin) -> bool:
@@ -478,30 +537,50 @@ def _adam_eps(event: events.AdamEps) -> Finding:
     )
 
 
-def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Finding:
+def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Finding]:
+    if event.loss_nonfinite and signs.lost and signs.lost.are_gradients_finite:
+        return  # the weights are finite
     precision = signs.precision or "this precision"
     names = _names([parameter.name for parameter in event.culprits])
     if event.loss_nonfinite:
         title = f"The loss is not finite from step {event.step:,} on"
-        text = (
-            f"{event.finite:,} steps before it were finite. In that step's forward pass a "
+        text = _before(event.finite) + (
+            f"In that step's forward pass a "
             f"number went beyond what {precision} holds, or an operation was not defined: a "
             "logarithm of 0, a division by 0, weights that grew too large."
         )
     else:
         title = f"Gradients are not finite from step {event.step:,} on"
-        text = (
-            f"{event.finite:,} steps before it were finite, and so was this step's loss. In its "
+        text = _before(event.finite) + (
+            f"Its loss was finite. In its "
             f"backward pass a gradient{f' ({names})' if names else ''} was undefined or too large, "
             "or the batch held an inf that the forward pass had hidden."
         )
-    return Finding(
+    if grown := _grown(signs):
+        text = _before(event.finite) + grown
+    yield Finding(
         title,
         f"{text} Without a scaler such a step is applied to the weights, so everything after it is "
         "a consequence. Continue from a checkpoint before this step, or restart.",
         before=event.step,
         cause="nonfinite_without_scaler",
-        fix=fixes.FIRST_NONFINITE,
+        fix=fixes.DIVERGED if grown else fixes.FIRST_NONFINITE,
+    )
+
+
+def _before(finite: int) -> str:
+    return f"{finite:,} steps before it were finite. " if finite else ""
+
+
+def _grown(signs: Signs) -> str:
+    """Return a sentence on a loss that had grown until it was not finite, or ""."""
+    if not (growth := signs.growth):
+        return ""
+    return (
+        f"The loss had grown from {growth.first_loss:.3g} at step {growth.first_step:,} to "
+        f"{growth.last_loss:.3g} at step {growth.last_step:,}: the training diverged, and the "
+        "numbers grew until they were not finite. Lower the learning rate, warm it up, or clip "
+        "gradients."
     )
 
 
@@ -513,7 +592,7 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     buffers = list(precision_findings.nonfinite_buffers(signs.one(events.NonfiniteBuffers), words))
     yield from buffers if not is_unwell else ()
     if forward:
-        yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
+        yield from _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
     elif signs.skips and is_unwell:
         yield _backward(signs, words)
     yield from buffers if is_unwell else ()
@@ -526,19 +605,19 @@ def _forward(
     words: AdviceWords,
     *,
     is_lasting: bool,
-) -> Finding:
+) -> Iterator[Finding]:
     total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
     text = (
         f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
         f"at step {last:,}; the loss scale is not the cause, and a smaller one does not help. "
     )
-    module: str | None = None
+    module, grown, has_large = None, "", False
     remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
     inside = [origin for origin in origins if origin.kind == "inside"]
     kinds = {origin.kind for origin in origins}
     if kinds == {"unobserved"}:
-        return Finding(
+        yield Finding(
             "The loss of a skipped step was not finite",
             f"{text}Whether the batch held a NaN or an inf, or the forward pass overflowed, is "
             "unknown: on a GPU, inputs are examined in the first steps and after a skip, modules "
@@ -547,25 +626,46 @@ def _forward(
             part="skipped",
             is_certain=False,
         )
+        return
     if inside:
         event = inside[0]
-        module, before = event.module, min(before, *(origin.step for origin in inside))
+        before = min(before, *(origin.step for origin in inside))
         text += (
-            f"At step {event.step:,} the output of {module}, in {event.dtype}, was the first "
+            f"At step {event.step:,} the output of {event.module}, in {event.dtype}, was the first "
             "that was not finite, with finite inputs and weights. "
         )
-        if event.dtype == "float16":
+        has_large = _has_large_weight(signs, event)
+        if grown := _grown(signs):
+            text, remedies = text + grown, ("lower_rate",) if is_lasting else ()
+        elif has_large:
+            text += (
+                f"Its largest weight is {float(event.largest_weight or 0):.3g}. If updates have "
+                "made it so large, lower the learning rate, warm it up, or clip gradients, and "
+                "start again from smaller weights."
+            )
+            remedies = ("lower_rate",) if is_lasting else ()
+        elif event.dtype == "float16":
+            module = event.module
             text += f"Run it in fp32, {words.in_fp32}, or use bf16."
         else:
-            text += "It is not an overflow of fp16: look for a division or logarithm of 0 in it."
-            remedies = ()
+            yield Finding(
+                f"The output of {event.module} is not finite",
+                f"{text}Either an operation in it is not defined, such as a division or logarithm "
+                "of 0, or a part of it computes in fp16 and overflows. In fp32 only the first "
+                "remains.",
+                before=before,
+                part="skipped",
+                cause="undefined_forward",
+                fix=fixes.UNDEFINED_FORWARD,
+            )
+            return
     elif any(origin.kind == "weights" for origin in origins):
         text += "Its weights were not finite before it: an earlier step was applied with an inf."
         remedies = ()
     elif any(origin.kind == "outside" for origin in origins):
-        text += (
-            "All modules' outputs were finite: it arose outside of them, in the loss function. "
-            "Compute the loss in fp32, and look for logarithms and divisions of 0."
+        text += outside(signs) + (
+            (grown := _grown(signs))
+            or "Compute the loss in fp32, and look for logarithms and divisions of 0."
         )
     else:
         text += (
@@ -579,17 +679,39 @@ def _forward(
             f", and for activations near 65,504; if it comes again, run the module in fp32, "
             f"{words.in_fp32}, or use bf16."
         )
-    return Finding(
-        f"The forward pass {'overflows' if is_lasting else 'overflowed'}",
+    verb = "overflows" if is_lasting else "overflowed"
+    yield Finding(
+        f"Training diverged until the forward pass {verb}" if grown else f"The forward pass {verb}",
         text,
         module=module,
         before=before,
         remedies=remedies,
         part="skipped",
         cause="forward_overflow",
-        fix=fixes.FORWARD,
+        fix=fixes.DIVERGED if grown or has_large else fixes.FORWARD,
         is_certain=bool(inside),
     )
+
+
+def _has_large_weight(signs: Signs, event: events.Origin) -> bool:
+    """Return whether a module that was trained has a weight that is too large for any input."""
+    has_trained = signs.steps > signs.skipped
+    return has_trained and float(event.largest_weight or 0) >= LARGE_WEIGHT
+
+
+def outside(signs: Signs) -> str:
+    """Return a sentence on where outside of all modules a loss became non-finite, or ""."""
+    found = [o for o in signs.several(events.Origin) if o.kind == "outside"]
+    event = next((o for o in found if o.operation), next(iter(found), None))
+    if event is None or event.direction != "forward":
+        return ""
+    text = "All modules' outputs were finite: it arose outside of them, in the loss function"
+    if event.operation:
+        where = f" at {event.source}" if event.source else ""
+        text += f"; the first gradient that was not finite is that of {event.operation}{where}"
+        # In fp32 it may follow from an overflow of fp16 before a conversion.
+        text += ", in float16" if event.dtype == "float16" else ""
+    return f"{text}. "
 
 
 def _backward(signs: Signs, words: AdviceWords) -> Finding:
@@ -654,17 +776,24 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "All gradients are 0",
             f"In the last {signs.zero_steps:,} steps every gradient was exactly 0, so nothing is "
-            "learned. The loss does not depend on the weights (a factor of 0, a clamp, dead units)"
+            "learned. The loss does not depend on the weights (a factor of 0, a clamp, dead "
+            "units), or gradients are cleared between backward and step"
             + (
                 f", or all gradients underflow at a scale of {in_words(signs.scale)}."
                 if signs.has_scaler and signs.scale is not None and signs.scale < 2**40
                 else ": at this scale it is no underflow."
                 if signs.has_scaler
+                else ", or all gradients are below 6e-8, which is 0 in fp16 without a GradScaler."
+                if _computes_in_fp16(signs)
                 else "."
             ),
             cause="zero_gradients",
             fix=fixes.ZERO_GRADIENTS,
         )
+
+
+def _computes_in_fp16(signs: Signs) -> bool:
+    return any(event.dtype == "float16" for event in signs.several(events.Precision))
 
 
 def _left_out(signs: Signs) -> Iterator[Finding]:

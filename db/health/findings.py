@@ -4,25 +4,25 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, fixes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.input_bound import DataWait, data_wait
+from db.health.lost_losses import LostLosses, lost_losses
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
-from db.tables import ACTIVE, FLAGGED, RECIPE, Run, ScalerEvent, Status, Step, Worker
+from db.tables import ACTIVE, RECIPE, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
 from db.telemetry.scales import in_words
 from db.telemetry.stored_events import StoredEvents
 from halfstep.telemetry import events
-from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 SKIPS_READ = 50
 REPLAYS_READ = 50
@@ -52,7 +52,7 @@ class Evidence:
     """Evidence from which findings are derived."""
 
     health: ScalingHealth | None
-    lost_losses: int = 0  # applied steps with a non-finite loss
+    lost: LostLosses | None = None  # applied steps with a non-finite loss
     skips: Sequence[ScalerEvent] = ()  # the latest, with their culprits
     replays: Sequence[events.Replay] = ()  # the first ones
     modules: Sequence[events.HistogramModule] = ()  # of the newest histogram
@@ -88,13 +88,16 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     # Only runs of a recipe can be forked with a remedy.
     is_recipe = run.source == RECIPE
     health = scaling_health(session, run)
+    lost = lost_losses(session, run)
     is_training = run.status in (Status.STARTING, Status.RUNNING)
     may_replay = is_recipe and is_training and not left_out
     evidence = Evidence(
         health=health,
-        signs=causes.read(session, run, stored, skips, replays, health, may_replay=may_replay),
+        signs=causes.read(
+            session, run, stored, skips, replays, health, lost, may_replay=may_replay
+        ),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
-        lost_losses=_lost_losses(session, run),
+        lost=lost,
         skips=skips,
         replays=replays,
         modules=histogram.modules if histogram else (),
@@ -222,9 +225,10 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
     if scales := [skip.scale_before for skip in evidence.skips if skip.scale_before]:
         text += f", at every loss scale down to {in_words(min(scales))}"
     text += (
-        ": neither updates nor the loss scale are the cause, and no setting of them fixes it. Look "
+        ": neither updates nor the loss scale are the cause, and no setting of them fixes it. "
+        f"{causes.outside(evidence.signs)}Look "
         "for a NaN in the data or the initial weights, the log of zero, a root of less than zero, "
-        "a division by zero."
+        "a division by zero, or inf divided by inf after an overflow of fp16."
     )
     if evidence.variant != "fp32":
         text += (
@@ -236,13 +240,25 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _losses(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.lost_losses:
-        yield Finding(
-            "The loss is not finite, but its gradients are",
-            f"{evidence.lost_losses:,} such steps were applied. The term that overflows does not "
-            "affect the gradients: it is only reported, or averages values that are masked out. "
-            "The weights stay finite as long as the gradients do; compute that term in fp32.",
+    if not (lost := evidence.lost) or not lost.are_gradients_finite:
+        return
+    reasons = []
+    if lost.has_nan:
+        reasons.append(
+            "NaN is usually a mean over no elements: a batch without a label to learn, an empty "
+            "mask."
         )
+    if lost.has_inf:
+        reasons.append(
+            "inf is usually a term that the gradient does not pass through: a class that is masked "
+            "with -inf, the logarithm of 0 under a mask, a sum that is only reported."
+        )
+    yield Finding(
+        "The loss is not finite, but its gradients are",
+        f"{lost.count:,} such steps were applied, the last one at step {lost.last:,}. The weights "
+        f"stay finite as long as the gradients do. {' '.join(reasons)} Look at the batch of that "
+        "step, and leave such elements out of the loss before it is averaged.",
+    )
 
 
 def _one_module(evidence: Evidence) -> Iterator[Finding]:
@@ -384,21 +400,6 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
 
 def _is_unwell(evidence: Evidence) -> bool:
     return evidence.health is not None and evidence.health.word in ("oscillating", *ILL)
-
-
-def _lost_losses(session: Session, run: Run) -> int:
-    # Without a scaler a bad update is always applied, which other findings report.
-    if groups.variant(run.settings) != "fp16":
-        return 0
-    return session.connection().scalar(_lost_losses_query(), {"run_id": run.id}) or 0
-
-
-@cache
-def _lost_losses_query() -> Select[Any]:
-    # Without the hint SQLite reads all steps instead of this partial index.
-    query = select(func.count(Step.step)).with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
-    is_lost = (FLAGGED["nonfinite"], Step.flags.op("&")(SKIPPED) == 0)
-    return query.where(Step.run_id == bindparam("run_id"), *is_lost)
 
 
 def _nan_steps(session: Session, run: Run) -> int:

@@ -11,6 +11,18 @@ optimizer.zero_grad()          # at the start of every iteration
 loss.backward()
 optimizer.step()
 """
+SCALED_LOSS = """\
+scaler.scale(loss).backward()  # every loss of this optimizer, not loss.backward()
+scaler.step(optimizer)
+scaler.update()
+"""
+CALL_ORDER = """\
+for _ in range(accumulated):
+    scaler.scale(loss).backward()
+scaler.unscale_(optimizer)     # once, after the last backward pass
+scaler.step(optimizer)
+scaler.update()                # once, after the steps of all optimizers
+"""
 CLIP = """\
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)     # before the clip
@@ -48,6 +60,14 @@ for batch in loader:
 FORWARD = """\
 with torch.autocast(device, enabled=False):           # around the module that overflows
     out = module(x.float())
+"""
+UNDEFINED_FORWARD = """\
+with torch.autocast(device, enabled=False):
+    out = module(x.float())
+assert out.isfinite().all()                           # no: look for a division or logarithm of 0
+"""
+DIVERGED = """\
+optimizer = torch.optim.AdamW(model.parameters(), lr=rate / 10)
 """
 BACKWARD = """\
 scaler = torch.amp.GradScaler(device, growth_interval=10_000)

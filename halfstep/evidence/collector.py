@@ -29,6 +29,7 @@ from halfstep.telemetry.events import (
     AdamEps,
     BadInput,
     BadInputs,
+    CallOrder,
     Culprit,
     DirectStep,
     Event,
@@ -43,6 +44,7 @@ from halfstep.telemetry.events import (
     ScaledClip,
     Scaler,
     Uncleared,
+    UnscaledLoss,
 )
 from halfstep.telemetry.events import Origin as OriginEvent
 from halfstep.telemetry.flags import SKIPPED, optimizer_skipped
@@ -56,6 +58,8 @@ MAX_INPUT_SEARCHES = 3  # searches of the loop's variables, each a pass over its
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
 SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
+#: Parts of the messages with which a scaler rejects calls in the wrong order.
+OF_ORDER = ("has already been called", "is being called after", "_scale is None")
 PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
 
 
@@ -70,7 +74,8 @@ class Collector:
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
         self._tallies = {
-            kind: Tally(kind, on_event) for kind in (DirectStep, NotStepped, ScaledClip, Uncleared)
+            kind: Tally(kind, on_event)
+            for kind in (DirectStep, NotStepped, ScaledClip, Uncleared, UnscaledLoss)
         }
         self._modules: tuple[nn.Module, ...] = ()
         self._precisions: set[str] = set()
@@ -143,6 +148,10 @@ class Collector:
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
         self._tallies[ScaledClip].add(step, optimizer=optimizer, max_norm=norm)
 
+    def unscaled_loss(self, step: int, optimizer: str) -> None:
+        """Record a scaler's step whose gradients hold some of a loss without the scale."""
+        self._tallies[UnscaledLoss].add(step, optimizer=optimizer)
+
     def clipped(self, steps: int, norm: Value, loss: Value) -> None:
         """Record that gradients of a loop without a scaler are about to be clipped.
 
@@ -197,7 +206,9 @@ class Collector:
     def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
         """Record an exception from a method of the scaler."""
         text = " ".join(str(error).split())[:500]
-        if "No inf checks" in text:
+        if any(each in text for each in OF_ORDER):
+            self._once(CallOrder(step=step, method=method, error=text))
+        elif "No inf checks" in text:
             empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
             self._once(NoInfChecks(step=step, method=method, optimizers=empty[:NAMES], error=text))
         elif "unscale FP16 gradients" in text:
@@ -509,7 +520,7 @@ class Collector:
         search(chain(buffers, averaged), self._host_copies, report)
 
     def _once(
-        self, event: NoInfChecks | Fp16Gradients | AdamEps | NoGradient | OriginEvent
+        self, event: NoInfChecks | Fp16Gradients | CallOrder | AdamEps | NoGradient | OriginEvent
     ) -> None:
         """Emit the first event of a kind, for each optimizer if it names one."""
         key = f"{event.tag} {getattr(event, 'optimizer', None)}"

@@ -81,6 +81,7 @@ class Origin:
         self._open: list[tuple[nn.Module, int]] = []
         self._forward: list[Suspect] = []
         self._backward: list[Suspect] = []
+        self._largest: dict[str, Tensor] = {}  # weight, by module
         self._in_backward = False
         self._has_all_nodes = True
 
@@ -116,6 +117,7 @@ class Origin:
         """Arm the step that begins."""
         self.is_armed, self._has_observed = True, False
         self._spans, self._open, self._forward, self._backward = [], [], [], []
+        self._largest = {}
         self._has_all_nodes = True
         if has_compiled():  # inner modules are not called, and torch warns of such hooks
             return
@@ -163,9 +165,11 @@ class Origin:
         of_flag = found_inf.device if isinstance(found_inf, Tensor) else torch.device("cpu")
         device = suspects[0].total.device if suspects else of_flag
         numbers = [each.total.to(device, non_blocking=True) for each in suspects]
+        numbers += [each.to(device, non_blocking=True) for each in self._largest.values()]
         numbers += [_tensor(each, device) for each in (scale, found_inf, loss)]
+        modules, self._largest = list(self._largest), {}
         self._host_copies.send(
-            partial(self._report, step, suspects, forward, self._has_all_nodes),
+            partial(self._report, step, suspects, forward, modules, self._has_all_nodes),
             torch.stack(numbers).detach(),
         )
 
@@ -216,6 +220,7 @@ class Origin:
             self._spans.append((first, _get_sequence_nr(), name))
             for parameter in module.parameters(recurse=False):
                 self._note(self._forward, parameter, name, None, "weight", name)
+                self._measure_weight(name, parameter)
             for each in _floats(output):
                 self._note(self._forward, each, name, None, "output", name)
         except Exception:
@@ -251,6 +256,13 @@ class Origin:
         dtype = str(tensor.dtype).removeprefix("torch.")
         suspects.append(Suspect(name, dtype, total, module, source, part))
 
+    def _measure_weight(self, name: str, parameter: Tensor) -> None:
+        values = _values(parameter)
+        if values is not None:
+            largest = torch.linalg.vector_norm(values, math.inf, dtype=torch.float32)
+            known = self._largest.get(name)
+            self._largest[name] = largest if known is None else torch.maximum(known, largest)
+
     def _name(self, module: nn.Module) -> str:
         return self._names.get(module) or type(module).__name__
 
@@ -272,12 +284,14 @@ class Origin:
         step: int,
         suspects: list[Suspect],
         forward: int,
+        modules: list[str],  # whose largest weights follow the totals
         has_all_nodes: bool,  # else an earlier node may be the origin
         arrived: list[Tensor],
     ) -> None:
-        *totals, scale, found_inf, loss = arrived[0].tolist()
+        *numbers, scale, found_inf, loss = arrived[0].tolist()
         if not found_inf:
             return
+        totals, weights = numbers[: len(suspects)], numbers[len(suspects) :]
         self._seen += 1
         if self._seen >= ENOUGH:  # not again until there are ten times as many skips
             self._seen = self.left = self._looks = 0
@@ -291,9 +305,11 @@ class Origin:
         nodes = [each for is_forward, each in bad if not is_forward]
         is_forward = not math.isfinite(loss)  # else nonfinite values in the forward pass are masked
         if is_forward and outputs:
-            self._on_event(_forward_origin(step, scale, outputs[0]))
+            largest = dict(zip(modules, weights, strict=True)).get(outputs[0].module or "")
+            self._on_event(_forward_origin(step, scale, outputs[0], largest))
         elif is_forward:
-            self._on_event(_unknown_origin(step, scale, "forward", "outside"))
+            node = next((each for each in nodes if each.part == "node"), None)
+            self._on_event(_unknown_origin(step, scale, "forward", "outside", node))
         elif not has_all_nodes:
             self._on_event(_unknown_origin(step, scale, "backward", "unobserved"))
         elif nodes:
@@ -302,7 +318,9 @@ class Origin:
             self._on_event(_unknown_origin(step, scale, "backward", "elsewhere"))
 
 
-def _forward_origin(step: int, scale: float, first: Suspect) -> events.Origin:
+def _forward_origin(
+    step: int, scale: float, first: Suspect, largest_weight: float | None
+) -> events.Origin:
     return events.Origin(
         step=step,
         scale=scale,
@@ -312,6 +330,7 @@ def _forward_origin(step: int, scale: float, first: Suspect) -> events.Origin:
         dtype=first.dtype,
         module=first.module if first.part != "input" else first.name,
         source=None,
+        largest_weight=largest_weight,
     )
 
 
@@ -341,16 +360,18 @@ def _unknown_origin(
     scale: float,
     direction: events.Direction,
     kind: Literal["outside", "unobserved", "elsewhere"],
+    nearest: Suspect | None = None,
 ) -> events.Origin:
+    """Return an origin that is not observed itself. nearest: the first bad node after it."""
     return events.Origin(
         step=step,
         scale=scale,
         direction=direction,
         kind=kind,
-        operation=None,
-        dtype=None,
+        operation=nearest and nearest.name[:200],
+        dtype=nearest and nearest.dtype,
         module=None,
-        source=None,
+        source=nearest and nearest.source,
     )
 
 
@@ -369,6 +390,12 @@ def _nodes(roots: Any) -> Iterator[Any]:
 
 def _total(tensor: Tensor) -> Tensor | None:
     """Return the sum in fp32, to avoid overflow; None if the tensor has none."""
+    values = _values(tensor)
+    return None if values is None else values.sum(dtype=torch.float32)
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """Return the local floating-point elements of a tensor; None if it has none."""
     values = tensor.detach()
     values = values.to_local() if hasattr(values, "to_local") else values
     values = values._values() if values.is_sparse else values
@@ -376,7 +403,7 @@ def _total(tensor: Tensor) -> Tensor | None:
         values = torch.view_as_real(values.resolve_conj())
     if not values.is_floating_point() or not values.numel():
         return None
-    return values.sum(dtype=torch.float32)
+    return values
 
 
 def _floats(values: Any) -> Iterator[Tensor]:

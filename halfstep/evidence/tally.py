@@ -3,9 +3,16 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from halfstep.telemetry.events import DirectStep, Event, NotStepped, ScaledClip, Uncleared
+from halfstep.telemetry.events import (
+    DirectStep,
+    Event,
+    NotStepped,
+    ScaledClip,
+    Uncleared,
+    UnscaledLoss,
+)
 
-Counted: TypeAlias = DirectStep | NotStepped | ScaledClip | Uncleared
+Counted: TypeAlias = DirectStep | NotStepped | ScaledClip | Uncleared | UnscaledLoss
 
 
 class Tally:

@@ -29,6 +29,7 @@ PLAIN_AFTER = 100  # passes; evidence examines each of these (PRECISION_PASSES)
 NOTHING = (None, None)
 NO_PASS = -1  # torch's id of the running pass, outside any
 INPUTS = 3  # index of the inputs among the engine's arguments after the roots
+PRODUCTS = ("MulBackward0", "DivBackward0")  # what a loss that is scaled by hand comes from
 
 
 def mark(parameter: Tensor) -> Mark:
@@ -56,10 +57,13 @@ def marks(parameters: Sequence[Tensor]) -> list[Mark]:
 class BackwardPass:
     """A pass under way or done. losses: of its roots; None if any is unknown."""
 
-    __slots__ = ("changed", "is_scaled", "losses", "weights")
+    __slots__ = ("changed", "is_scaled", "is_unscaled", "losses", "weights")
 
-    def __init__(self, losses: list[Value] | None, *, is_scaled: bool) -> None:
-        self.losses, self.is_scaled = losses, is_scaled
+    def __init__(
+        self, losses: list[Value] | None, *, is_scaled: bool, is_unscaled: bool = False
+    ) -> None:
+        """is_scaled, is_unscaled: neither is true if it is unknown."""
+        self.losses, self.is_scaled, self.is_unscaled = losses, is_scaled, is_unscaled
         #: Ids of named parameters in the first iteration: those whose gradients it changed, and the
         #: weights' versions before it.
         self.changed: set[int] = set()
@@ -82,6 +86,7 @@ class OwnLosses:
         "losses",
         "of_grad",
         "took",
+        "unscaled",
     )
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -91,6 +96,7 @@ class OwnLosses:
         self.took: BackwardPass | None = None  # the pass in which it stepped
         self.is_first = True  # no pass has changed its gradients since its step
         self.is_scaled = False  # a pass that changed its gradients began from a scaled loss
+        self.unscaled = 0  # passes over its gradients that began from a loss without the scale
         self.is_carried = False  # the gradients of the last step were not cleared since
         self.carried = 0  # steps in a row that were made with such gradients
         self._weights: int | None = None  # their version at the first pass
@@ -127,6 +133,7 @@ class OwnLosses:
         self._weights = weights
         if not (any(now) and _overlap(now, self._mark)):
             self.losses, self.is_first, self.is_carried = [], True, False  # cleared since
+            self.unscaled = 0
         elif self.is_first and now == self._mark:
             self.is_carried = True
         return False
@@ -147,6 +154,7 @@ class OwnLosses:
             self.is_first = False
             self.losses += done.losses or ()
         self.is_scaled |= done.is_scaled
+        self.unscaled += done.is_unscaled
         return True
 
     def begins_at(self, versions: Mapping[int, int]) -> None:
@@ -204,6 +212,7 @@ class OwnLosses:
         self.carried = self.carried + 1 if self.is_carried else 0
         self.is_carried = False
         self.losses, self.of_grad, self.is_first, self.is_scaled = [], [], True, False
+        self.unscaled = 0
         return losses
 
 
@@ -219,6 +228,10 @@ class BackwardPasses:
         self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
         self._is_scaled = False  # a tensor was scaled from which no pass has started yet
         self._is_pass_scaled = False  # the pass under way starts from a scaled loss
+        self._is_pass_unscaled = False  # it starts from a loss that was not multiplied by the scale
+        self._given: dict[int, ReferenceType[Tensor]] = {}  # losses given to scale, by their ids
+        self._used: set[int] = set()  # ids of scaled tensors that passes have started from
+        self._has_scaled = False  # a tensor was ever scaled, as far as calls are seen
         self.is_over = False  # a row has closed: the next call starts a new iteration
         self._recent: list[Value] = []  # losses since the last step of any optimizer
         self._early: list[BackwardPass] | None = []  # of the first iteration
@@ -255,11 +268,12 @@ class BackwardPasses:
         if self.is_over:
             self._begin_iteration()
         if len(self._scaled) > MOST_KEPT:
-            self._scaled.clear()
+            self._forget_scaled()
         if isinstance(result, Tensor):
             if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
                 self._scaled[id(result)] = ref(result), known_loss(outputs)
-                self._is_scaled = True
+                self._given[id(outputs)] = ref(outputs)
+                self._is_scaled = self._has_scaled = True
         elif isinstance(result, list | tuple) and isinstance(outputs, list | tuple):
             for each, of in zip(result, outputs, strict=True):
                 self.scaled(each, of)
@@ -285,6 +299,7 @@ class BackwardPasses:
         self.count += 1
         self.since_step = 1
         self._is_scaled = False
+        self._used.add(id(root))
         return True
 
     def resumes(
@@ -299,6 +314,7 @@ class BackwardPasses:
         self._scaled[scaled_id] = scaled, loss
         self._is_scaled = not has_passed
         if has_passed:
+            self._used.add(scaled_id)
             self._plain_loss, self.since_step = loss, 1
 
     def _examine(self) -> None:
@@ -327,7 +343,9 @@ class BackwardPasses:
             return losses
         self.count += 1
         self.since_step += 1
-        self._stack.append(BackwardPass(losses, is_scaled=self._is_pass_scaled))
+        self._stack.append(
+            BackwardPass(losses, is_scaled=self._is_pass_scaled, is_unscaled=self._is_pass_unscaled)
+        )
         if self._again:
             self._again = set()
         for identity, own in self._own.items():  # a comprehension costs a call
@@ -395,6 +413,11 @@ class BackwardPasses:
         own = self._own.get(optimizer)
         return own is not None and own.is_scaled and own.is_uncleared()
 
+    def has_unscaled(self, optimizer: int) -> bool:
+        """Return whether its gradients hold some of a loss that was not multiplied by the scale."""
+        own = self._own.get(optimizer)
+        return own is not None and own.unscaled > 0
+
     def has_moved(self, optimizer: int) -> bool:
         """Return whether an optimizer's weights changed since its last backward pass."""
         own = self._own.get(optimizer)
@@ -421,8 +444,13 @@ class BackwardPasses:
         self.is_over = False
         if self._early is not None and self._own:
             self._early, self._early_marks = None, {}
-        self._scaled.clear()
+        self._forget_scaled()
         self._is_scaled = False
+
+    def _forget_scaled(self) -> None:
+        self._scaled.clear()
+        self._given.clear()
+        self._used.clear()
 
     def forget(self, optimizer: int) -> None:
         """Choose the probed parameters again, for an optimizer whose groups changed."""
@@ -431,16 +459,19 @@ class BackwardPasses:
 
     def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:
         losses: list[Value] = []
-        self._is_pass_scaled = False
+        self._is_pass_scaled = self._is_pass_unscaled = False
         for root in roots:
             if (scaled := self._scaled.get(id(root))) and scaled[0]() is root:
                 loss = scaled[1]
                 self._is_pass_scaled = True
+                self._used.add(id(root))
             elif not isinstance(root, Tensor) or root.numel() != 1:
                 return None
             else:
                 loss = known_loss(root)
-                if self._is_scaled and scale is not None and loss is not None:
+                if self._is_unscaled(root):
+                    self._is_pass_unscaled = True
+                elif self._is_scaled and scale is not None and loss is not None:
                     self._is_pass_scaled = True
                     loss = loss / (scale.item() if scale.is_cpu else scale)
             if loss is None:
@@ -448,6 +479,17 @@ class BackwardPasses:
             losses.append(loss)
         self._is_scaled = False
         return losses
+
+    def _is_unscaled(self, root: Tensor) -> bool:
+        """Return whether a root is certainly not multiplied by the scale.
+
+        It is one that was given to `scale` itself, or all that `scale` returned were roots
+        already. A product may be scaled by hand.
+        """
+        if (given := self._given.get(id(root))) and given() is root:
+            return True
+        is_product = root.grad_fn is not None and root.grad_fn.name() in PRODUCTS
+        return self._has_scaled and self._scaled.keys() <= self._used and not is_product
 
     def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> bool:
         """Record a pass of autograd.grad; return whether it is over known parameters."""

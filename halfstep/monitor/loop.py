@@ -497,7 +497,15 @@ class Loop:
             if before is not None and row.number is None and not before.measured:
                 self._replace(before, row)
         if identity not in row.measured:  # otherwise it was measured before a clip
+            is_unscaled = self._passes.has_unscaled(identity)
             self._measure(row, optimizer, scale)
+            if is_unscaled and identity in self._known:
+                self._best_effort(
+                    "unscaled losses",
+                    self._evidence.unscaled_loss,
+                    self.closed_steps + 1,
+                    self._known[identity].name,
+                )
 
     def _is_ascent(self, row: CurrentStep) -> bool:
         """Return True if the scaler was updated within a step, as by SAM's first half.

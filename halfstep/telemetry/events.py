@@ -686,6 +686,8 @@ class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
     dtype: Text | None
     module: Text | None
     source: Text | None  # file, line and function
+    # Of the module, if its output was the first; UNSET before version 0.1.
+    largest_weight: Number | UnsetType | None = UNSET
 
 
 class BadInput(Part, frozen=True, kw_only=True):
@@ -724,6 +726,13 @@ class NotStepped(StepEvent, frozen=True, kw_only=True, tag="not_stepped"):
 
     step: StepNumber
     count: Count
+
+
+class UnscaledLoss(StepEvent, frozen=True, kw_only=True, tag="unscaled_loss"):
+    """Steps of a scaler with gradients of a loss that was not multiplied by the scale."""
+
+    count: Count
+    optimizer: Text
 
 
 class ScaledClip(StepEvent, frozen=True, kw_only=True, tag="scaled_clip"):
@@ -783,6 +792,13 @@ class NoInfChecks(StepEvent, frozen=True, kw_only=True, tag="no_inf_checks"):
     error: Text
 
 
+class CallOrder(StepEvent, frozen=True, kw_only=True, tag="call_order"):
+    """A scaler rejected a call that came too early, too late or twice."""
+
+    method: Text  # of the scaler
+    error: Text
+
+
 class Fp16Gradients(StepEvent, frozen=True, kw_only=True, tag="fp16_gradients"):
     """A scaler refused gradients of type float16."""
 
@@ -833,7 +849,8 @@ KINDS: dict[str, type[Event]] = {
             PrecisionPlan,
         ),
         *(Replay, NonfiniteBuffers, Schedule, Origin, BadInputs, FirstNonfinite),
-        *(DirectStep, NotStepped, ScaledClip, BoundedNorms, Uncleared, AccumulatedGradients),
-        *(NoGradient, NoStep, NoInfChecks, Fp16Gradients, AdamEps),
+        *(DirectStep, NotStepped, UnscaledLoss, ScaledClip, BoundedNorms, Uncleared),
+        *(AccumulatedGradients, NoGradient, NoStep, NoInfChecks, CallOrder, Fp16Gradients),
+        AdamEps,
     )
 }

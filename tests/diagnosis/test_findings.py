@@ -26,7 +26,10 @@ def test_the_true_cause_is_named_first(loop: Loop) -> None:
 
 
 #: Causes whose evidence depends on values that only the device has.
-OF_VALUES = ("nonfinite_inputs", "singular_gradient", "forward_overflow", "backward_overflow")
+OF_VALUES = (
+    *("nonfinite_inputs", "singular_gradient", "forward_overflow", "backward_overflow"),
+    *("undefined_forward", "loss_not_scaled"),
+)
 #: Loops with a single non-finite loss, long after the steps whose inputs are examined on a GPU.
 UNEXAMINED = ("one_batch_with_a_nan",)
 

@@ -84,6 +84,7 @@ class Truth:
     buffers_nonfinite: list[str] = field(default_factory=list)
     weights_nonfinite: list[str] = field(default_factory=list)
     moved: int = 0  # parameters that ended elsewhere than they began
+    unscaled: int = 0  # passes from a loss that is not a multiple of one given to scale
     autocasts: set[torch.dtype] = field(default_factory=set)
     half_parameters: int = 0
     small_eps: int = 0
@@ -167,18 +168,39 @@ class _Recorder:
             )
             loss = sum(float(_values(root.detach()).float().sum()) for root in roots) / scale
             received = {key for key, p in self._parameters.items() if p.grad is not None}
+            self.truth.unscaled += self._has_scaled and not any(map(self._is_scaled, roots))
             self.truth.passes.append(Pass(loss, before, self._bad(), received, carried))
             self.truth.last_loss = loss
             return result
 
         return engine
 
+    _has_scaled = False
+
+    @staticmethod
+    def _is_scaled(root: Tensor) -> bool:
+        """Return whether a root was computed from what a scaler returned."""
+        waiting, seen = [root.grad_fn], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node.metadata.get("is_scaled"):
+                return True
+            waiting += [below for below, _ in node.next_functions]
+        return False
+
     def scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: GradScaler, outputs: Any) -> Any:
             if scaler.is_enabled():
                 self._scalers[id(scaler)] = scaler  # kept, so that no id is used again
                 self.truth.scalers = len(self._scalers)
-            return original(scaler, outputs)
+            result = original(scaler, outputs)
+            if isinstance(result, Tensor) and scaler.is_enabled() and result.grad_fn is not None:
+                self._has_scaled = True
+                result.grad_fn.metadata["is_scaled"] = True
+            return result
 
         return scale
 
@@ -398,6 +420,18 @@ def _singular_gradient(truth: Truth, fp32: Truth) -> bool:
     return min(both) > 0
 
 
+def _undefined_forward(truth: Truth, fp32: Truth) -> bool:
+    return min(truth.nonfinite_losses, fp32.nonfinite_losses) > 0 and not truth.inputs_nonfinite
+
+
+def _loss_not_scaled(truth: Truth, _: Truth) -> bool:
+    return truth.unscaled >= 20 or "_scale is None" in truth.error
+
+
+def _scaler_call_order(truth: Truth, _: Truth) -> bool:
+    return "has already been called" in truth.error or "is being called after" in truth.error
+
+
 def _gradients_not_cleared(truth: Truth, _: Truth) -> bool:
     stale = [each for each in truth.passes if each.before]
     return (len(stale) > 10 and truth.skipped > 10) or sum(e.carried for e in truth.passes) > 10
@@ -486,6 +520,9 @@ PROOFS: dict[str, Callable[[Truth, Truth], bool]] = {
     "forward_overflow": _forward_overflow,
     "backward_overflow": _backward_overflow,
     "singular_gradient": _singular_gradient,
+    "undefined_forward": _undefined_forward,
+    "loss_not_scaled": _loss_not_scaled,
+    "scaler_call_order": _scaler_call_order,
     "gradients_not_cleared": _gradients_not_cleared,
     "scaler_not_restored": _scaler_not_restored,
     "scaled_gradients_clipped": _scaled_gradients_clipped,

@@ -9,6 +9,7 @@ from msgspec import convert
 from db.database import Database
 from db.health import advice_words, causes, findings, scaling_health
 from db.health.findings import Evidence
+from db.health.lost_losses import LostLosses
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
 from halfstep.telemetry.events import (
@@ -102,7 +103,7 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
         ),
         (
             "healthy",
-            {"lost_losses": 3},
+            {"lost": LostLosses(3, 40, has_nan=True, has_inf=False, are_gradients_finite=True)},
             ["The loss is not finite, but its gradients are"],
         ),
         (

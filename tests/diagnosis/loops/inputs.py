@@ -212,3 +212,51 @@ def gradient_explodes(watch: WatchCall) -> None:
         loss = weight * F.cross_entropy(net(x), y) / 3
         loss.backward()
         optimizer.step()
+
+
+class Normalised(nn.Module):
+    """Divides each example by its length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, 8)."""
+        return x / x.norm(dim=1, keepdim=True)
+
+
+class Shares(nn.Module):
+    """Divides each example by the sum of its positive numbers, of which it may have none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, 8)."""
+        positive = x.relu()
+        return positive / positive.sum(1, keepdim=True)
+
+
+class Logarithms(nn.Module):
+    """Takes the logarithms of the sizes of all numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, 8)."""
+        return x.abs().log()
+
+
+@loop(
+    cause="undefined_forward",
+    harmful={*SCALE, "bf16", "lower_rate", "zero_grad"},
+    variants=[{"kind": "length"}, {"kind": "share"}, {"kind": "logarithm"}],
+)
+def division_by_zero(watch: WatchCall, kind: str = "length") -> None:
+    """One example in some batches is all zeros, whose length, sum or logarithm is used."""
+    first = {"length": Normalised, "share": Shares, "logarithm": Logarithms}[kind]()
+    net = nn.Sequential(first, mlp())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler()
+    watch(net, name="zeros")
+    for number, (x, y) in enumerate(labelled(60)):
+        if number % 7 == 3:
+            x[3] = 0
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()

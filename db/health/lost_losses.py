@@ -1,0 +1,102 @@
+"""Losses that are not finite: whether they reached the weights, and what the loss was before."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy.orm import Session
+
+from db.tables import FLAGGED, Run, Step
+from db.telemetry import frozen_steps
+from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED, SKIPPED
+
+ROWS_READ = 100  # the first ones and the last ones
+FIRST_STEPS, STEPS_BEFORE = 5, 20
+DIVERGED = 100.0  # times the smallest of the first losses
+
+
+@dataclass(frozen=True)
+class LostLosses:
+    """Applied steps with a loss that is not finite."""
+
+    count: int
+    last: int  # the last of these steps
+    has_nan: bool
+    has_inf: bool
+    are_gradients_finite: bool  # of all of them that were read
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The smallest of the first losses, and the last one before a step."""
+
+    first_step: int
+    first_loss: float
+    last_step: int
+    last_loss: float
+
+
+def lost_losses(session: Session, run: Run) -> LostLosses | None:
+    """Return the applied steps of a run whose loss was not finite, or None if there are none."""
+    connection, of_run = session.connection(), {"run_id": run.id}
+    count = connection.scalar(_count_query(), of_run) or 0
+    if not count:
+        return None
+    rows = [*connection.execute(_rows_query(is_last=False), of_run)]
+    rows += connection.execute(_rows_query(is_last=True), of_run)
+    return LostLosses(
+        count=count,
+        last=max(row.step for row in rows),
+        has_nan=any(row.loss is None for row in rows),
+        has_inf=any(row.loss is not None for row in rows),
+        are_gradients_finite=all(_is_finite(row.grad_norm, row.flags) for row in rows),
+    )
+
+
+def _is_finite(norm: float | None, flags: int) -> bool:
+    """Return whether gradients were finite. norm: None for NaN."""
+    return norm is not None and (math.isfinite(norm) or bool(flags & NORM_OVERFLOW))
+
+
+@cache
+def _count_query() -> Select[Any]:
+    return _lost(select(func.count(Step.step)))
+
+
+@cache
+def _rows_query(*, is_last: bool) -> Select[Any]:
+    order = Step.step.desc() if is_last else Step.step
+    rows = _lost(select(Step.step, Step.loss, Step.grad_norm, Step.flags))
+    return rows.order_by(order).limit(ROWS_READ)
+
+
+def _lost(columns: Any) -> Select[Any]:
+    # Without the hint SQLite reads all steps instead of this partial index.
+    query: Select[Any] = columns.with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+    is_applied = Step.flags.op("&")(SKIPPED | NOT_STEPPED) == 0
+    return query.where(Step.run_id == bindparam("run_id"), FLAGGED["nonfinite"], is_applied)
+
+
+def growth_before(session: Session, run: Run, step: int) -> Growth | None:
+    """Return how the loss had grown before a step if it had diverged, else None."""
+    first = (run.parent_step or 0) + 1
+    begun = frozen_steps.read_rows(
+        session, run.id, first=first, last=min(first + FIRST_STEPS, step) - 1, most=FIRST_STEPS
+    )
+    before = frozen_steps.read_rows(
+        session, run.id, first=max(first, step - STEPS_BEFORE), last=step - 1, most=STEPS_BEFORE
+    )
+    losses, latest = _magnitudes(begun), _magnitudes(before)[-1:]
+    if not losses or not latest:
+        return None
+    (least, at), (last, step) = min(losses), latest[0]
+    return Growth(at, least, step, last) if last >= DIVERGED * least and step > at else None
+
+
+def _magnitudes(rows: Sequence[frozen_steps.StepRow]) -> list[tuple[float, int]]:
+    """Return the finite losses of some steps without their signs, and the steps."""
+    finite = [row for row in rows if row.loss is not None and math.isfinite(row.loss)]
+    return [(abs(row.loss or 0.0), row.step) for row in finite]

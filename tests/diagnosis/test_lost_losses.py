@@ -1,0 +1,94 @@
+"""Losses that are not finite without harm, after divergence, or because of the loss function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.diagnosis import trial
+from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
+
+LossFunction = Callable[[Tensor, Tensor, int], Tensor]
+
+
+def _tried(
+    precision: str, loss_of: LossFunction, rate: float = 1e-3, **options: Any
+) -> trial.Trial:
+    """Train a small network with SGD, with a scaler in fp16, and diagnose it."""
+
+    def train(watch: WatchCall) -> None:
+        net = mlp()
+        optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+        scaler = grad_scaler() if precision == "fp16" else None
+        watch(net, name="net")
+        for number, (x, y) in enumerate(labelled(60)):
+            optimizer.zero_grad()
+            with autocast(precision):
+                loss = loss_of(net(x), y, number)
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+
+    nothing: frozenset[str] = frozenset()
+    loop = Loop("net", train, HEALTHY, nothing, nothing, precision, 0, 1, "", __file__)
+    return trial.attempt(loop, **options)
+
+
+def _ignoring(out: Tensor, y: Tensor, number: int) -> Tensor:
+    return F.cross_entropy(out, torch.full_like(y, -100) if number % 7 == 3 else y)
+
+
+def _masked(out: Tensor, y: Tensor, number: int) -> Tensor:
+    mask = F.one_hot(y, 4).bool() & (torch.arange(len(y)) == number % len(y))[:, None]
+    return F.cross_entropy(out.float().masked_fill(mask, -torch.inf), y)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("loss_of", [_ignoring, _masked])
+def test_a_loss_without_effect_on_the_weights_is_no_cause(
+    precision: str, loss_of: LossFunction
+) -> None:
+    """The mean over no labels is NaN, a masked class inf; neither is an overflow or the end."""
+    ended = _tried(precision, loss_of)
+    assert ended.causes == []
+    assert [each.title for each in ended.findings] == [
+        "The loss is not finite, but its gradients are"
+    ]
+    assert ended.watched.nonfinite("weight") == []
+
+
+def _far(out: Tensor, _y: Tensor, _number: int) -> Tensor:
+    return F.mse_loss(out.float(), 30 * torch.ones_like(out))
+
+
+@pytest.mark.parametrize("is_unreadable", [False, True])
+@pytest.mark.parametrize(("precision", "rate"), [("fp16", 0.5), ("bf16", 3.0), ("fp32", 3.0)])
+def test_divergence_is_named_with_its_losses(
+    precision: str, rate: float, *, is_unreadable: bool
+) -> None:
+    """The loss grew until it was not finite: the learning rate is the remedy, not a precision."""
+    first = _tried(precision, _far, rate, is_unreadable=is_unreadable).findings[0]
+    assert "The loss had grown from" in first.text
+    assert "lr=rate / 10" in first.fix
+    assert not {"fp32", "bf16"} & {*first.remedies}
+
+
+def _exponential(out: Tensor, _y: Tensor, _number: int) -> Tensor:
+    scores = (12 + out.half()).exp()
+    return (scores / scores.sum()).log().square().mean()
+
+
+@pytest.mark.parametrize("is_unreadable", [False, True])
+def test_an_overflow_in_the_loss_function_has_its_line(*, is_unreadable: bool) -> None:
+    """All modules are finite: the finding names file, line and function of what is not."""
+    ended = _tried("fp16", _exponential, is_unreadable=is_unreadable)
+    assert "test_lost_losses.py:" in ended.findings[0].text
+    assert "in _exponential, in float16" in ended.findings[0].text
