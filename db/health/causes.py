@@ -7,21 +7,23 @@ symptom may follow from them; then non-finite numbers, by their first location; 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
+from db.runs import groups
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry.scales import in_words
 from db.telemetry.stored_events import StoredEvents
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
-from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED, UNKNOWN_LOSS
 
 E = TypeVar("E", bound=StepEvent)
 #: Kinds of events of which the newest counts, the earliest counts, and several count.
@@ -66,6 +68,7 @@ class Signs:
     first_lost: tuple[int, bool] | None = None
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
     finite_at: int | None = None  # the last step, if its loss is known to be finite
+    lost_losses: int = 0  # applied steps with a non-finite loss
 
     def one(self, kind: type[E]) -> E | None:
         """Return the event of a kind; None if there is none."""
@@ -119,7 +122,23 @@ def read(
         first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run),
         resumed=_resumed(session, run),
         finite_at=None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step,
+        lost_losses=_lost_losses(session, run),
     )
+
+
+def _lost_losses(session: Session, run: Run) -> int:
+    # Without a scaler a bad update is always applied, which other findings report.
+    if groups.variant(run.settings) != "fp16":
+        return 0
+    return session.connection().scalar(_lost_losses_query(), {"run_id": run.id}) or 0
+
+
+@cache
+def _lost_losses_query() -> Select[Any]:
+    # Without the hint SQLite reads all steps instead of this partial index.
+    query = select(func.count(Step.step)).with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+    is_lost = (FLAGGED["nonfinite"], Step.flags.op("&")(SKIPPED) == 0)
+    return query.where(Step.run_id == bindparam("run_id"), *is_lost)
 
 
 def _first_nonfinite_step(session: Session, run: Run) -> tuple[int, bool] | None:
@@ -530,8 +549,16 @@ def _forward(
     total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
     text = (
         f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
-        f"at step {last:,}; the loss scale is not the cause, and a smaller one does not help. "
+        f"at step {last:,}"
     )
+    if signs.lost_losses:
+        text += (
+            f". {signs.lost_losses:,} other steps with such a loss were applied: at a smaller "
+            "scale their gradients were finite. "
+        )
+    else:
+        text += "; the loss scale is not the cause, and a smaller one does not help. "
+    fix = fixes.FORWARD
     module: str | None = None
     remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
@@ -558,15 +585,16 @@ def _forward(
             text += f"Run it in fp32, {words.in_fp32}, or use bf16."
         else:
             text += "It is not an overflow of fp16: look for a division or logarithm of 0 in it."
-            remedies = ()
+            remedies, fix = (), ""
     elif any(origin.kind == "weights" for origin in origins):
         text += "Its weights were not finite before it: an earlier step was applied with an inf."
-        remedies = ()
+        remedies, fix = (), ""
     elif any(origin.kind == "outside" for origin in origins):
         text += (
             "All modules' outputs were finite: it arose outside of them, in the loss function. "
             "Compute the loss in fp32, and look for logarithms and divisions of 0."
         )
+        fix = fixes.FORWARD_LOSS
     else:
         text += (
             f"At step {signs.finite_at:,} it was finite, so not every batch leads there: look at "
@@ -587,7 +615,7 @@ def _forward(
         remedies=remedies,
         part="skipped",
         cause="forward_overflow",
-        fix=fixes.FORWARD,
+        fix=fix,
         is_certain=bool(inside),
     )
 

@@ -4,10 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, fixes, precision_findings, weights_findings
@@ -17,21 +16,28 @@ from db.health.input_bound import DataWait, data_wait
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
-from db.tables import ACTIVE, FLAGGED, RECIPE, Run, ScalerEvent, Status, Step, Worker
+from db.tables import ACTIVE, RECIPE, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
 from db.telemetry.scales import in_words
 from db.telemetry.stored_events import StoredEvents
 from halfstep.telemetry import events
-from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 SKIPS_READ = 50
 REPLAYS_READ = 50
 UNDERFLOW = 0.01  # share of gradients
 ILL = ("collapsing", "dead")
 FAILED_READ = 50
+RISEN_STEPS = 100  # before them a loss above its first value may be chance
 NAN_STEPS = 10  # first steps, all with a NaN loss: neither chance nor the search for a scale
 LARGEST_RATE = 1.0  # no optimizer of torch trains with a larger one
 USUAL_RATE = "usual_rate"  # the remedy for a larger one
+HIGH_RATE = 0.1  # with a larger one a loss that rises is explained
+#: Errors of torch's scaler if `update` is not called between `step` and the next backward pass.
+NO_UPDATE = (
+    "unscale_() is being called after step()",
+    "step() has already been called since the last update()",
+)
 OUTSIDE = causes.OUTSIDE
 NAMES_SHOWN = 6
 #: Causes that another precision removes.
@@ -48,11 +54,20 @@ FATAL = EXPLAINING | {"no_inf_checks", "fp16_gradients"}
 
 
 @dataclass(frozen=True)
+class Risen:
+    """The first step of a run and its latest, whose loss is more than twice as large."""
+
+    first: int
+    last: int
+    losses: tuple[float, float]
+    rate: float  # the larger of both learning rates
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Evidence from which findings are derived."""
 
     health: ScalingHealth | None
-    lost_losses: int = 0  # applied steps with a non-finite loss
     skips: Sequence[ScalerEvent] = ()  # the latest, with their culprits
     replays: Sequence[events.Replay] = ()  # the first ones
     modules: Sequence[events.HistogramModule] = ()  # of the newest histogram
@@ -69,6 +84,8 @@ class Evidence:
     weights: events.Weights | None = None  # how the initial weights fit
     headroom: events.Headroom | None = None  # of an fp16 run, the newest
     rates: dict[str, float] = field(default_factory=dict)  # learning rates by setting path
+    risen: Risen | None = None  # of a script, if its loss more than doubled
+    error: str = ""  # with which a script ended
     over_storage: str = ""  # of a run in training: its project exceeds its storage limit
     nan_steps: int = 0  # all its steps, if the loss was NaN from the first on
     signs: causes.Signs = field(default_factory=causes.Signs)
@@ -94,7 +111,6 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         health=health,
         signs=causes.read(session, run, stored, skips, replays, health, may_replay=may_replay),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
-        lost_losses=_lost_losses(session, run),
         skips=skips,
         replays=replays,
         modules=histogram.modules if histogram else (),
@@ -110,6 +126,8 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         weights=stored.newest(events.Weights),
         headroom=stored.newest(events.Headroom) if is_fp16 else None,
         rates=rates(run.settings),
+        risen=None if is_recipe else _risen(session, run),
+        error="" if is_recipe else run.error or "",
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
         words=advice_words.RECIPE if is_recipe else advice_words.SCRIPT,
@@ -148,6 +166,7 @@ def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield the findings of the evidence, the most severe first."""
     yield from _rate(evidence)
+    yield from _no_update(evidence)
     findings = list(causes.named(evidence.signs, evidence.words))
     if evidence.nan_steps:  # the loss was always NaN, so an overflow is not certain
         findings = [row for row in findings if row.is_certain or row.cause != FORWARD]
@@ -213,6 +232,25 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
                 "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
                 remedies=(USUAL_RATE,),
             )
+    if (risen := evidence.risen) and risen.rate > HIGH_RATE:
+        yield Finding(
+            "The learning rate is too high",
+            f"With a learning rate of {risen.rate:.3g}, the loss rose from {risen.losses[0]:.4g} "
+            f"at step {risen.first:,} to {risen.losses[1]:.4g} at step {risen.last:,}. Between "
+            "0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
+            is_certain=False,
+        )
+
+
+def _no_update(evidence: Evidence) -> Iterator[Finding]:
+    for text in NO_UPDATE:
+        if text in evidence.error:
+            yield Finding(
+                "scaler.update() is not called",
+                f'GradScaler raised "{text}". Each step ends with one call of scaler.update(), '
+                "after scaler.step() of all optimizers and before the next unscale_().",
+                fix=fixes.UPDATE,
+            )
 
 
 def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
@@ -236,12 +274,12 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _losses(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.lost_losses:
+    if count := evidence.signs.lost_losses:
         yield Finding(
             "The loss is not finite, but its gradients are",
-            f"{evidence.lost_losses:,} such steps were applied. The term that overflows does not "
-            "affect the gradients: it is only reported, or averages values that are masked out. "
-            "The weights stay finite as long as the gradients do; compute that term in fp32.",
+            f"{count:,} such steps were applied. A sum or mean in fp16 overflows although its "
+            "gradients do not, or a term does that is only reported or masked out. The weights "
+            "stay finite as long as the gradients do; compute the loss in fp32.",
         )
 
 
@@ -386,19 +424,20 @@ def _is_unwell(evidence: Evidence) -> bool:
     return evidence.health is not None and evidence.health.word in ("oscillating", *ILL)
 
 
-def _lost_losses(session: Session, run: Run) -> int:
-    # Without a scaler a bad update is always applied, which other findings report.
-    if groups.variant(run.settings) != "fp16":
-        return 0
-    return session.connection().scalar(_lost_losses_query(), {"run_id": run.id}) or 0
-
-
-@cache
-def _lost_losses_query() -> Select[Any]:
-    # Without the hint SQLite reads all steps instead of this partial index.
-    query = select(func.count(Step.step)).with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
-    is_lost = (FLAGGED["nonfinite"], Step.flags.op("&")(SKIPPED) == 0)
-    return query.where(Step.run_id == bindparam("run_id"), *is_lost)
+def _risen(session: Session, run: Run) -> Risen | None:
+    if run.own_steps < RISEN_STEPS or run.loss is None:
+        return None
+    mine = select(Step.step, Step.loss, Step.lr).where(Step.run_id == run.id)
+    first = session.execute(mine.order_by(Step.step).limit(1)).first()
+    last = session.execute(mine.order_by(Step.step.desc()).limit(1)).first()
+    if first is None or last is None or None in (first.loss, last.loss):
+        return None
+    if not math.isfinite(first.loss) or not math.isfinite(last.loss):
+        return None
+    if last.loss - first.loss <= abs(first.loss):
+        return None
+    rate = max(first.lr or 0.0, last.lr or 0.0)
+    return Risen(first.step, last.step, (first.loss, last.loss), rate)
 
 
 def _nan_steps(session: Session, run: Run) -> int:

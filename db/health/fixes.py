@@ -23,6 +23,12 @@ scaler.step(optimizer)         # this calls optimizer.step(), unless a gradient 
 scaler.update()
 # no optimizer.step() of its own
 """
+UPDATE = """\
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)     # if the gradients are clipped
+scaler.step(optimizer)
+scaler.update()                # at the end of each step
+"""
 STEP_LEFT_OUT = """\
 if is_last_micro_batch:
     scaler.step(optimizer)
@@ -48,6 +54,11 @@ for batch in loader:
 FORWARD = """\
 with torch.autocast(device, enabled=False):           # around the module that overflows
     out = module(x.float())
+"""
+FORWARD_LOSS = """\
+out = model(x)
+with torch.autocast(device, enabled=False):           # around the loss function
+    loss = loss_function(out.float(), y)              # y in float32, too, unless it holds classes
 """
 BACKWARD = """\
 scaler = torch.amp.GradScaler(device, growth_interval=10_000)

@@ -4,10 +4,12 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from msgspec import convert
+from torch import nn
 
 from db.database import Database
-from db.health import advice_words, causes, findings, scaling_health
+from db.health import advice_words, causes, findings, fixes, scaling_health
 from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
@@ -48,6 +50,7 @@ def _evidence(word: str, **changes: Any) -> Evidence:
         skipped=changes.pop("skipped", len(skips)),
         health=word,
         scale=changes.pop("scale", None),
+        lost_losses=changes.pop("lost_losses", 0),
         is_costly=word == "oscillating",
         has_scaler=True,
     )
@@ -472,6 +475,94 @@ def test_a_forward_overflow_of_unknown_place_says_what_later_steps_show(
         found = findings.of_run(session, session.get_one(Run, running.id))
     [text] = [each.text for each in found if each.cause == "forward_overflow"]
     assert words in text
+
+
+@pytest.mark.parametrize("lost", [0, 285])
+def test_the_scale_is_excluded_only_if_no_step_with_such_a_loss_was_applied(lost: int) -> None:
+    """A step whose gradients are finite at a smaller scale shows that the scale matters."""
+    skips = _skips("head.bias", loss_nonfinite=True)
+    found = next(findings.find(_evidence("healthy", skips=skips, lost_losses=lost)))
+    assert found.cause == "forward_overflow"
+    assert ("the loss scale is not the cause" in found.text) is (lost == 0)
+    assert ("285 other steps" in found.text) is (lost == 285)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "fix"),
+    [
+        ("inside", "float16", fixes.FORWARD),
+        ("inside", "float32", ""),  # no overflow of fp16
+        ("weights", None, ""),  # an earlier step is the cause
+        ("outside", None, fixes.FORWARD_LOSS),
+    ],
+)
+def test_the_fix_of_a_forward_overflow_is_for_the_place_that_its_text_names(
+    kind: str, dtype: str | None, fix: str
+) -> None:
+    """Code that casts a module is not advised where no module overflows in fp16."""
+    event = {"step": 9, "scale": 2.0, "direction": "forward", "kind": kind, "dtype": dtype}
+    event |= {"operation": None, "module": "head" if kind == "inside" else None, "source": None}
+    signs = causes.Signs(
+        events=[convert(event, Origin)],
+        skips=_skips("head.bias", loss_nonfinite=True),
+        has_scaler=True,
+    )
+    found = [each for each in causes.named(signs, advice_words.SCRIPT) if each.cause]
+    assert fix in [each.fix for each in found]
+    assert (fixes.FORWARD in [each.fix for each in found]) is (fix == fixes.FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("source", "rate", "losses", "is_found"),
+    [
+        (WATCH, 30.0, [16.0] * 50 + [44_225.0] * 50, True),
+        (COMMAND, 0.2, [2.3] * 50 + [4.7] * 50, True),
+        (WATCH, 30.0, [16.0] * 50 + [31.0] * 50, False),  # less than twice as large
+        (WATCH, 0.1, [16.0] * 50 + [44_225.0] * 50, False),  # a usual rate
+        (WATCH, 30.0, [16.0] * 49 + [44_225.0] * 50, False),  # too few steps
+        (WATCH, 30.0, [-4.0] * 50 + [-1.0] * 50, False),  # negative losses: less than its size
+        (WATCH, 30.0, [-4.0] * 50 + [9.0] * 50, True),
+        (WATCH, 30.0, [math.nan] + [9.0] * 99, False),  # unknown at the start
+    ],
+)
+def test_a_scripts_learning_rate_is_named_if_its_loss_rose(
+    database: Database,
+    running: Run,
+    source: str,
+    rate: float,
+    losses: list[float],
+    is_found: bool,
+) -> None:
+    """By the rates and losses of its steps: the configuration of a script is not known."""
+    steps = make_steps(losses)
+    steps["lr"] = rate
+    record(database, running, steps)
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.source = source
+        found = [each.title for each in findings.of_run(session, run)]
+    assert ("The learning rate is too high" in found) is is_found
+
+
+@pytest.mark.parametrize("call", ["unscale_", "step"])
+def test_a_missing_update_is_named_by_the_error_of_torchs_scaler(
+    database: Database, running: Run, call: str
+) -> None:
+    """The text that this version of torch raises, as the last line of a traceback."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError) as raised:  # noqa: PT012
+        scaler.scale(weight.sum()).backward()
+        getattr(scaler, call)(optimizer)
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.source, run.error = WATCH, f"Traceback\nRuntimeError: {raised.value}"
+        [found] = findings.of_run(session, run)
+    assert found.title == "scaler.update() is not called"
+    assert "scaler.update()" in found.fix
 
 
 def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:
