@@ -56,9 +56,8 @@ with torch.autocast(device, enabled=False):           # around the module that o
     out = module(x.float())
 """
 FORWARD_LOSS = """\
-out = model(x)
-with torch.autocast(device, enabled=False):           # around the loss function
-    loss = loss_function(out.float(), y)              # y in float32, too, unless it holds classes
+with torch.autocast(device, enabled=False):           # around the loss
+    loss = loss_function(out.float(), y.float())      # class labels stay integers
 """
 BACKWARD = """\
 scaler = torch.amp.GradScaler(device, growth_interval=10_000)
