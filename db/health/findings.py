@@ -95,7 +95,7 @@ class Evidence:
 
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
-    stored = StoredEvents(session, run.id)
+    stored = StoredEvents(session, run)
     histogram = stored.newest(events.Histogram)
     left_out = stored.newest(events.LeftOut)
     is_fp16 = groups.variant(run.settings) == "fp16"
