@@ -194,7 +194,7 @@ def test_findings_that_come_in_move_nothing(
     page.goto("/runs/1")
     button = page.locator("[popovertarget=findings-list]")
     expect(button.get_by_text("1 finding")).to_be_visible()
-    expect(button.locator(".title")).to_be_visible()
+    expect(button.locator(".cut")).to_be_visible()
     tab = page.locator("[data-tab=log]")
     before = centre(tab)
     train(settings, database, running, 3)
