@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from app import commands
@@ -23,25 +22,38 @@ if TYPE_CHECKING:
 LOCAL_SCRIPTS = "scripts on this machine"  # name of their token
 
 
-def serve(installation: commands.Installation, worker: BaseProcess) -> None:
-    """Serve until a signal, or until the worker ends, which has been started."""
+def serve(installation: commands.Installation, worker_pid: int) -> None:
+    """Serve until a signal, or until the worker ends; not at all if it already has."""
     server = commands.make_server(installation.settings, installation.database)
+    if _report_end(worker_pid, server, os.WNOHANG):
+        return
     commands.handle_signals(server)
-    threading.Thread(target=_stop_with, args=(worker, server), daemon=True).start()
+    threading.Thread(target=_stop_with, args=(worker_pid, server), daemon=True).start()
     with _found_by_scripts(installation.settings, installation.database):
         commands.serve(server, installation)
 
 
-def _stop_with(worker: BaseProcess, server: "Server") -> None:
-    """Stop the server when the worker ends, and leave its exit code to the main thread."""
-    with suppress(ChildProcessError):  # the main thread has just read it
-        ended = os.waitid(os.P_PID, worker.pid or 0, os.WEXITED | os.WNOWAIT)
-        if ended is not None and not server.should_exit:
-            how = f"exited with {ended.si_status}"
-            if ended.si_code != os.CLD_EXITED:
-                how = f"was killed by {signal.Signals(ended.si_status).name}"
-            say(f"The worker {how}, so the server stops too. Runs continue at the next start.")
+def _stop_with(worker_pid: int, server: "Server") -> None:
+    """Stop the server when the worker ends."""
+    with suppress(ChildProcessError):  # the main thread has just read its exit code
+        _report_end(worker_pid, server)
     server.should_exit = True
+
+
+def _report_end(worker_pid: int, server: "Server", options: int = 0) -> bool:
+    """Wait for the worker's end and report it; its exit code is left to the main thread.
+
+    Returns False if it has not ended, with os.WNOHANG among the options.
+    """
+    ended = os.waitid(os.P_PID, worker_pid, os.WEXITED | os.WNOWAIT | options)
+    if ended is None:
+        return False
+    if not server.should_exit:
+        how = f"exited with {ended.si_status}"
+        if ended.si_code != os.CLD_EXITED:
+            how = f"was killed by {signal.Signals(ended.si_status).name}"
+        say(f"The worker {how}, so the server stops too. Runs continue at the next start.")
+    return True
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def up() -> None:
     has_begun = False
     try:
         worker.start()
+        assert worker.pid is not None  # noqa: S101 - it has been started
         os.close(start_read)
         with loading_modules():
             from app import commands, server_of_up  # takes a second
@@ -43,7 +44,7 @@ def up() -> None:
             os.write(start_write, b"\n")
         os.close(start_write)
         has_begun = True
-        server_of_up.serve(installation, worker)
+        server_of_up.serve(installation, worker.pid)
     finally:
         if worker.is_alive():
             worker.terminate()

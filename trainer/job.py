@@ -57,16 +57,11 @@ class Job:
 
             weights = {name: Path(path) for name, path in job.weights.items()}
             if config.lab.task != "train":
-                from trainer.diagnosis.measurement import measure  # loads what no training needs
+                # Loads what no training needs.
+                from trainer.diagnosis.measurement import Measurement, measure
 
-                measure(
-                    recipe,
-                    config,
-                    device=device,
-                    checkpoints={name: Path(path) for name, path in job.checkpoints.items()},
-                    weights=weights,
-                    on_event=on_event,
-                )
+                files = {name: Path(path) for name, path in job.checkpoints.items()}
+                measure(Measurement(recipe, config, device, files, weights, on_event))
                 return Outcome("finished", 0)
             return train(
                 recipe,

@@ -216,10 +216,13 @@ def _fragments(
         fragments["scaler"] = card
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
-        fragments["spikes"] = fragment("run/_spikes.html", spikes=spikes(session, run.id))
+        fragments["spikes"] = fragment(
+            "run/_spikes.html", spikes=spikes(session, run.id), training_settings=run.settings
+        )
     has_first_line = any(line.number == 1 for line in changes.log_lines)
-    if has_first_line or any(file.name.startswith(artifacts.LOG) for file in changes.artifacts):
-        log_bytes = artifacts.log_bytes(session, run.id)
+    has_log = any(file.name.startswith(artifacts.LOG) for file in changes.artifacts)
+    log_bytes = artifacts.log_bytes(session, run.id) if has_log or changes.is_over else 0
+    if has_first_line or log_bytes:
         html = fragment("run/_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
         fragments["log_link"] = html
     if changes.goes_back:

@@ -47,7 +47,7 @@ BUILT_IN: MappingProxyType[str, Column] = MappingProxyType(
             Column("step", "Step", "step"),
             Column("loss", "Loss", "loss"),
             Column("scale", "Scale", "scale", "number"),
-            Column("health", "Health"),
+            Column("health", "Scale health"),
             Column("skipped", "Skipped", "skipped", "number"),
             Column("speed", "Steps/s", "steps_per_second", "number"),
             Column("owner", "Owner", "owner"),

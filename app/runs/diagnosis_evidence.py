@@ -43,7 +43,7 @@ def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
     streak = _last_streak([skip.step for skip in skips], run)
     rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]
-    rows += _replay(StoredEvents(session, run.id).first(Replay, most=SKIPS_READ))
+    rows += _replay(StoredEvents(session, run).first(Replay, most=SKIPS_READ))
     return DiagnosisEvidence(rows, list(_moments(session, run, lost, below, streak)))
 
 

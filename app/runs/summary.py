@@ -123,6 +123,11 @@ class RunSummary(BaseModel):
         return self.status in ENDED
 
     @property
+    def is_next(self) -> bool:
+        """Whether the queue starts the run next: it can be trained, and none is ahead."""
+        return (self.waiting or "").startswith(pending_reasons.NEXT)
+
+    @property
     def loss_text(self) -> str:
         """The last known loss; "–" if none is known."""
         is_unknown = not self.own_steps or (self.loss is None and not self.is_loss_nonfinite)

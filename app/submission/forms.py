@@ -100,8 +100,13 @@ class FieldSet:
     def summary(self) -> str:
         """Values of its first settings, for the collapsed group."""
         known = [control for control in self.inputs if control.text]
-        texts = [f"{control.source.title} {control.text[:40]}" for control in known[:LISTED]]
+        texts = [_with_value(control.source.title, control.text[:40]) for control in known[:LISTED]]
         return ", ".join(text[0].lower() + text[1:] for text in texts)
+
+
+def _with_value(title: str, text: str) -> str:
+    """Return a title with its value, in the place of "…" if it has one."""
+    return title.replace("…", text) if "…" in title else f"{title} {text}"
 
 
 def field_sets(schema: Schema, config: JsonObject, errors: dict[str, str]) -> list[FieldSet]:
@@ -124,7 +129,7 @@ def _parts(whole: FieldSet) -> list[FieldSet]:
     others = [control for control in whole.inputs if control.source.path not in BASIC]
     if not basic or not others:
         return [whole]
-    more = FieldSet(MORE, f"More of {whole.title.lower()}", "Speed, memory, repeatability.", others)
+    more = FieldSet(MORE, f"More {whole.title.lower()} settings", "", others)
     return [replace(whole, inputs=basic), more]
 
 

@@ -156,8 +156,7 @@ def get_precision_diffs(
     step: Annotated[int | None, Query(ge=0, description="Default: the last diff's")] = None,
 ) -> PrecisionDiffs:
     """Return one batch in two precisions, module by module, and the steps that have such a diff."""
-    runs.get(session, run_id)
-    return precision_diffs.of_run(session, run_id, step)
+    return precision_diffs.of_run(session, runs.get(session, run_id), step)
 
 
 @router.get("/replays")

@@ -132,9 +132,9 @@ class DiffTable:
     fork: str  # URL of the form of a run with the suggested modules in fp32; empty: there is none
 
 
-def of_run(session: Session, run_id: int, step: int | None = None) -> PrecisionDiffs:
+def of_run(session: Session, run: Run, step: int | None = None) -> PrecisionDiffs:
     """Return a run's diff of a step, by default the last one."""
-    steps, diff = _steps(session, run_id), _diff(session, run_id, step)
+    steps, diff = _steps(session, run.id), _diff(session, run, step)
     if diff is None:
         return PrecisionDiffs(steps=steps, diff=None)
     suggestions = [each._asdict() for each in suggest(diff.rows, diff.dtype)]
@@ -144,7 +144,7 @@ def of_run(session: Session, run_id: int, step: int | None = None) -> PrecisionD
 
 def table(session: Session, run: Run) -> DiffTable | None:
     """Return the last diff of a run for its page."""
-    diff = _diff(session, run.id, None)
+    diff = _diff(session, run, None)
     if diff is None:
         return None
     rows, unit = diff.rows, ROUNDING_UNIT[diff.dtype]
@@ -194,9 +194,9 @@ def _steps(session: Session, run_id: int) -> list[int]:
     return list(session.scalars(query.order_by(Diagnosis.step.desc()).limit(MOST_STEPS)))[::-1]
 
 
-def _diff(session: Session, run_id: int, step: int | None) -> events.PrecisionDiff | None:
+def _diff(session: Session, run: Run, step: int | None) -> events.PrecisionDiff | None:
     """Return the diff of a step, by default the last one; None if there is none."""
-    stored = StoredEvents(session, run_id)
+    stored = StoredEvents(session, run)
     if step is None:
         return stored.newest(events.PrecisionDiff)
     return stored.of_step(events.PrecisionDiff, step)

@@ -161,7 +161,7 @@ def checkpoint_steps(session: Session, run_id: int) -> list[int]:
 
 def of_run(session: Session, run: Run) -> Plan | None:
     """Return the plan that a run has measured; None if it has not."""
-    event = StoredEvents(session, run.id).newest(events.PrecisionPlan)
+    event = StoredEvents(session, run).newest(events.PrecisionPlan)
     return None if event is None else plan_from(event)
 
 

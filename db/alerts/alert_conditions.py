@@ -64,7 +64,7 @@ def _status(*statuses: Status) -> Callable[[AlertRule, Facts], str | None]:
             return f"is {run.status}" if run.status != Status.CANCELLED else by
         if run.status == Status.FAILED and run.error:
             reason = run.error.strip().splitlines()[-1:] or [""]  # the message of a traceback
-            return f"failed: {reason[0][:ERROR_CHARACTERS]}"
+            return f"failed: {reason[0][:ERROR_CHARACTERS].rstrip('.')}"  # the text ends with one
         return str(run.status)
 
     return text

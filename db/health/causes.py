@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
-from db.health.lost_losses import Growth, LostLosses, growth_before
+from db.health.losses import Growth, LostLosses, growth_before, lost_losses
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry.scales import in_words
@@ -88,7 +88,6 @@ def read(
     skips: Sequence[ScalerEvent],
     replays: Sequence[events.Replay],
     health: ScalingHealth | None,
-    lost: LostLosses | None,
     *,
     may_replay: bool,
 ) -> Signs:
@@ -126,7 +125,7 @@ def read(
         first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run, first),
         resumed=_resumed(session, run),
         finite_at=None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step,
-        lost=lost,
+        lost=lost_losses(session, run),
         growth=None if first is None else growth_before(session, run, first),
     )
 
@@ -280,7 +279,10 @@ def _out_of_order(signs: Signs) -> Iterator[Finding]:
         text = "Each scaler.step() of an optimizer is followed by one scaler.update()."
     elif "after" in event.error:
         title = "unscale_ is called after the step"
-        text = "Unscale gradients between backward and scaler.step(), ahead of a clip."
+        text = (
+            "Gradients are unscaled between backward and scaler.step(), ahead of a clip. Either "
+            "this call comes too late, or scaler.update() is missing after the step before."
+        )
     else:
         title = "unscale_ is called twice in one step"
         text = (
@@ -609,9 +611,17 @@ def _forward(
     total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
     text = (
         f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
-        f"at step {last:,}; the loss scale is not the cause, and a smaller one does not help. "
+        f"at step {last:,}"
     )
     module, grown, has_large = None, "", False
+    if signs.lost and signs.lost.are_gradients_finite:
+        text += (
+            f". {signs.lost.count:,} other steps with such a loss were applied: at a smaller "
+            "scale their gradients were finite. "
+        )
+    else:
+        text += "; the loss scale is not the cause, and a smaller one does not help. "
+    fix = fixes.FORWARD
     remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
     inside = [origin for origin in origins if origin.kind == "inside"]
@@ -661,12 +671,13 @@ def _forward(
             return
     elif any(origin.kind == "weights" for origin in origins):
         text += "Its weights were not finite before it: an earlier step was applied with an inf."
-        remedies = ()
+        remedies, fix = (), ""
     elif any(origin.kind == "outside" for origin in origins):
         text += outside(signs) + (
             (grown := _grown(signs))
             or "Compute the loss in fp32, and look for logarithms and divisions of 0."
         )
+        fix = fixes.FORWARD_LOSS
     else:
         text += (
             f"At step {signs.finite_at:,} it was finite, so not every batch leads there: look at "
@@ -688,7 +699,7 @@ def _forward(
         remedies=remedies,
         part="skipped",
         cause="forward_overflow",
-        fix=fixes.DIVERGED if grown or has_large else fixes.FORWARD,
+        fix=fixes.DIVERGED if grown or has_large else fix,
         is_certain=bool(inside),
     )
 

@@ -13,7 +13,7 @@ from db.health import advice_words, causes, fixes, precision_findings, weights_f
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.input_bound import DataWait, data_wait
-from db.health.lost_losses import LostLosses, lost_losses
+from db.health.losses import Risen, risen
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
@@ -32,6 +32,7 @@ FAILED_READ = 50
 NAN_STEPS = 10  # first steps, all with a NaN loss: neither chance nor the search for a scale
 LARGEST_RATE = 1.0  # no optimizer of torch trains with a larger one
 USUAL_RATE = "usual_rate"  # the remedy for a larger one
+HIGH_RATE = 0.1  # with a larger one a loss that rises is explained
 OUTSIDE = causes.OUTSIDE
 NAMES_SHOWN = 6
 #: Causes that another precision removes.
@@ -52,7 +53,6 @@ class Evidence:
     """Evidence from which findings are derived."""
 
     health: ScalingHealth | None
-    lost: LostLosses | None = None  # applied steps with a non-finite loss
     skips: Sequence[ScalerEvent] = ()  # the latest, with their culprits
     replays: Sequence[events.Replay] = ()  # the first ones
     modules: Sequence[events.HistogramModule] = ()  # of the newest histogram
@@ -69,6 +69,7 @@ class Evidence:
     weights: events.Weights | None = None  # how the initial weights fit
     headroom: events.Headroom | None = None  # of an fp16 run, the newest
     rates: dict[str, float] = field(default_factory=dict)  # learning rates by setting path
+    risen: Risen | None = None  # of a script, if its loss more than doubled
     over_storage: str = ""  # of a run in training: its project exceeds its storage limit
     nan_steps: int = 0  # all its steps, if the loss was NaN from the first on
     signs: causes.Signs = field(default_factory=causes.Signs)
@@ -78,7 +79,7 @@ class Evidence:
 
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
-    stored = StoredEvents(session, run.id)
+    stored = StoredEvents(session, run)
     histogram = stored.newest(events.Histogram)
     left_out = stored.newest(events.LeftOut)
     is_fp16 = groups.variant(run.settings) == "fp16"
@@ -88,16 +89,12 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     # Only runs of a recipe can be forked with a remedy.
     is_recipe = run.source == RECIPE
     health = scaling_health(session, run)
-    lost = lost_losses(session, run)
     is_training = run.status in (Status.STARTING, Status.RUNNING)
     may_replay = is_recipe and is_training and not left_out
     evidence = Evidence(
         health=health,
-        signs=causes.read(
-            session, run, stored, skips, replays, health, lost, may_replay=may_replay
-        ),
+        signs=causes.read(session, run, stored, skips, replays, health, may_replay=may_replay),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
-        lost=lost,
         skips=skips,
         replays=replays,
         modules=histogram.modules if histogram else (),
@@ -113,6 +110,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         weights=stored.newest(events.Weights),
         headroom=stored.newest(events.Headroom) if is_fp16 else None,
         rates=rates(run.settings),
+        risen=None if is_recipe else risen(session, run),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
         words=advice_words.RECIPE if is_recipe else advice_words.SCRIPT,
@@ -216,6 +214,14 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
                 "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
                 remedies=(USUAL_RATE,),
             )
+    if (risen := evidence.risen) and risen.rate > HIGH_RATE:
+        yield Finding(
+            "The learning rate is too high",
+            f"With a learning rate of {risen.rate:.3g}, the loss rose from {risen.losses[0]:.4g} "
+            f"at step {risen.first:,} to {risen.losses[1]:.4g} at step {risen.last:,}. Between "
+            "0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
+            is_certain=False,
+        )
 
 
 def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
@@ -240,7 +246,7 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _losses(evidence: Evidence) -> Iterator[Finding]:
-    if not (lost := evidence.lost) or not lost.are_gradients_finite:
+    if not (lost := evidence.signs.lost) or not lost.are_gradients_finite:
         return
     reasons = []
     if lost.has_nan:
@@ -251,13 +257,14 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
     if lost.has_inf:
         reasons.append(
             "inf is usually a term that the gradient does not pass through: a class that is masked "
-            "with -inf, the logarithm of 0 under a mask, a sum that is only reported."
+            "with -inf, the logarithm of 0 under a mask, a sum or mean that overflows in fp16 "
+            "although its gradient does not."
         )
     yield Finding(
         "The loss is not finite, but its gradients are",
         f"{lost.count:,} such steps were applied, the last one at step {lost.last:,}. The weights "
         f"stay finite as long as the gradients do. {' '.join(reasons)} Look at the batch of that "
-        "step, and leave such elements out of the loss before it is averaged.",
+        "step, leave such elements out of the loss before it is averaged, and compute it in fp32.",
     )
 
 

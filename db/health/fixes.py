@@ -69,6 +69,10 @@ assert out.isfinite().all()                           # no: look for a division 
 DIVERGED = """\
 optimizer = torch.optim.AdamW(model.parameters(), lr=rate / 10)
 """
+FORWARD_LOSS = """\
+with torch.autocast(device, enabled=False):           # around the loss
+    loss = loss_function(out.float(), y.float())      # class labels stay integers
+"""
 BACKWARD = """\
 scaler = torch.amp.GradScaler(device, growth_interval=10_000)
 """

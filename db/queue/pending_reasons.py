@@ -24,6 +24,7 @@ from db.tables import ACTIVE, COMMAND, ENDED, WATCH, Placement, Run, RunNode, St
 _EARLIER = aliased(Run)
 #: Other runs that a reason names at most, and characters of the name of each.
 MOST_NAMED, NAME_CHARACTERS = 3, 40
+NEXT = "it is next: "  # begins the reason of the run that the queue starts next
 
 
 class OtherRun(NamedTuple):
@@ -226,11 +227,11 @@ def _reason(
         text = "1 run is ahead" if ahead == 1 else f"{ahead} runs are ahead"
         return _named(f"{text}:", first, ahead) if first else PendingReason(text)
     if any(worker.placement for worker in able):
-        return "it is next: the cluster is about to be asked for workers"
+        return f"{NEXT}the cluster is about to be asked for workers"
     if len(roomy) >= run.nodes:
-        return "it is next: a worker is about to take it"
+        return f"{NEXT}a worker is about to take it"
     if run.nodes > 1:
-        return f"it is next: it needs {_needed(run)}, and {len(roomy) or 'none'} can be used"
+        return f"{NEXT}it needs {_needed(run)}, and {len(roomy) or 'none'} can be used"
     return _used(queue, able)
 
 
@@ -240,13 +241,13 @@ def _used(queue: Queue, able: list[Worker]) -> PendingReason:
     used = devices - sum(max(queue.free(worker), 0) for worker in able)
     using = dict.fromkeys(other for worker in able for other in queue.using.get(worker.id, ()))
     if not using:
-        return PendingReason("it is next: no device is free")
+        return PendingReason(f"{NEXT}no device is free")
     if used == devices:
         text = "the only device is" if devices == 1 else f"all {devices} devices are"
     else:
         text = f"{used} of {devices} devices are"
     first = [other for other in using if other.is_seen][:MOST_NAMED]
-    by = f"it is next: {text} used by {'run' if len(using) == 1 else 'runs'}"
+    by = f"{NEXT}{text} used by {'run' if len(using) == 1 else 'runs'}"
     if not first:
         of = "of another project" if len(using) == 1 else "of other projects"
         return PendingReason(f"{by} {of}")
@@ -280,8 +281,8 @@ def _lacking(run: Run, able: list[Worker]) -> str:
     large = [worker for worker in able if len(worker.devices) >= run.devices_per_node]
     together = workers.most_together(large)
     if together < run.nodes:
-        few = "only one worker that is up has" if together == 1 else f"only {together} workers have"
-        return f"it needs {_needed(run)}, and {few} as many, of one version of torch"
+        few = "1 worker" if together == 1 else f"{together} workers with the same version of torch"
+        return f"it needs {_needed(run)}, and only {few} can take part"
     return ""
 
 

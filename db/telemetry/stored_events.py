@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from db.tables import Diagnosis
+from db.tables import Diagnosis, Run
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -17,11 +17,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class StoredEvents:
-    """Stored events of one run, of which few kinds exist."""
+    """Stored events of one run, of which few kinds exist.
 
-    def __init__(self, session: Session, run_id: int) -> None:
-        self._session, self._run_id = session, run_id
-        self._kinds = kinds(session, run_id)
+    They are read without the session's limits, so the run itself is required: a session returns
+    only runs that its user may see.
+    """
+
+    def __init__(self, session: Session, run: Run) -> None:
+        self._session, self._run_id = session, run.id
+        # One index search for each kind.
+        rows = session.connection().execute(_kinds_query(), {"run_id": run.id})
+        self._kinds = frozenset(rows.scalars())
 
     def newest(self, kind: type[E]) -> E | None:
         """Return the event of a kind with the highest step; None if there is none."""
@@ -54,12 +60,6 @@ class StoredEvents:
             except msgspec.ValidationError as error:
                 _LOG.warning("A stored event is left out: %s: %s", tag, error)
         return events
-
-
-def kinds(session: Session, run_id: int) -> frozenset[str]:
-    """Return the kinds of a run's diagnoses, by one index search for each."""
-    rows = session.connection().execute(_kinds_query(), {"run_id": run_id})
-    return frozenset(rows.scalars())
 
 
 def _of_kind() -> Select[JsonObject]:

@@ -163,6 +163,10 @@ def _is_outdated(point: Any, error: Exception) -> bool:
 
 def _reinstall(point: Any) -> str:
     package = point.dist.name if point.dist else "its package"
+    # In the folder of `python -m`, metadata of an earlier build hides those of the installation.
+    metadata = f"{package.replace('-', '_')}.egg-info"
+    if point.dist and (built := point.dist.locate_file(metadata)).is_dir():
+        return f"{built} does not match its sources; delete it"
     how = "run `make up`, or pip install" if point.name in SERVICE else "install"
     return f"the installation of {package} does not match its sources; {how} it again"
 

@@ -154,6 +154,30 @@ def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
     assert not any(map(is_running, family))
 
 
+def _workers(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children()
+    return [each for each in children if each.cmdline()[0] == "halfstep: worker"]
+
+
+@pytest.mark.extended
+def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
+    """A worker that is killed while the server loads: one sentence, and no page to open."""
+    port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
+    process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
+        [sys.executable, "-m", "halfstep.cli.main", "up"],
+        env=os.environ | port,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: bool(_workers(process.pid)))
+    [worker] = _workers(process.pid)
+    worker.kill()
+    printed, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    sentence = "The worker was killed by SIGKILL, so the server stops too."
+    assert printed == f"{sentence} Runs continue at the next start.\n"
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGINT, signal.SIGHUP])])
 def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Signals) -> None:
@@ -167,12 +191,8 @@ def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Si
             text=True,
         )
 
-    def workers() -> list[psutil.Process]:
-        children = psutil.Process(process.pid).children()
-        return [each for each in children if each.cmdline()[0] == "halfstep: worker"]
-
-    until(lambda: bool(workers()))
-    family = workers()
+    until(lambda: bool(_workers(process.pid)))
+    family = _workers(process.pid)
     process.send_signal(stop)
     printed, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0

@@ -193,7 +193,7 @@ def test_runs_are_compared_starting_from_a_run(
         queue.end(session, growing.id, 1, Status.FINISHED)
     expect(page.locator('[data-key="status"] td').last).to_have_text("Finished")
 
-    page.get_by_label(re.compile("All .* settings")).check()
+    page.get_by_label(re.compile("All settings")).check()
     expect(page.locator('[data-key="config.training.batch_size"]')).to_be_visible()
     page.locator("[data-choice='across']").select_option("training.lr")
     page.locator("[data-choice='up']").select_option("Lowest loss")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import halfstep
-from tests.halfstep.monitor.watch_made import SCRIPTS, Written
+from tests.halfstep.monitor.watch_made import SCRIPTS, Written, equals_the_reference_loop
 
 CUDA = torch.device("cuda", 0)
 WAIT = "called a synchronizing CUDA operation"
@@ -27,17 +27,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
     """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
-    script = replace(SCRIPTS[name], device="cuda")
-    bare = script.train()
-    assert 3 <= sum(map(bool, bare.skipped)) <= len(bare.skipped) - 3
-    with halfstep.watch(folder=tmp_path, name="it") as watch:
-        watched = script.train(watch.add)
-    written = Written(tmp_path / "it").truth()
-    assert all(map(torch.equal, watched.weights, bare.weights))
-    assert written.scales == bare.scales == watched.scales
-    assert written.skipped == bare.skipped
-    assert written.culprits == bare.culprits
-    assert written.losses == pytest.approx(bare.losses, rel=1e-6)
+    equals_the_reference_loop(replace(SCRIPTS[name], device="cuda"), tmp_path)
 
 
 class Loop:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,42 +36,41 @@ PROGRESS_SECONDS = 5.0
 CAUSES = 20
 
 
-def measure(
-    recipe_class: type[Recipe],
-    config: RunConfig[Any],
-    *,
-    device: torch.device,
-    checkpoints: Mapping[str, Path],
-    weights: Mapping[str, Path],
-    on_event: Callable[[Event], None],
-) -> None:
+@dataclass(frozen=True)
+class Measurement:
+    """What a run measures, and where its events go."""
+
+    recipe_class: type[Recipe]
+    config: RunConfig[Any]
+    device: torch.device
+    checkpoints: Mapping[str, Path]  # files by name
+    weights: Mapping[str, Path]  # initial weights, as of trainer.loop.train
+    on_event: Callable[[Event], None]
+
+
+def measure(measurement: Measurement) -> None:
     """Make the measurement of a run, report its events, and print its result.
 
-    checkpoints: files by name.  weights: initial weights, as of trainer.loop.train.
     Raises ConfigError, RecipeError, CheckpointError, WeightsError or ValueError, for errors of the
     user and for models of which it cannot be made.
     """
-    if config.lab.task == "precision_plan":
-        _plan(recipe_class, config, device, checkpoints, weights, on_event)
+    if measurement.config.lab.task == "precision_plan":
+        _plan(measurement)
     else:
-        _diff(recipe_class, config, device, checkpoints, weights, on_event)
+        _diff(measurement)
 
 
-def _plan(
-    recipe_class: type[Recipe],
-    config: RunConfig[Any],
-    device: torch.device,
-    checkpoints: Mapping[str, Path],
-    weights: Mapping[str, Path],
-    on_event: Callable[[Event], None],
-) -> None:
+def _plan(measurement: Measurement) -> None:
+    config, on_event = measurement.config, measurement.on_event
     plan, _ = plan_recipe(
-        recipe_class,
+        measurement.recipe_class,
         config.model_dump(mode="json"),
-        device=device,
-        checkpoints=list(checkpoints.values()),
-        names=list(checkpoints),
-        prepare=lambda recipe: start_from_weights(weights, recipe.modules, config, on_event),
+        device=measurement.device,
+        checkpoints=list(measurement.checkpoints.values()),
+        names=list(measurement.checkpoints),
+        prepare=lambda recipe: start_from_weights(
+            measurement.weights, recipe.modules, config, on_event
+        ),
         with_fresh=config.lab.fresh_weights,
         batches=config.lab.batches,
         bounds=Bounds(config.lab.max_error, config.lab.min_cosine),
@@ -94,24 +94,18 @@ class _Progress:
             self._next_at = now + PROGRESS_SECONDS
 
 
-def _diff(
-    recipe_class: type[Recipe],
-    config: RunConfig[Any],
-    device: torch.device,
-    checkpoints: Mapping[str, Path],
-    weights: Mapping[str, Path],
-    on_event: Callable[[Event], None],
-) -> None:
+def _diff(measurement: Measurement) -> None:
     """Make a diff at each checkpoint; without one, of the first batch with initial weights."""
-    device = set_up_process(device, config.training)
-    recipe = make_recipe(recipe_class, config, device)
+    config, on_event = measurement.config, measurement.on_event
+    device = set_up_process(measurement.device, config.training)
+    recipe = make_recipe(measurement.recipe_class, config, device)
     recipe.scaler = scaler = make_scaler(config, device)
     modules = dict(recipe.modules)
-    if not checkpoints:
-        start_from_weights(weights, modules, config, on_event)
+    if not measurement.checkpoints:
+        start_from_weights(measurement.weights, modules, config, on_event)
     transform(modules, recipe.optimizers, config, device)
     source = make_single_source(recipe, config, device)
-    for path in checkpoints.values() or [None]:
+    for path in measurement.checkpoints.values() or [None]:
         step, position, scale = 0, 0, config.scaler.init_scale
         recipe_state = recipe.state_dict()
         if path is not None:

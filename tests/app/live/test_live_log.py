@@ -14,8 +14,9 @@ from app.live import run_updates
 from app.live.live_log import live_parts
 from db.database import Database
 from db.files import artifacts
+from db.runs import runs
 from db.settings import Settings
-from db.tables import Run
+from db.tables import Run, Status
 from db.telemetry.telemetry import Flush, LogRow, record
 from halfstep.sidecar.log_file import LogFile, compress, forget_part
 
@@ -164,4 +165,11 @@ def test_the_link_to_the_log_comes_with_its_first_line_and_its_parts(
     assert third is not None
     link = json.loads(third.data)["fragments"]["log_link"]
     assert re.search(r"\(\d+ B so far\)", link), link
+    assert link in browser.get(f"/runs/{running.id}").text
+    with database.writing() as session:
+        runs.set_status(session, runs.get(session, running.id, lock=True), Status.FINISHED)
+    last = look(third.cursor)
+    assert last is not None
+    link = json.loads(last.data)["fragments"]["log_link"]
+    assert "so far" not in link
     assert link in browser.get(f"/runs/{running.id}").text

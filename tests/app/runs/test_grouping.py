@@ -109,6 +109,20 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     assert browser.get(f"/runs?group={'g' * 201}").status_code == 422
 
 
+def test_a_group_has_the_range_of_its_loss_scales(
+    database: Database, some: None, browser: TestClient
+) -> None:
+    """As powers of two, without a mean, which no scaler uses."""
+    with database.writing() as session:
+        for run, power in zip(
+            session.scalars(select(Run).order_by(Run.id)), (-30, 16, 9), strict=False
+        ):
+            run.scale = 2.0**power
+    page = browser.get("/runs?group=batch_size&columns=name,scale").text
+    cells = re.findall('data-column="Scale">(.*?)</td>', page)
+    assert sorted(cells) == sorted(["–", "2<sup>−30</sup> to 2<sup>16</sup>", "2<sup>9</sup>"])
+
+
 def test_groups_whose_runs_share_seeds_lead_to_their_parity(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:

@@ -1,5 +1,6 @@
 """The form that is generated from a schema, and how it is parsed."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -35,6 +36,16 @@ def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
     back = read(SCHEMA, _posted(config))
     assert back == config
     assert isinstance(get(back, "training.steps"), int)
+
+
+def test_a_title_with_a_gap_has_its_value_there() -> None:
+    """In the summary of a closed group; other titles are followed by theirs."""
+    schema = deepcopy(SCHEMA)
+    schema["properties"]["training"]["properties"]["batch_size"]["title"] = "Every … steps"
+    groups = {group.name: group for group in field_sets(schema, CONFIG, {})}
+    size, rate = get(CONFIG, "training.batch_size"), get(CONFIG, "training.steps")
+    assert f"every {size} steps" in groups["training"].summary
+    assert f"steps {rate}" in groups["training"].summary
 
 
 @pytest.mark.parametrize("typed", ["many", "", "1e999", "1.5", "0x10"])

@@ -31,8 +31,11 @@ def test_a_run_says_how_many_nodes_it_has_and_where_they_are(
     assert (run["nodes"], run["devices_per_node"], run["workers"]) == (2, 3, [])
     assert run["waiting"] == "it is next: a worker is about to take it"
     answer = browser.post("/runs", data=FORM | {"nodes": "3", "name": "too many"})
-    text = "It needs 3 nodes of 1 device each, and only 2 workers have as many, of one version"
-    assert text in browser.get(answer.headers["location"]).text
+    text = "It needs 3 nodes of 1 device each, and only 2 workers with the same version"
+    page = browser.get(answer.headers["location"]).text
+    assert text in page
+    assert "Next in the queue" not in page
+    assert "next in queue" not in browser.get("/runs?filter=too").text
     with database.writing() as session:
         (worker, _), *_others = workers.all_workers(session)
         claimed = claims.claim(

@@ -219,6 +219,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
     [
         ("finished", {"status": Status.FINISHED}, "finished"),
         ("failed", {"status": Status.FAILED, "error": "E: x"}, "failed: E: x"),
+        ("failed", {"status": Status.FAILED, "error": "E: x()."}, "failed: E: x()"),
         ("cancelled", {"status": Status.CANCELLED}, "was cancelled"),
         ("unreachable", {"status": Status.UNREACHABLE}, "is unreachable"),
         ("paused", {"status": Status.PAUSED}, "is paused"),

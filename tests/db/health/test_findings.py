@@ -7,9 +7,9 @@ import pytest
 from msgspec import convert
 
 from db.database import Database
-from db.health import advice_words, causes, findings, scaling_health
+from db.health import advice_words, causes, findings, fixes, scaling_health
 from db.health.findings import Evidence
-from db.health.lost_losses import LostLosses
+from db.health.losses import LostLosses
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
 from halfstep.telemetry.events import (
@@ -39,6 +39,12 @@ def _health(word: str) -> scaling_health.ScalingHealth:
     return scaling_health.ScalingHealth(word, "Because.", scaling_health.count(100, [], 1.0))
 
 
+def _lost(count: int) -> LostLosses | None:
+    """Make applied steps with a loss of NaN and finite gradients."""
+    finite = {"has_nan": True, "has_inf": False, "are_gradients_finite": True}
+    return LostLosses(count, last=40, **finite) if count else None
+
+
 def _evidence(word: str, **changes: Any) -> Evidence:
     """Return evidence with a health; skips, scale and events are those of its signs, too."""
     events = changes.pop("events", ())
@@ -49,6 +55,7 @@ def _evidence(word: str, **changes: Any) -> Evidence:
         skipped=changes.pop("skipped", len(skips)),
         health=word,
         scale=changes.pop("scale", None),
+        lost=_lost(changes.pop("lost_losses", 0)),
         is_costly=word == "oscillating",
         has_scaler=True,
     )
@@ -103,7 +110,7 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
         ),
         (
             "healthy",
-            {"lost": LostLosses(3, 40, has_nan=True, has_inf=False, are_gradients_finite=True)},
+            {"lost_losses": 3},
             ["The loss is not finite, but its gradients are"],
         ),
         (
@@ -473,6 +480,73 @@ def test_a_forward_overflow_of_unknown_place_says_what_later_steps_show(
         found = findings.of_run(session, session.get_one(Run, running.id))
     [text] = [each.text for each in found if each.cause == "forward_overflow"]
     assert words in text
+
+
+@pytest.mark.parametrize("lost", [0, 285])
+def test_the_scale_is_excluded_only_if_no_step_with_such_a_loss_was_applied(lost: int) -> None:
+    """A step whose gradients are finite at a smaller scale shows that the scale matters."""
+    skips = _skips("head.bias", loss_nonfinite=True)
+    found = next(findings.find(_evidence("healthy", skips=skips, lost_losses=lost)))
+    assert found.cause == "forward_overflow"
+    assert ("the loss scale is not the cause" in found.text) is (lost == 0)
+    assert ("285 other steps" in found.text) is (lost == 285)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "fix"),
+    [
+        ("inside", "float16", fixes.FORWARD),
+        ("inside", "float32", fixes.UNDEFINED_FORWARD),
+        ("weights", None, ""),  # an earlier step is the cause
+        ("outside", None, fixes.FORWARD_LOSS),
+    ],
+)
+def test_the_fix_of_a_forward_overflow_is_for_the_place_that_its_text_names(
+    kind: str, dtype: str | None, fix: str
+) -> None:
+    """Code that casts a module is not advised where no module overflows in fp16."""
+    event = {"step": 9, "scale": 2.0, "direction": "forward", "kind": kind, "dtype": dtype}
+    event |= {"operation": None, "module": "head" if kind == "inside" else None, "source": None}
+    signs = causes.Signs(
+        events=[convert(event, Origin)],
+        skips=_skips("head.bias", loss_nonfinite=True),
+        has_scaler=True,
+    )
+    found = [each for each in causes.named(signs, advice_words.SCRIPT) if each.cause]
+    assert fix in [each.fix for each in found]
+    assert (fixes.FORWARD in [each.fix for each in found]) is (fix == fixes.FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("source", "rate", "losses", "is_found"),
+    [
+        (WATCH, 30.0, [16.0] * 50 + [44_225.0] * 50, True),
+        (COMMAND, 0.2, [2.3] * 50 + [4.7] * 50, True),
+        (WATCH, 30.0, [16.0] * 50 + [31.0] * 50, False),  # less than twice as large
+        (WATCH, 0.1, [16.0] * 50 + [44_225.0] * 50, False),  # a usual rate
+        (WATCH, 30.0, [16.0] * 49 + [44_225.0] * 50, False),  # too few steps
+        (WATCH, 30.0, [-4.0] * 50 + [-1.0] * 50, False),  # negative losses: less than its size
+        (WATCH, 30.0, [-4.0] * 50 + [9.0] * 50, True),
+        (WATCH, 30.0, [math.nan] + [9.0] * 99, False),  # unknown at the start
+    ],
+)
+def test_a_scripts_learning_rate_is_named_if_its_loss_rose(
+    database: Database,
+    running: Run,
+    source: str,
+    rate: float,
+    losses: list[float],
+    is_found: bool,
+) -> None:
+    """By the rates and losses of its steps: the configuration of a script is not known."""
+    steps = make_steps(losses)
+    steps["lr"] = rate
+    record(database, running, steps)
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.source = source
+        found = [each.title for each in findings.of_run(session, run)]
+    assert ("The learning rate is too high" in found) is is_found
 
 
 def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:

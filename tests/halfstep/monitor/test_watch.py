@@ -29,7 +29,14 @@ from halfstep.session import watch_session
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from tests import preloaded, warm
-from tests.halfstep.monitor.watch_made import SCRIPTS, STEPS, Net, Script, Written
+from tests.halfstep.monitor.watch_made import (
+    SCRIPTS,
+    STEPS,
+    Net,
+    Script,
+    Written,
+    equals_the_reference_loop,
+)
 from tests.marks import extended
 from tests.spool_made import event_of
 
@@ -53,17 +60,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
     """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
-    script = SCRIPTS[name]
-    bare = script.train()
-    assert 3 <= sum(map(bool, bare.skipped)) <= len(bare.skipped) - 3
-    with halfstep.watch(folder=tmp_path, name="it") as watch:
-        watched = script.train(watch.add)
-    written = Written(tmp_path / "it").truth()
-    assert all(map(torch.equal, watched.weights, bare.weights))
-    assert written.scales == bare.scales == watched.scales
-    assert written.skipped == bare.skipped
-    assert written.culprits == bare.culprits
-    assert written.losses == pytest.approx(bare.losses, rel=1e-6)
+    equals_the_reference_loop(SCRIPTS[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["unfused", "fused", "two optimizers"])

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+import halfstep
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.spool import SpoolReader
 from tests.spool_made import fields_of
@@ -171,3 +173,17 @@ class Written:
                 {name: [c["name"] for c in e["culprits"]] for name, e in skips.items()}
             )
         return truth
+
+
+def equals_the_reference_loop(script: Script, folder: Path) -> None:
+    """Assert that a watched loop trains as an unwatched one, and that its steps are recorded."""
+    bare = script.train()
+    assert 3 <= sum(map(bool, bare.skipped)) <= len(bare.skipped) - 3
+    with halfstep.watch(folder=folder, name="it") as watch:
+        watched = script.train(watch.add)
+    written = Written(folder / "it").truth()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert written.scales == bare.scales == watched.scales
+    assert written.skipped == bare.skipped
+    assert written.culprits == bare.culprits
+    assert written.losses == pytest.approx(bare.losses, rel=1e-6)

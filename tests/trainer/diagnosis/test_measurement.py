@@ -21,7 +21,7 @@ from tests.site import Site
 from tests.trainer.conftest import CPU, Regression
 from tests.trainer.data.test_loader import Reading, Streaming
 from trainer.checkpoints.checkpoint import CheckpointError
-from trainer.diagnosis.measurement import measure
+from trainer.diagnosis.measurement import Measurement, measure
 from trainer.recipes.digits import Digits
 
 VALUES = {
@@ -36,14 +36,8 @@ VALUES = {
 def measured(recipe: Any, values: dict[str, Any], files: Sequence[Path] = ()) -> list[Any]:
     """Return the events of a measurement with checkpoints."""
     events: list[Any] = []
-    measure(
-        recipe,
-        parse_config(recipe, VALUES | values),
-        device=CPU,
-        checkpoints={file.stem: file for file in files},
-        weights={},
-        on_event=events.append,
-    )
+    config, checkpoints = parse_config(recipe, VALUES | values), {file.stem: file for file in files}
+    measure(Measurement(recipe, config, CPU, checkpoints, {}, events.append))
     return events
 
 

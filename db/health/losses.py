@@ -1,4 +1,4 @@
-"""Losses that are not finite: whether they reached the weights, and what the loss was before."""
+"""Losses that are not finite, whether their gradients were, and losses that had grown."""
 
 import math
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 ROWS_READ = 100  # the first ones and the last ones
 FIRST_STEPS, STEPS_BEFORE = 5, 20
 DIVERGED = 100.0  # times the smallest of the first losses
+RISEN_STEPS = 100  # before them a loss above its first value may be chance
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class Growth:
     first_loss: float
     last_step: int
     last_loss: float
+
+
+@dataclass(frozen=True)
+class Risen:
+    """The first step of a run and its latest, whose loss is more than twice as large."""
+
+    first: int
+    last: int
+    losses: tuple[float, float]
+    rate: float  # the larger of both learning rates
 
 
 def lost_losses(session: Session, run: Run) -> LostLosses | None:
@@ -100,3 +111,20 @@ def _magnitudes(rows: Sequence[frozen_steps.StepRow]) -> list[tuple[float, int]]
     """Return the finite losses of some steps without their signs, and the steps."""
     finite = [row for row in rows if row.loss is not None and math.isfinite(row.loss)]
     return [(abs(row.loss or 0.0), row.step) for row in finite]
+
+
+def risen(session: Session, run: Run) -> Risen | None:
+    """Return a run's first and latest loss if the latest is more than twice as large."""
+    if run.own_steps < RISEN_STEPS or run.loss is None:
+        return None
+    mine = select(Step.step, Step.loss, Step.lr).where(Step.run_id == run.id)
+    first = session.execute(mine.order_by(Step.step).limit(1)).first()
+    last = session.execute(mine.order_by(Step.step.desc()).limit(1)).first()
+    if first is None or last is None or None in (first.loss, last.loss):
+        return None
+    if not math.isfinite(first.loss) or not math.isfinite(last.loss):
+        return None
+    if last.loss - first.loss <= abs(first.loss):
+        return None
+    rate = max(first.lr or 0.0, last.lr or 0.0)
+    return Risen(first.step, last.step, (first.loss, last.loss), rate)
