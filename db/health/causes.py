@@ -42,6 +42,7 @@ MOST_EVENTS = 50  # of a kind of which several count
 UNCLEARED, REPLACED, LEFT_OUT, UNSCALED = 2, 3, 2, 3
 #: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
+LARGEST_HALF = 65504.0
 LARGE_WEIGHT = 1000.0  # no usual initial weight or gain is as large
 COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 NAMES_SHOWN = 6
@@ -654,6 +655,12 @@ def _forward(
                 "start again from smaller weights."
             )
             remedies = ("lower_rate",) if is_lasting else ()
+        elif event.dtype == "float16" and float(event.largest_input or 0) > LARGEST_HALF:
+            text += (
+                f"Its input reaches {float(event.largest_input or 0):.3g}, which fp16 does not "
+                "hold: it is inf before any operation. Normalize or clamp it."
+            )
+            fix = fixes.LARGE_INPUT
         elif event.dtype == "float16":
             module = event.module
             text += f"Run it in fp32, {words.in_fp32}, or use bf16."

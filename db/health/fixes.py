@@ -61,6 +61,9 @@ FORWARD = """\
 with torch.autocast(device, enabled=False):           # around the module that overflows
     out = module(x.float())
 """
+LARGE_INPUT = """\
+x = (x - mean) / std                                  # over the training data, before autocast
+"""
 UNDEFINED_FORWARD = """\
 with torch.autocast(device, enabled=False):
     out = module(x.float())

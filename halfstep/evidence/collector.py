@@ -212,12 +212,12 @@ class Collector:
             empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
             self._once(NoInfChecks(step=step, method=method, optimizers=empty[:NAMES], error=text))
         elif "unscale FP16 gradients" in text:
-            half = [
-                name
-                for each in known
-                for name, parameter in zip(each.names, each.parameters, strict=True)
-                if parameter.dtype == torch.float16
+            named = [
+                *(pair for each in known for pair in zip(each.names, each.parameters, strict=True)),
+                # No optimizer has been measured yet if the first step raises.
+                *(pair for module in self._modules for pair in module.named_parameters()),
             ]
+            half = [*{name: None for name, p in named if p.dtype == torch.float16}]
             self._once(
                 Fp16Gradients(step=step, count=len(half), parameters=half[:NAMES], error=text)
             )

@@ -81,7 +81,7 @@ class Origin:
         self._open: list[tuple[nn.Module, int]] = []
         self._forward: list[Suspect] = []
         self._backward: list[Suspect] = []
-        self._largest: dict[str, Tensor] = {}  # weight, by module
+        self._largest: dict[tuple[str, str], Tensor] = {}  # by "input" or "weight", and module
         self._in_backward = False
         self._has_all_nodes = True
 
@@ -167,9 +167,9 @@ class Origin:
         numbers = [each.total.to(device, non_blocking=True) for each in suspects]
         numbers += [each.to(device, non_blocking=True) for each in self._largest.values()]
         numbers += [_tensor(each, device) for each in (scale, found_inf, loss)]
-        modules, self._largest = list(self._largest), {}
+        measured, self._largest = list(self._largest), {}
         self._host_copies.send(
-            partial(self._report, step, suspects, forward, modules, self._has_all_nodes),
+            partial(self._report, step, suspects, forward, measured, self._has_all_nodes),
             torch.stack(numbers).detach(),
         )
 
@@ -201,6 +201,7 @@ class Origin:
             part = "input" if is_first else "outside" if parent is None else "output"
             for each in itertools.islice(_floats(inputs), 1):  # a mask of -inf may follow
                 self._note(self._forward, each, parent, None, part, self._name(module))
+                self._measure("input", self._name(module), each)
         except Exception:
             self._open.clear()
 
@@ -220,7 +221,7 @@ class Origin:
             self._spans.append((first, _get_sequence_nr(), name))
             for parameter in module.parameters(recurse=False):
                 self._note(self._forward, parameter, name, None, "weight", name)
-                self._measure_weight(name, parameter)
+                self._measure("weight", name, parameter)
             for each in _floats(output):
                 self._note(self._forward, each, name, None, "output", name)
         except Exception:
@@ -256,12 +257,15 @@ class Origin:
         dtype = str(tensor.dtype).removeprefix("torch.")
         suspects.append(Suspect(name, dtype, total, module, source, part))
 
-    def _measure_weight(self, name: str, parameter: Tensor) -> None:
-        values = _values(parameter)
+    def _measure(self, part: str, name: str, tensor: Tensor) -> None:
+        """Store the largest size of a number among the tensors of a module's part."""
+        values = _values(tensor)
         if values is not None:
             largest = torch.linalg.vector_norm(values, math.inf, dtype=torch.float32)
-            known = self._largest.get(name)
-            self._largest[name] = largest if known is None else torch.maximum(known, largest)
+            known = self._largest.get((part, name))
+            self._largest[part, name] = (
+                largest if known is None else torch.maximum(known, largest.to(known.device))
+            )
 
     def _name(self, module: nn.Module) -> str:
         return self._names.get(module) or type(module).__name__
@@ -284,14 +288,15 @@ class Origin:
         step: int,
         suspects: list[Suspect],
         forward: int,
-        modules: list[str],  # whose largest weights follow the totals
+        measured: list[tuple[str, str]],  # the parts whose largest numbers follow the totals
         has_all_nodes: bool,  # else an earlier node may be the origin
         arrived: list[Tensor],
     ) -> None:
         *numbers, scale, found_inf, loss = arrived[0].tolist()
         if not found_inf:
             return
-        totals, weights = numbers[: len(suspects)], numbers[len(suspects) :]
+        totals = numbers[: len(suspects)]
+        largest = dict(zip(measured, numbers[len(suspects) :], strict=True))
         self._seen += 1
         if self._seen >= ENOUGH:  # not again until there are ten times as many skips
             self._seen = self.left = self._looks = 0
@@ -305,7 +310,6 @@ class Origin:
         nodes = [each for is_forward, each in bad if not is_forward]
         is_forward = not math.isfinite(loss)  # else nonfinite values in the forward pass are masked
         if is_forward and outputs:
-            largest = dict(zip(modules, weights, strict=True)).get(outputs[0].module or "")
             self._on_event(_forward_origin(step, scale, outputs[0], largest))
         elif is_forward:
             node = next((each for each in nodes if each.part == "node"), None)
@@ -319,8 +323,9 @@ class Origin:
 
 
 def _forward_origin(
-    step: int, scale: float, first: Suspect, largest_weight: float | None
+    step: int, scale: float, first: Suspect, largest: Mapping[tuple[str, str], float]
 ) -> events.Origin:
+    """Return the event of the first tensor that is not finite. largest: by part and module."""
     return events.Origin(
         step=step,
         scale=scale,
@@ -330,7 +335,8 @@ def _forward_origin(
         dtype=first.dtype,
         module=first.module if first.part != "input" else first.name,
         source=None,
-        largest_weight=largest_weight,
+        largest_weight=largest.get(("weight", first.module or "")),
+        largest_input=largest.get(("input", first.module or "")),
     )
 
 

@@ -133,7 +133,7 @@ class OwnLosses:
         self._weights = weights
         if not (any(now) and _overlap(now, self._mark)):
             self.losses, self.is_first, self.is_carried = [], True, False  # cleared since
-            self.unscaled = 0
+            self.is_scaled, self.unscaled = False, 0
         elif self.is_first and now == self._mark:
             self.is_carried = True
         return False

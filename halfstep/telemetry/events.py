@@ -688,6 +688,7 @@ class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
     source: Text | None  # file, line and function
     # Of the module, if its output was the first; UNSET before version 0.1.
     largest_weight: Number | UnsetType | None = UNSET
+    largest_input: Number | UnsetType | None = UNSET  # of its first input
 
 
 class BadInput(Part, frozen=True, kw_only=True):

@@ -321,3 +321,28 @@ def fully_sharded(watch: WatchCall, precision: str = "bf16") -> None:
         F.cross_entropy(net(x).float(), y).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
+
+
+@loop(cause=HEALTHY)
+def critic_without_the_scaler(watch: WatchCall) -> None:
+    """The critic trains in fp32 without a scaler; the scaled generator's loss passes through it."""
+    generator, critic = mlp(4, 16, 2), mlp(2, 16, 1)
+    of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    scaler = grad_scaler()
+    watch(generator, critic, name="gan")
+    noise, real = seeded(1), torch.ones(32, 1)
+    for x, _ in labelled(100):
+        with autocast("fp16"):
+            fake = generator(torch.randn(32, 4, generator=noise))
+        of_critic.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(critic(x[:, :2]), real)
+        against = critic(fake.detach().float())
+        (loss + F.binary_cross_entropy_with_logits(against, 1 - real)).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        with autocast("fp16"):
+            fooled = F.binary_cross_entropy_with_logits(critic(fake), real)
+        scaler.scale(fooled).backward()
+        scaler.step(of_generator)
+        scaler.update()

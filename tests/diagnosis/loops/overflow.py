@@ -191,3 +191,23 @@ def growth_of_sixteen(watch: WatchCall) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+
+
+@loop(
+    cause="forward_overflow",
+    harmful={*SCALE, "lower_rate", "zero_grad", "unscale"},
+    variants=[{"every": 1}, {"every": 10}],
+)
+def inputs_beyond_half(watch: WatchCall, every: int = 1) -> None:
+    """Numbers of some batches are beyond 65,504, and become inf as autocast converts them."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler()
+    watch(net, name="inputs")
+    for number, (x, y) in enumerate(labelled(80)):
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            loss = F.cross_entropy(net(x if number % every else x * 1e5), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
