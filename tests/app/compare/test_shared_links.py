@@ -14,7 +14,7 @@ from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
 from db.queue import queue
 from db.runs import trash
-from db.tables import Run, SharedLink, SharedRun, Status, User
+from db.tables import COMMAND, WATCH, Run, SharedLink, SharedRun, Status, User
 from tests.app.auth.permissions_made import routes_of
 from tests.app.auth.users_pages_made import browser_of
 from tests.app.compare.shared_links_made import opened
@@ -117,6 +117,19 @@ def test_a_shared_run_is_there_to_look_at(
         assert absent not in answer.text, absent
     assert stranger.get(f"{page}/runs/{run.id}/series").json()["last"] == 20
     assert stranger.get("/runs").status_code == 303
+
+
+@pytest.mark.parametrize("source", [WATCH, COMMAND])
+def test_a_shared_run_without_a_recipe_has_its_kind_instead(
+    app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient, source: str
+) -> None:
+    """Its heading does not begin with a separator."""
+    with database.writing() as session:
+        row = session.get_one(Run, run.id)
+        row.source, row.recipe = source, ""
+    page = stranger.get(opened(stranger, shared(browser_of(app, database, member), run.id))).text
+    kind = {WATCH: "watched", COMMAND: "command"}[source]
+    assert f'<span class="meta">{kind} · ' in page
 
 
 def test_runs_side_by_side_are_shared_in_their_order(

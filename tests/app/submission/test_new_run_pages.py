@@ -185,7 +185,9 @@ def test_another_recipe_takes_over_changed_settings(
 
 def test_errors_use_labels(offered: None, browser: TestClient) -> None:
     """The summary takes the focus; the field is marked as invalid, with the message."""
-    page = browser.post("/runs", data=FORM | {"training.steps": "0", "after_id": "77"}).text
+    wrong = {"training.steps": "0", "after_id": "77", "training.max_grad_norm": "-1"}
+    page = browser.post("/runs", data=FORM | wrong).text
+    assert ": -1 is not allowed; allowed: " in page  # as it was typed, not -1.0
     assert '<a href="#training.steps">Steps</a>' in page
     assert '<a href="#after_id">After run</a>' in page
     assert "autofocus data-mistakes" in page
