@@ -98,10 +98,10 @@ class _State:
         return cls(run.attempt, run.revision, row.key if row else None)
 
 
-def due(session: Session, days: float, *, most: int) -> list[int]:
+def due(session: Session, days: float, *, most: int, after: int = 0) -> list[int]:
     """Return runs whose steps are to be frozen: ended for so many days, and long.
 
-    A watched run may have ended long before it was uploaded.
+    A watched run may have ended long before it was uploaded. after: only runs after this one.
     """
     before = now() - days * DAY_SECONDS
     is_frozen = (FrozenSteps.attempt == Run.attempt) & FrozenSteps.is_settled
@@ -109,6 +109,7 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
     query = select(Run.id).outerjoin(FrozenSteps, FrozenSteps.run_id == Run.id)
     query = query.where(
         NOT_DELETED,
+        Run.id > after,
         Run.status.in_(ENDED),
         Run.ended_at <= before,
         or_(Run.last_report_at.is_(None), Run.last_report_at <= before),
@@ -164,12 +165,10 @@ def _row(session: Session, run_id: int) -> FrozenSteps | None:
     return session.scalar(select(FrozenSteps).where(FrozenSteps.run_id == run_id))
 
 
-def _groups(database: Database, run_id: int, stopping: Event) -> Iterator[Columns]:
+def _groups(database: Database, run_id: int) -> Iterator[Columns]:
     """Yield the steps of a run in row groups, each read in a transaction of its own."""
     first, count = -END, GROUP_STEPS
     while count == GROUP_STEPS:
-        if stopping.is_set():
-            raise Stopped
         with database.reading() as session:
             connection = session.connection()
             frozen = frozen_steps.of_runs(connection, [run_id]).get(run_id)
@@ -182,6 +181,22 @@ def _groups(database: Database, run_id: int, stopping: Event) -> Iterator[Column
         if count:
             yield {**columns, SUMMARIES: packed_lowest(columns)}
             first = int(columns["step"][-1]) + 1
+
+
+def _paced(groups: Iterator[Columns], stopping: Event) -> Iterator[Columns]:
+    """Yield row groups with a pause as long as each took, in which requests get the processor.
+
+    Raises Stopped.
+    """
+    pause = 0.0
+    while not stopping.wait(pause):
+        begun = time.monotonic()
+        columns = next(groups, None)
+        if columns is None:
+            return
+        yield columns
+        pause = time.monotonic() - begun
+    raise Stopped
 
 
 def _whole_buckets(columns: Columns) -> Columns:
@@ -209,7 +224,7 @@ def _store(
 
     def groups() -> Iterator[Columns]:
         nonlocal last
-        for columns in _groups(database, run_id, stopping):
+        for columns in _paced(_groups(database, run_id), stopping):
             last = int(columns["step"][-1])
             yield columns
 
@@ -227,7 +242,8 @@ def _store(
     stored = StepFile(key, size_bytes, footer_sha256)
     try:
         _sync(store, key)
-        read = [step_files.digest(group) for group in StepFiles(lambda: store).groups(stored)]
+        stored_groups = StepFiles(lambda: store).groups(stored)
+        read = [step_files.digest(group) for group in _paced(stored_groups, stopping)]
         if read != written or sha256_of(store, key) != sha256:
             raise StepsUnreadable.of(key, "it does not contain the steps that were written")
     except BaseException:

@@ -198,6 +198,29 @@ def test_a_run_of_a_worker_with_another_folder_stays_in_the_database(
     assert len(freeze_due(settings, database)) == 1
 
 
+def test_runs_that_cannot_be_frozen_do_not_delay_others(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """However many they are: a round begins after the last run of the round before."""
+    monkeypatch.setattr(freeze_job, "MOST_RUNS", 1)
+    monkeypatch.setattr(freeze_job, "AGAIN_SECONDS", 0.0)
+    token = uploader.headers["Authorization"].removeprefix("Bearer ")
+    send(Uploader(uploader.client, token, tmp_path / "other"), STEPS, id="1" * 32)
+    with database.writing() as session:
+        session.get_one(Run, 1).source = RECIPE
+    job, found = FreezeJob(settings, database, Event()), []
+    for _ in range(4):
+        job.freeze_due()
+        with database.reading() as session:
+            found.append(session.scalars(select(FrozenSteps.run_id)).all())
+        settings.run_folder(1).mkdir(parents=True, exist_ok=True)
+    assert found == [[], [2], [2], [1, 2]]
+
+
 def test_a_run_without_steps_is_tried_once_an_hour(
     uploader: Uploader, settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

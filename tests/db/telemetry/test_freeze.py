@@ -246,7 +246,7 @@ class _Begins(Event):
         super().__init__()
         self._database, self._run = database, run
 
-    def is_set(self) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         begin_again(self._database, self._run)
         return False
 
@@ -266,11 +266,15 @@ def test_a_run_that_continues_meanwhile_is_not_frozen(
 
 
 class _Stops(Event):
-    """Is set with the first pause between two batches."""
+    """Is set with the first pause between two batches of a run with a file."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.set()
-        return True
+        with self._database.reading() as session:
+            return session.scalar(select(FrozenSteps.id)) is not None
 
 
 def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
@@ -283,7 +287,7 @@ def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
     with frozen_made.reading_files(database, store) as other:
         before = everything(other, running.id, ZOOMS)
         with pytest.raises(freeze.Stopped):
-            freeze.freeze(other, store, running.id, folder=tmp_path, stopping=_Stops())
+            freeze.freeze(other, store, running.id, folder=tmp_path, stopping=_Stops(database))
         rows = rows_of(other, running)
         _assert_same(everything(other, running.id, ZOOMS), before)
         run = begin_again(other, running)
@@ -306,7 +310,7 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
     changed = partial(unfreeze.unfreeze, database, store, running.id)
     (tmp_path / "stopped").mkdir()
     with pytest.raises(freeze.Stopped):
-        changed(folder=tmp_path / "stopped", stopping=_Stops())
+        changed(folder=tmp_path / "stopped", stopping=_Stops(database))
     (tmp_path / "whole").mkdir()
     assert changed(folder=tmp_path / "whole", stopping=Event())
     assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [key])
@@ -346,7 +350,7 @@ def test_an_interrupted_freeze_continues_only_with_its_file(
     store = MemoryStore()
     make_history(database, running)
     with pytest.raises(freeze.Stopped):
-        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=_Stops())
+        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=_Stops(database))
     rows = rows_of(database, running)
     [key] = _keys(store)
     content = bytes(obstore.get(store, key).bytes())

@@ -43,9 +43,7 @@ class Action(NamedTuple):
 KINDS = ("record", "gap", "resume", "repeat", "roll back", "rebuild", "freeze", "stop", "unfreeze")
 actions = st.builds(
     Action,
-    st.sampled_from(
-        ["record", "gap", "resume", "repeat", "roll back", "rebuild", "freeze", "stop"]
-    ),
+    st.sampled_from(KINDS),
     st.floats(0, 1),
     st.integers(1, 400),
 )
@@ -58,12 +56,9 @@ class StopsLate(Event):
         super().__init__()
         self._pauses = pauses
 
-    def is_set(self) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         self._pauses -= 1
         return self._pauses < 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
 
 
 class History:
@@ -129,7 +124,7 @@ class History:
                     )
             case "freeze" | "stop":
                 self._end()
-                pauses = action.length // 20 if action.kind == "stop" else 10**9
+                pauses = action.length // 5 if action.kind == "stop" else 10**9
                 with suppress(freeze.Stopped):
                     freeze.freeze(
                         self._database,
