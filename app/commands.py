@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -238,12 +238,14 @@ def _unfreeze(
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
-        store, is_complete = open_store(settings), True
+        store, is_complete, stopping = open_store(settings), True, Event()
+        on_signals(lambda *_signal: stopping.set())
         for run_id in chosen or frozen:
             try:
-                with TemporaryDirectory(dir=settings.data) as name:
-                    folder, stopping = Path(name), Event()
-                    moved = unfreeze(database, store, run_id, folder=folder, stopping=stopping)
+                moved = unfreeze(database, store, run_id, stopping=stopping)
+            except freeze.Stopped as error:
+                text = f"stopped at run {run_id}, all steps are readable: run this again to go on"
+                raise Conflict(text) from error
             except HalfstepError as error:  # of this run; others can be moved
                 is_complete, fields = False, {"run": run_id, "moved": False, "error": str(error)}
                 print_result(fields, f"run {run_id}: {error}", as_json=as_json)
@@ -333,9 +335,9 @@ def rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
-    with installed() as (settings, database), TemporaryDirectory(dir=settings.data) as name:
-        store, folder = open_store(settings), Path(name)
-        files = freeze.copied_steps(database, store, run, folder)  # no lock waits for a bucket
+    with installed() as (settings, database), TemporaryFile(dir=settings.data) as copy:
+        store = open_store(settings)
+        files = freeze.copied_steps(database, store, run, copy)  # no lock waits for a bucket
         with database.writing() as session:
             session.connection(execution_options={"step_files": files})
             row = runs.get(session, run, lock=True)  # blocks its recorder

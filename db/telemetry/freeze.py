@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Event
-from typing import Any
+from typing import IO, Any
 
 import obstore
 from obstore.store import LocalStore, ObjectStore
@@ -37,6 +37,7 @@ from db.files.step_files import (
     STEPS,
     SUMMARIES,
     Columns,
+    CopiedSteps,
     StepFile,
     StepFiles,
     check_has_steps,
@@ -45,7 +46,6 @@ from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
     delete_file,
-    get_file,
     is_backup_running,
     is_recent,
     sha256_of,
@@ -138,7 +138,7 @@ def freeze(
     if state is None:
         return
     if row is not None and row.attempt == state.attempt:
-        _check_file(store, row)
+        check_file(store, row)
     else:
         _check_space(folder, run.recorded_steps)
         stored = _store(database, store, run_id, folder, stopping)
@@ -263,44 +263,36 @@ def _check_complete(database: Database, run_id: int, steps: int) -> None:
         raise StepsMissing.of(steps, expected)
 
 
-def _check_file(store: ObjectStore, row: FrozenSteps) -> None:
-    """Check that the file is intact, which an earlier call has stored: rows are to be deleted.
+def check_file(store: ObjectStore, row: FrozenSteps, copy: IO[bytes] | None = None) -> None:
+    """Check that the file of a run is intact.
 
-    The storage may have been changed or restored since. Raises StepsUnreadable, StorageUnreachable,
-    or the error of the store.
+    The storage may have been changed or restored since. copy: receives the content. Raises
+    StepsUnreadable, StorageUnreachable.
     """
     try:
-        is_intact = sha256_of(store, row.key) == row.sha256
+        is_intact = sha256_of(store, row.key, copy) == row.sha256
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
             raise StorageUnreachable from error
-        raise _missing(store, row) from error
+        check_has_steps(store)
+        raise StepsUnreadable.of(row.key, "the file is missing") from error
+    except obstore.exceptions.BaseError as error:
+        raise StorageUnreachable from error
     if not is_intact:
         raise StepsUnreadable.of(row.key, "its SHA-256 differs from the recorded one")
 
 
-def _missing(store: ObjectStore, row: FrozenSteps) -> StepsUnreadable:
-    """Return the error of a missing file. Raises StorageUnreachable if all are."""
-    check_has_steps(store)
-    return StepsUnreadable.of(row.key, "the file is missing")
+def copied_steps(database: Database, store: ObjectStore, run_id: int, copy: IO[bytes]) -> StepFiles:
+    """Copy the file of a run; return a reader of the copy, for a transaction that reads it all.
 
-
-def copied_steps(database: Database, store: ObjectStore, run_id: int, folder: Path) -> StepFiles:
-    """Copy the file of a run into a folder; return its reader, for a transaction that reads it all.
-
-    Raises StepsUnreadable, StorageUnreachable, or the error of the store.
+    Raises StepsUnreadable, StorageUnreachable.
     """
-    (folder / STEPS).mkdir()
     with database.reading() as session:
         row = _row(session, run_id)
     if row is not None:
-        try:
-            get_file(store, row.key, folder / row.key, sha256=row.sha256)
-        except FileNotFoundError as error:
-            raise _missing(store, row) from error
-        except ValueError as error:
-            raise StepsUnreadable.of(row.key, str(error)) from error
-    return StepFiles(lambda: LocalStore(folder))
+        check_file(store, row, copy)
+        copy.flush()
+    return CopiedSteps(copy)
 
 
 def _check_space(folder: Path, steps: int) -> None:
@@ -337,7 +329,6 @@ def _publish(database: Database, run_id: int, stored: _Stored, state: _State) ->
         if _State.of(run, row) != state:
             return False
         row = row or FrozenSteps(run_id=run_id, size_bytes=0, path=None)
-        run.stored_bytes += stored.file.size_bytes - row.size_bytes
         row.previous_key = row.key
         row.key, row.size_bytes, row.sha256 = stored.file.key, stored.file.size_bytes, stored.sha256
         row.footer_sha256 = stored.file.footer_sha256

@@ -390,6 +390,8 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     assert (site.data / row.key).exists()  # a page may still read it
     ended = halfstep("storage", "unfreeze", "1", "--json", **environment)
     assert json.loads(ended.stdout) == {"run": 1, "moved": False}
+    ended = halfstep("storage", "unfreeze", "99", **environment)
+    assert (ended.returncode, ended.stdout) == (1, "run 99: There is no run 99.\n")
 
 
 def test_what_operators_read_is_json_too(

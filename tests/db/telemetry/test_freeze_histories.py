@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -114,13 +113,9 @@ class History:
             case "unfreeze":
                 self._end()
                 stopping = StopsLate(action.length // 50 if action.length % 2 else 10**9)
-                with suppress(freeze.Stopped, Conflict), TemporaryDirectory() as name:
+                with suppress(freeze.Stopped, Conflict):
                     unfreeze.unfreeze(
-                        self._database,
-                        self._store,
-                        self.runs[1].id,
-                        folder=Path(name),
-                        stopping=stopping,
+                        self._database, self._store, self.runs[1].id, stopping=stopping
                     )
             case "freeze" | "stop":
                 self._end()
