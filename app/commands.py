@@ -32,7 +32,7 @@ from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import FrozenSteps, User
-from db.telemetry import freeze, metric_pyramids, pyramid
+from db.telemetry import freeze, frozen_steps, metric_pyramids, pyramid
 from db.telemetry.unfreeze import unfreeze
 from halfstep.cli import logs
 from halfstep.cli.application import App
@@ -114,7 +114,7 @@ def _list_storage(
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
             count, total = runs.count(session), runs.stored_bytes(session)
-            contents = trash.contents(session)
+            contents, (frozen, frozen_bytes) = trash.contents(session), frozen_steps.usage(session)
         for run, owner in largest:
             fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
@@ -124,11 +124,13 @@ def _list_storage(
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
             f"{formats.size(contents.stored_bytes)} of {contents.runs:,} deleted ones in the trash"
+            f"\n{formats.size(frozen_bytes)} of frozen steps of {frozen:,} runs"
         )
         if space:
             free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
         summed = {"runs": count, "stored_bytes": total, "trash": asdict(contents)}
+        summed["frozen"] = {"runs": frozen, "stored_bytes": frozen_bytes}
         print_result(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 

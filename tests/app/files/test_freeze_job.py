@@ -122,7 +122,11 @@ def answers(script: TestClient, run: int = 1) -> dict[str, bytes]:
 
 
 def test_a_due_run_is_frozen(
-    uploader: Uploader, settings: Settings, database: Database, script: TestClient
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    script: TestClient,
+    browser: TestClient,
 ) -> None:
     """What the API returns stays the same, and rows and files match."""
     off = Settings(data=settings.data, database_url=settings.database_url)
@@ -137,6 +141,10 @@ def test_a_due_run_is_frozen(
     with database.reading() as session:
         assert mismatches(session, open_store(settings), deep=True) == []
     assert freeze_due(settings, database) == [key]
+    used = script.get("/api/v1/storage").json()
+    assert used["frozen_runs"] == 1
+    assert used["frozen_bytes"] == (settings.data / key).stat().st_size > used["stored_bytes"] == 0
+    assert " of 1 run</p>" in browser.get("/retention").text
 
 
 def test_a_round_is_bounded(
