@@ -235,8 +235,9 @@ def _unfreeze(
     with installed() as (settings, database):
         if bool(chosen) == every:
             raise Invalid({"RUN, --all": "allowed: runs, or --all"})
-        if settings.freeze_after_days:
-            text = f"{settings.freeze_after_days:g}: a server freezes them again; allowed: 0"
+        if days := settings.freeze_days:
+            default = "" if settings.freeze_after_days else "not set, by default "
+            text = f"{default}{days:g}: a server freezes them again; allowed: 0"
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()

@@ -364,6 +364,7 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
         "storage", "unfreeze", "1", **environment | {"HALFSTEP_FREEZE_AFTER_DAYS": "7"}
     )
     assert "7: a server freezes them again; allowed: 0" in ended.stderr
+    assert "not set" not in ended.stderr
     assert "allowed: runs, or --all" in halfstep("storage", "unfreeze", **environment).stderr
     assert rows_of(site.database, running) == rows < 300
     other = start_run(site.database, site.owner)

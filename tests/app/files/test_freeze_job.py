@@ -129,8 +129,7 @@ def test_a_due_run_is_frozen(
     browser: TestClient,
 ) -> None:
     """What the API returns stays the same, and rows and files match."""
-    off = Settings(data=settings.data, database_url=settings.database_url)
-    assert off.freeze_after_days == 0
+    off = settings.model_copy(update={"freeze_after_days": 0.0})
     later = settings.model_copy(update={"freeze_after_days": 1.0})
     assert freeze_due(off, database) == freeze_due(later, database) == []
     before, readers = answers(script), everything(database, 1, ZOOMS)
@@ -145,6 +144,21 @@ def test_a_due_run_is_frozen(
     assert used["frozen_runs"] == 1
     assert used["frozen_bytes"] == (settings.data / key).stat().st_size > used["stored_bytes"] == 0
     assert " of 1 run</p>" in browser.get("/retention").text
+
+
+@pytest.mark.parametrize(
+    ("url", "days", "place"), [("", 7, "in the data"), ("postgresql://host/name", 0, "not in")]
+)
+def test_the_default_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, url: str, days: int, place: str
+) -> None:
+    """With the reason, unless the operator has set the days."""
+    settings = Settings(data=tmp_path, database_url=url)
+    caplog.set_level(logging.INFO, "app")
+    for given in (settings, settings.model_copy(update={"freeze_after_days": 7.0})):
+        FreezeJob(given, Database(settings.database_url), Event()).log_default()
+    [message] = [record.message for record in caplog.records]
+    assert f"is not set: {days}, as the database is {place}" in message
 
 
 def test_a_round_is_bounded(
@@ -221,9 +235,9 @@ def test_runs_that_cannot_be_frozen_do_not_delay_others(
     for _ in range(4):
         job.freeze_due()
         with database.reading() as session:
-            found.append(session.scalars(select(FrozenSteps.run_id)).all())
+            found.append({*session.scalars(select(FrozenSteps.run_id))})
         settings.run_folder(1).mkdir(parents=True, exist_ok=True)
-    assert found == [[], [2], [2], [1, 2]]
+    assert found == [set(), {2}, {2}, {1, 2}]
 
 
 def test_a_run_without_steps_is_tried_once_an_hour(
