@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
+import obstore
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -237,6 +238,8 @@ def test_a_frozen_run_reads_like_any_other(
     monkeypatch.setattr(unfreeze, "BATCH_ROWS", 50)
     monkeypatch.setattr(storage, "ORPHAN_SECONDS", 0.0)
     store = MemoryStore()
+    # The database has records of files from the examples before.
+    obstore.put(store, "steps/0/of-another-example.parquet", b"")
     with frozen_made.reading_files(database, store) as other:
         both = History(other, running, store, tmp_path)
         for action in history:
