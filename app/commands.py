@@ -237,7 +237,7 @@ def _unfreeze(
             raise Invalid({"RUN, --all": "allowed: runs, or --all"})
         if days := settings.freeze_days:
             default = "" if settings.freeze_after_days else "not set, by default "
-            text = f"{default}{days:g}: a server freezes them again; allowed: 0"
+            text = f"{default}{days:g}: a server freezes them again; allowed: 0, also for servers"
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
