@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -32,7 +32,7 @@ from db.files.storage import mend as mend_storage
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import FrozenSteps, User
-from db.telemetry import freeze, metric_pyramids, pyramid
+from db.telemetry import freeze, frozen_steps, metric_pyramids, pyramid
 from db.telemetry.unfreeze import unfreeze
 from halfstep.cli import logs
 from halfstep.cli.application import App
@@ -114,7 +114,7 @@ def _list_storage(
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
             count, total = runs.count(session), runs.stored_bytes(session)
-            contents = trash.contents(session)
+            contents, (frozen, frozen_bytes) = trash.contents(session), frozen_steps.usage(session)
         for run, owner in largest:
             fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
@@ -124,11 +124,13 @@ def _list_storage(
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
             f"{formats.size(contents.stored_bytes)} of {contents.runs:,} deleted ones in the trash"
+            f"\n{formats.size(frozen_bytes)} of frozen steps of {frozen:,} runs"
         )
         if space:
             free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
         summed = {"runs": count, "stored_bytes": total, "trash": asdict(contents)}
+        summed["frozen"] = {"runs": frozen, "stored_bytes": frozen_bytes}
         print_result(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 
@@ -233,17 +235,20 @@ def _unfreeze(
     with installed() as (settings, database):
         if bool(chosen) == every:
             raise Invalid({"RUN, --all": "allowed: runs, or --all"})
-        if settings.freeze_after_days:
-            text = f"{settings.freeze_after_days:g}: a server freezes them again; allowed: 0"
+        if days := settings.freeze_days:
+            default = "" if settings.freeze_after_days else "not set, by default "
+            text = f"{default}{days:g}: a server freezes them again; allowed: 0, also for servers"
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
-        store, is_complete = open_store(settings), True
+        store, is_complete, stopping = open_store(settings), True, Event()
+        on_signals(lambda *_signal: stopping.set())
         for run_id in chosen or frozen:
             try:
-                with TemporaryDirectory(dir=settings.data) as name:
-                    folder, stopping = Path(name), Event()
-                    moved = unfreeze(database, store, run_id, folder=folder, stopping=stopping)
+                moved = unfreeze(database, store, run_id, stopping=stopping)
+            except freeze.Stopped as error:
+                text = f"stopped at run {run_id}, all steps are readable: run this again to go on"
+                raise Conflict(text) from error
             except HalfstepError as error:  # of this run; others can be moved
                 is_complete, fields = False, {"run": run_id, "moved": False, "error": str(error)}
                 print_result(fields, f"run {run_id}: {error}", as_json=as_json)
@@ -333,9 +338,9 @@ def rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
-    with installed() as (settings, database), TemporaryDirectory(dir=settings.data) as name:
-        store, folder = open_store(settings), Path(name)
-        files = freeze.copied_steps(database, store, run, folder)  # no lock waits for a bucket
+    with installed() as (settings, database), TemporaryFile(dir=settings.data) as copy:
+        store = open_store(settings)
+        files = freeze.copied_steps(database, store, run, copy)  # no lock waits for a bucket
         with database.writing() as session:
             session.connection(execution_options={"step_files": files})
             row = runs.get(session, run, lock=True)  # blocks its recorder

@@ -34,6 +34,8 @@ class Server(uvicorn.Server):
         alert = partial(
             alert_evaluation.evaluate, database, alert_evaluation.Seen(), settings.address
         )
+        freeze_job = FreezeJob(settings, database, self._stopping)
+        freeze_job.log_default()
         #: Background tasks and their intervals in seconds.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
             "sweep_submission": (
@@ -48,7 +50,7 @@ class Server(uvicorn.Server):
                 partial(retention_job.prune_due, settings, database, self._stopping),
                 3600.0,
             ),
-            "freeze": (FreezeJob(settings, database, self._stopping).freeze_due, 60.0),
+            "freeze": (freeze_job.freeze_due, 60.0),
             "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),
         }
         config = uvicorn.Config(

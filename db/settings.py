@@ -27,6 +27,8 @@ from halfstep.field_errors import reason
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 #: Settings that a placement requires.
 NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
+#: Default of freeze_after_days with SQLite in the data folder.
+FREEZE_DAYS = 7.0
 #: Limit of users reserved for runs.
 MOST_USERS = 10_000
 
@@ -350,14 +352,15 @@ class Settings(BaseSettings):
         float, Field(ge=0, description="Days during which deleted runs can be restored")
     ] = 7.0
     freeze_after_days: Annotated[
-        float,
+        float | None,
         Field(
             ge=0,
             allow_inf_nan=False,
             description="Days after the end of a run until its steps move from the database into a "
-            "Parquet file in the storage; 0: never",
+            "Parquet file in the storage; 0: never; not set: 7 with SQLite in the data folder, "
+            "else 0",
         ),
-    ] = 0.0
+    ] = None
     stop_grace_seconds: Annotated[
         float,
         Field(gt=0, description="Time for runs to save a checkpoint when their worker stops"),
@@ -437,6 +440,30 @@ class Settings(BaseSettings):
     def address(self) -> str:
         """Base URL for links outside of the server's pages, without a trailing slash."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
+
+    @property
+    def freeze_days(self) -> float:
+        """Days after the end of a run until its steps move into a file; 0: never."""
+        if self.freeze_after_days is not None:
+            return self.freeze_after_days
+        return FREEZE_DAYS if self._has_database_and_files_together() else 0.0
+
+    def _has_database_and_files_together(self) -> bool:
+        """Return whether a backup of the data folder, and of a bucket, has both.
+
+        Otherwise frozen steps would move to where an operator may have no backup of them.
+        """
+        from sqlalchemy import make_url  # takes as long as all the rest of this module
+
+        url = make_url(self.database_url)
+        if url.get_backend_name() != "sqlite" or not url.database or url.query:
+            return False
+        paths = [Path(url.database)]
+        if not self.storage_url:
+            paths.append(self.data / "steps")
+        elif self.storage_url.startswith("file://"):
+            paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
+        return all(path.resolve().is_relative_to(self.data) for path in paths)
 
     @property
     def path_prefix(self) -> str:

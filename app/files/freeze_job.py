@@ -37,19 +37,36 @@ class FreezeJob:
 
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
         self._settings, self._database = settings, database
+        self._days = settings.freeze_days
         self._stopping = stopping
         self._retry_at: dict[int, float] = {}
+        # The next round begins after it, so runs that cannot be frozen do not delay the others.
+        self._last_run = 0
+
+    def log_default(self) -> None:
+        """Log the default that holds, and why, unless the operator has set the days."""
+        if self._settings.freeze_after_days is not None:
+            return
+        where, what = "not in the data folder with the files", "stay in the database"
+        if self._days:
+            where, what = "in the data folder", "move into files"
+        logger.info(
+            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g, as the database is %s; steps of ended runs "
+            "%s",
+            *(self._days, where, what),
+        )
 
     def freeze_due(self) -> None:
         """Freeze the steps of due runs once; an error of the store ends the round."""
-        if not self._settings.freeze_after_days:
+        if not self._days:
             return
         begun = time.monotonic()
         self._retry_at = {run: at for run, at in self._retry_at.items() if at > begun}
         most = MOST_RUNS + len(self._retry_at)
         with self._database.reading() as session:
-            found = freeze.due(session, self._settings.freeze_after_days, most=most)
+            found = freeze.due(session, self._days, most=most, after=self._last_run)
             due = [run_id for run_id in found if run_id not in self._retry_at][:MOST_RUNS]
+            self._last_run = due[-1] if due else 0
             others = self._of_other_stores(session, due)
         if others:
             self._retry_at |= dict.fromkeys(others, time.monotonic() + AGAIN_SECONDS)
@@ -75,7 +92,7 @@ class FreezeJob:
                 if isinstance(error, STORE_ERRORS):
                     return
             finally:
-                self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
+                self._retry_at[run_id], self._last_run = time.monotonic() + AGAIN_SECONDS, run_id
             if time.monotonic() - begun > ROUND_SECONDS:
                 return
 

@@ -21,6 +21,7 @@ from db.errors import Invalid
 from db.files import retention
 from db.files.pruning import PINNED
 from db.files.retention import FIELDS, Preview
+from db.telemetry import frozen_steps
 
 router = APIRouter(prefix="/retention")
 
@@ -81,6 +82,7 @@ def _page(
         row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
     ]
     rules = retention.listed(session)
+    frozen_runs, frozen_bytes = frozen_steps.usage(session)
     return page(
         request,
         "trash/retention.html",
@@ -94,4 +96,6 @@ def _page(
         errors=errors or {},
         preview=preview,
         confirmation=confirmation,
+        frozen_runs=frozen_runs,
+        frozen_bytes=frozen_bytes,
     )

@@ -80,8 +80,9 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
     Returns {format, rows, files, left_out}. left_out lists the keys of files that are missing or
     damaged, or that lead out of the folder; `restore` leaves out their rows.
 
-    Raises Conflict if the folder exists, Invalid if it cannot be written or the disk is too small,
-    StorageUnreachable if files of steps are recorded and the store has none.
+    Raises Conflict if the folder exists or the database cannot be written, Invalid if the folder
+    cannot be written or the disk is too small, StorageUnreachable if files of steps are recorded
+    and the store has none.
     """
     if folder.exists():
         raise Conflict(f"{folder} exists already: name a folder that does not.")
@@ -105,15 +106,23 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
 def _noted_as_running(database: Database) -> Iterator[None]:
     """Let no file be deleted that is replaced after this backup has read its row.
 
-    See `is_backup_running`. A backup that is killed counts for an hour.
+    See `is_backup_running`. A backup that is killed counts for an hour. Raises Conflict if the
+    database cannot be written.
     """
     done = Event()
-    with database.writing() as session:
-        session.execute(delete(RunningBackup).where(~IS_RUNNING))
-        row = RunningBackup()
-        session.add(row)
-        session.flush()
-        its = RunningBackup.id == row.id
+    try:
+        with database.writing() as session:
+            session.execute(delete(RunningBackup).where(~IS_RUNNING))
+            row = RunningBackup()
+            session.add(row)
+            session.flush()
+            its = RunningBackup.id == row.id
+    except DBAPIError as error:
+        raise Conflict(
+            f"{database.name} cannot be written: {str(error.orig).strip()}. A backup records there "
+            "that it runs, so that servers keep the files which it copies: back up the primary, as "
+            "a user who may write."
+        ) from error
 
     def renew() -> None:
         while not done.wait(RENEWAL_SECONDS):

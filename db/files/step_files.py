@@ -8,6 +8,7 @@ bucket's first step, an empty list at the others.
 """
 
 import io
+import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 import obstore
 from numpy.typing import NDArray
-from obstore.store import ObjectStore
+from obstore.store import MemoryStore, ObjectStore
 
 from db.errors import StepsUnreadable, StorageUnreachable
 
@@ -453,6 +454,17 @@ class StepFiles:
             self._footers.pop(file.key, None)
             for each in [each for each in self._parts if each[0] == file.key]:
                 self._parts_bytes -= len(self._parts.pop(each).content)
+
+
+class CopiedSteps(StepFiles):
+    """Reader of a copy of a file, which needs no store."""
+
+    def __init__(self, copy: IO[bytes]) -> None:
+        super().__init__(lambda: MemoryStore())
+        self._copy = copy
+
+    def _request(self, file: StepFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [os.pread(self._copy.fileno(), end - start, start) for start, end in spans]
 
 
 #: A method of StepFiles and its arguments.

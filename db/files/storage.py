@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store, from_url
@@ -278,7 +278,8 @@ def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
         run.revision += 1
         run.files_revision = run.revision
         for row in rows:
-            if row.run_id == run_id and _delete_row(session, row):
+            is_deleted = row.run_id == run_id and _delete_row(session, row)
+            if is_deleted and not isinstance(row, FrozenSteps):  # whose bytes are not counted
                 run.stored_bytes -= row.stored_bytes
 
 
@@ -423,9 +424,11 @@ def _problem(store: ObjectStore, row: Checked, size_bytes: int, *, deep: bool) -
     return None
 
 
-def sha256_of(store: ObjectStore, key: str) -> str:
-    """Return the SHA-256 of a file's content."""
+def sha256_of(store: ObjectStore, key: str, copy: IO[bytes] | None = None) -> str:
+    """Return the SHA-256 of a file's content. copy: receives the content."""
     digest = hashlib.sha256()
     for chunk in obstore.get(store, key):
         digest.update(chunk)
+        if copy:
+            copy.write(chunk)
     return digest.hexdigest()

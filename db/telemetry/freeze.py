@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Event
-from typing import Any
+from typing import IO, Any
 
 import obstore
 from obstore.store import LocalStore, ObjectStore
@@ -37,6 +37,7 @@ from db.files.step_files import (
     STEPS,
     SUMMARIES,
     Columns,
+    CopiedSteps,
     StepFile,
     StepFiles,
     check_has_steps,
@@ -45,7 +46,6 @@ from db.files.storage import (
     PART_BYTES,
     PARTS_AT_ONCE,
     delete_file,
-    get_file,
     is_backup_running,
     is_recent,
     sha256_of,
@@ -98,10 +98,10 @@ class _State:
         return cls(run.attempt, run.revision, row.key if row else None)
 
 
-def due(session: Session, days: float, *, most: int) -> list[int]:
+def due(session: Session, days: float, *, most: int, after: int = 0) -> list[int]:
     """Return runs whose steps are to be frozen: ended for so many days, and long.
 
-    A watched run may have ended long before it was uploaded.
+    A watched run may have ended long before it was uploaded. after: only runs after this one.
     """
     before = now() - days * DAY_SECONDS
     is_frozen = (FrozenSteps.attempt == Run.attempt) & FrozenSteps.is_settled
@@ -109,6 +109,7 @@ def due(session: Session, days: float, *, most: int) -> list[int]:
     query = select(Run.id).outerjoin(FrozenSteps, FrozenSteps.run_id == Run.id)
     query = query.where(
         NOT_DELETED,
+        Run.id > after,
         Run.status.in_(ENDED),
         Run.ended_at <= before,
         or_(Run.last_report_at.is_(None), Run.last_report_at <= before),
@@ -137,7 +138,7 @@ def freeze(
     if state is None:
         return
     if row is not None and row.attempt == state.attempt:
-        _check_file(store, row)
+        check_file(store, row)
     else:
         _check_space(folder, run.recorded_steps)
         stored = _store(database, store, run_id, folder, stopping)
@@ -164,12 +165,10 @@ def _row(session: Session, run_id: int) -> FrozenSteps | None:
     return session.scalar(select(FrozenSteps).where(FrozenSteps.run_id == run_id))
 
 
-def _groups(database: Database, run_id: int, stopping: Event) -> Iterator[Columns]:
+def _groups(database: Database, run_id: int) -> Iterator[Columns]:
     """Yield the steps of a run in row groups, each read in a transaction of its own."""
     first, count = -END, GROUP_STEPS
     while count == GROUP_STEPS:
-        if stopping.is_set():
-            raise Stopped
         with database.reading() as session:
             connection = session.connection()
             frozen = frozen_steps.of_runs(connection, [run_id]).get(run_id)
@@ -182,6 +181,22 @@ def _groups(database: Database, run_id: int, stopping: Event) -> Iterator[Column
         if count:
             yield {**columns, SUMMARIES: packed_lowest(columns)}
             first = int(columns["step"][-1]) + 1
+
+
+def _paced(groups: Iterator[Columns], stopping: Event) -> Iterator[Columns]:
+    """Yield row groups with a pause as long as each took, in which requests get the processor.
+
+    Raises Stopped.
+    """
+    pause = 0.0
+    while not stopping.wait(pause):
+        begun = time.monotonic()
+        columns = next(groups, None)
+        if columns is None:
+            return
+        yield columns
+        pause = time.monotonic() - begun
+    raise Stopped
 
 
 def _whole_buckets(columns: Columns) -> Columns:
@@ -209,7 +224,7 @@ def _store(
 
     def groups() -> Iterator[Columns]:
         nonlocal last
-        for columns in _groups(database, run_id, stopping):
+        for columns in _paced(_groups(database, run_id), stopping):
             last = int(columns["step"][-1])
             yield columns
 
@@ -227,7 +242,8 @@ def _store(
     stored = StepFile(key, size_bytes, footer_sha256)
     try:
         _sync(store, key)
-        read = [step_files.digest(group) for group in StepFiles(lambda: store).groups(stored)]
+        stored_groups = StepFiles(lambda: store).groups(stored)
+        read = [step_files.digest(group) for group in _paced(stored_groups, stopping)]
         if read != written or sha256_of(store, key) != sha256:
             raise StepsUnreadable.of(key, "it does not contain the steps that were written")
     except BaseException:
@@ -247,44 +263,36 @@ def _check_complete(database: Database, run_id: int, steps: int) -> None:
         raise StepsMissing.of(steps, expected)
 
 
-def _check_file(store: ObjectStore, row: FrozenSteps) -> None:
-    """Check that the file is intact, which an earlier call has stored: rows are to be deleted.
+def check_file(store: ObjectStore, row: FrozenSteps, copy: IO[bytes] | None = None) -> None:
+    """Check that the file of a run is intact.
 
-    The storage may have been changed or restored since. Raises StepsUnreadable, StorageUnreachable,
-    or the error of the store.
+    The storage may have been changed or restored since. copy: receives the content. Raises
+    StepsUnreadable, StorageUnreachable.
     """
     try:
-        is_intact = sha256_of(store, row.key) == row.sha256
+        is_intact = sha256_of(store, row.key, copy) == row.sha256
     except FileNotFoundError as error:
         if "NoSuchBucket" in str(error):
             raise StorageUnreachable from error
-        raise _missing(store, row) from error
+        check_has_steps(store)
+        raise StepsUnreadable.of(row.key, "the file is missing") from error
+    except obstore.exceptions.BaseError as error:
+        raise StorageUnreachable from error
     if not is_intact:
         raise StepsUnreadable.of(row.key, "its SHA-256 differs from the recorded one")
 
 
-def _missing(store: ObjectStore, row: FrozenSteps) -> StepsUnreadable:
-    """Return the error of a missing file. Raises StorageUnreachable if all are."""
-    check_has_steps(store)
-    return StepsUnreadable.of(row.key, "the file is missing")
+def copied_steps(database: Database, store: ObjectStore, run_id: int, copy: IO[bytes]) -> StepFiles:
+    """Copy the file of a run; return a reader of the copy, for a transaction that reads it all.
 
-
-def copied_steps(database: Database, store: ObjectStore, run_id: int, folder: Path) -> StepFiles:
-    """Copy the file of a run into a folder; return its reader, for a transaction that reads it all.
-
-    Raises StepsUnreadable, StorageUnreachable, or the error of the store.
+    Raises StepsUnreadable, StorageUnreachable.
     """
-    (folder / STEPS).mkdir()
     with database.reading() as session:
         row = _row(session, run_id)
     if row is not None:
-        try:
-            get_file(store, row.key, folder / row.key, sha256=row.sha256)
-        except FileNotFoundError as error:
-            raise _missing(store, row) from error
-        except ValueError as error:
-            raise StepsUnreadable.of(row.key, str(error)) from error
-    return StepFiles(lambda: LocalStore(folder))
+        check_file(store, row, copy)
+        copy.flush()
+    return CopiedSteps(copy)
 
 
 def _check_space(folder: Path, steps: int) -> None:
@@ -321,7 +329,6 @@ def _publish(database: Database, run_id: int, stored: _Stored, state: _State) ->
         if _State.of(run, row) != state:
             return False
         row = row or FrozenSteps(run_id=run_id, size_bytes=0, path=None)
-        run.stored_bytes += stored.file.size_bytes - row.size_bytes
         row.previous_key = row.key
         row.key, row.size_bytes, row.sha256 = stored.file.key, stored.file.size_bytes, stored.sha256
         row.footer_sha256 = stored.file.footer_sha256

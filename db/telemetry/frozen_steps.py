@@ -133,6 +133,13 @@ def _files_query() -> Any:
     return query.where(FrozenSteps.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
+def usage(session: Session) -> tuple[int, int]:
+    """Return the number of runs with frozen steps, and the size of their files."""
+    total = func.coalesce(func.sum(FrozenSteps.size_bytes), 0)
+    count, size_bytes = session.execute(select(func.count(FrozenSteps.id), total)).one()
+    return count, int(size_bytes)
+
+
 def last_row_and_file(connection: Connection, run_id: int) -> tuple[int | None, Frozen | None]:
     """Return the last step of a run that is a row, and the steps in its file."""
     last, *columns = connection.execute(_last_query(), {"run_id": run_id}).one()

@@ -6,7 +6,6 @@ steps are readable at any point, and each part can be repeated.
 """
 
 import time
-from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
@@ -16,11 +15,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.database import Database
-from db.errors import Conflict
-from db.files.step_files import SUMMARIES, Columns, StepFile
+from db.errors import Conflict, NotFound
+from db.files.step_files import SUMMARIES, Columns, StepFile, StepFiles
 from db.tables import ENDED, FrozenSteps, Run, Step, StepBucket
 from db.telemetry import bulk_writes, frozen_steps
-from db.telemetry.freeze import BATCH_ROWS, Stopped, copied_steps
+from db.telemetry.freeze import BATCH_ROWS, Stopped, check_file
 from db.telemetry.frozen_steps import LATEST_ROWS
 from db.telemetry.pyramid import SIZES
 
@@ -32,22 +31,23 @@ class _Frozen(NamedTuple):
     attempt: int
 
 
-def unfreeze(
-    database: Database, store: ObjectStore, run_id: int, *, folder: Path, stopping: Event
-) -> bool:
+def unfreeze(database: Database, store: ObjectStore, run_id: int, *, stopping: Event) -> bool:
     """Move the steps of a run from its file into rows; return False if it has no file.
 
-    folder: an empty one, for a copy of the file. Raises Conflict if the run is active or is being
-    frozen, Stopped, StepsUnreadable, StorageUnreachable.
+    Raises NotFound, Conflict if the run is active or is being frozen, Stopped, StepsUnreadable,
+    StorageUnreachable.
     """
     with database.reading() as session:
         row = _row(session, run_id)
         if row is None:
+            if session.get(Run, run_id) is None:
+                raise NotFound(f"There is no run {run_id}.")
             return False
         state = _check(session, row)
+    check_file(store, row)
     file = StepFile(row.key, row.size_bytes, row.footer_sha256)
     steps = 0
-    for columns in copied_steps(database, store, run_id, folder).groups(file):
+    for columns in StepFiles(lambda: store).groups(file):
         for first in range(0, len(columns["step"]), BATCH_ROWS):
             batch = {name: values[first : first + BATCH_ROWS] for name, values in columns.items()}
             begun = time.monotonic()
@@ -65,7 +65,6 @@ def unfreeze(
     with database.writing() as session:
         row = _locked(session, run_id, state)
         run = session.get_one(Run, run_id)
-        run.stored_bytes -= row.size_bytes
         run.revision += 1
         run.files_revision = run.revision
         session.delete(row)

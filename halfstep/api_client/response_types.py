@@ -999,6 +999,8 @@ class Storage(TypedDict):
     stored_bytes: int  # Checkpoints and artifacts of all runs
     trash_bytes: int  # Of runs in the trash, not included in stored_bytes
     trash_runs: int
+    frozen_bytes: int  # Of frozen steps, not included in stored_bytes
+    frozen_runs: int
 
 
 class ProjectRow(TypedDict):

@@ -384,6 +384,7 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
         "storage", "unfreeze", "1", **environment | {"HALFSTEP_FREEZE_AFTER_DAYS": "7"}
     )
     assert "7: a server freezes them again; allowed: 0" in ended.stderr
+    assert "not set" not in ended.stderr
     assert "allowed: runs, or --all" in halfstep("storage", "unfreeze", **environment).stderr
     assert rows_of(site.database, running) == rows < 300
     other = start_run(site.database, site.owner)
@@ -410,6 +411,8 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     assert (site.data / row.key).exists()  # a page may still read it
     ended = halfstep("storage", "unfreeze", "1", "--json", **environment)
     assert json.loads(ended.stdout) == {"run": 1, "moved": False}
+    ended = halfstep("storage", "unfreeze", "99", **environment)
+    assert (ended.returncode, ended.stdout) == (1, "run 99: There is no run 99.\n")
 
 
 def test_what_operators_read_is_json_too(

@@ -118,18 +118,18 @@ def answers(script: TestClient, run: int = 1) -> dict[str, bytes]:
     )
     responses = {path: script.get(path) for path in paths}
     assert {response.status_code for response in responses.values()} == {200}
-    [listed] = responses["/api/v1/runs"].json()["runs"]
-    listed.pop("stored_bytes")  # those of the file
-    contents = {path: response.content for path, response in responses.items()}
-    return contents | {"/api/v1/runs": repr(listed).encode()}
+    return {path: response.content for path, response in responses.items()}
 
 
 def test_a_due_run_is_frozen(
-    uploader: Uploader, settings: Settings, database: Database, script: TestClient
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    script: TestClient,
+    browser: TestClient,
 ) -> None:
     """What the API returns stays the same, and rows and files match."""
-    off = Settings(data=settings.data, database_url=settings.database_url)
-    assert off.freeze_after_days == 0
+    off = settings.model_copy(update={"freeze_after_days": 0.0})
     later = settings.model_copy(update={"freeze_after_days": 1.0})
     assert freeze_due(off, database) == freeze_due(later, database) == []
     before, readers = answers(script), everything(database, 1, ZOOMS)
@@ -140,6 +140,25 @@ def test_a_due_run_is_frozen(
     with database.reading() as session:
         assert mismatches(session, open_store(settings), deep=True) == []
     assert freeze_due(settings, database) == [key]
+    used = script.get("/api/v1/storage").json()
+    assert used["frozen_runs"] == 1
+    assert used["frozen_bytes"] == (settings.data / key).stat().st_size > used["stored_bytes"] == 0
+    assert " of 1 run</p>" in browser.get("/retention").text
+
+
+@pytest.mark.parametrize(
+    ("url", "days", "place"), [("", 7, "in the data"), ("postgresql://host/name", 0, "not in")]
+)
+def test_the_default_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, url: str, days: int, place: str
+) -> None:
+    """With the reason, unless the operator has set the days."""
+    settings = Settings(data=tmp_path, database_url=url)
+    caplog.set_level(logging.INFO, "app")
+    for given in (settings, settings.model_copy(update={"freeze_after_days": 7.0})):
+        FreezeJob(given, Database(settings.database_url), Event()).log_default()
+    [message] = [record.message for record in caplog.records]
+    assert f"is not set: {days}, as the database is {place}" in message
 
 
 def test_a_round_is_bounded(
@@ -196,6 +215,29 @@ def test_a_run_of_a_worker_with_another_folder_stays_in_the_database(
     assert [record.message[: len(message)] for record in caplog.records] == [message] * 2
     settings.run_folder(1).mkdir(parents=True)
     assert len(freeze_due(settings, database)) == 1
+
+
+def test_runs_that_cannot_be_frozen_do_not_delay_others(
+    uploader: Uploader,
+    settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """However many they are: a round begins after the last run of the round before."""
+    monkeypatch.setattr(freeze_job, "MOST_RUNS", 1)
+    monkeypatch.setattr(freeze_job, "AGAIN_SECONDS", 0.0)
+    token = uploader.headers["Authorization"].removeprefix("Bearer ")
+    send(Uploader(uploader.client, token, tmp_path / "other"), STEPS, id="1" * 32)
+    with database.writing() as session:
+        session.get_one(Run, 1).source = RECIPE
+    job, found = FreezeJob(settings, database, Event()), []
+    for _ in range(4):
+        job.freeze_due()
+        with database.reading() as session:
+            found.append({*session.scalars(select(FrozenSteps.run_id))})
+        settings.run_folder(1).mkdir(parents=True, exist_ok=True)
+    assert found == [set(), {2}, {2}, {1, 2}]
 
 
 def test_a_run_without_steps_is_tried_once_an_hour(

@@ -61,6 +61,22 @@ def store(database: Database, running: Run) -> MemoryStore:
     return store
 
 
+def test_a_database_that_cannot_be_written_is_not_backed_up(
+    database: Database, store: MemoryStore, tmp_path: Path
+) -> None:
+    """A standby, for instance: its servers would not know of the backup."""
+    url = database.engine.url
+    if url.get_backend_name() == "sqlite":
+        read_only = url.set(database=f"file:{url.database}", query={"mode": "ro", "uri": "true"})
+    else:
+        read_only = url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+    standby = Database(read_only.render_as_string(hide_password=False))
+    with pytest.raises(Conflict, match=r"cannot be written: .*read-?only.* back up the primary"):
+        back_up(standby, store, tmp_path / "backup")
+    standby.dispose()
+    assert list(tmp_path.glob(".backup-*")) == []
+
+
 def test_the_store_is_waited_for_in_no_transaction(
     database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

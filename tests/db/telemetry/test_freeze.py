@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Event
 from typing import Any
 
@@ -196,8 +197,7 @@ def test_the_rows_of_a_second_file_replace_the_first(
     assert (first.attempt, second.attempt, second.step) == (1, 2, 949)
     with database.reading() as session:
         assert mismatches(session, store) == []
-        stored_bytes = session.get_one(Run, run.id).stored_bytes
-    assert stored_bytes == second.size_bytes
+        assert session.get_one(Run, run.id).stored_bytes == 0  # nor did the rows count
     # A backup that has read the first row still copies its file, however old that is.
     os.utime(tmp_path / first.key, (0, 0))
     for is_settled in (False, True):
@@ -246,7 +246,7 @@ class _Begins(Event):
         super().__init__()
         self._database, self._run = database, run
 
-    def is_set(self) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         begin_again(self._database, self._run)
         return False
 
@@ -266,11 +266,15 @@ def test_a_run_that_continues_meanwhile_is_not_frozen(
 
 
 class _Stops(Event):
-    """Is set with the first pause between two batches."""
+    """Is set with the first pause between two batches of a run with a file."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.set()
-        return True
+        with self._database.reading() as session:
+            return session.scalar(select(FrozenSteps.id)) is not None
 
 
 def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
@@ -283,7 +287,7 @@ def test_a_run_that_continues_while_rows_are_deleted_keeps_all_steps(
     with frozen_made.reading_files(database, store) as other:
         before = everything(other, running.id, ZOOMS)
         with pytest.raises(freeze.Stopped):
-            freeze.freeze(other, store, running.id, folder=tmp_path, stopping=_Stops())
+            freeze.freeze(other, store, running.id, folder=tmp_path, stopping=_Stops(database))
         rows = rows_of(other, running)
         _assert_same(everything(other, running.id, ZOOMS), before)
         run = begin_again(other, running)
@@ -304,15 +308,11 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
     key = freeze_run(database, store, running, tmp_path).key
     assert _rows(database) != rows
     changed = partial(unfreeze.unfreeze, database, store, running.id)
-    (tmp_path / "stopped").mkdir()
     with pytest.raises(freeze.Stopped):
-        changed(folder=tmp_path / "stopped", stopping=_Stops())
-    (tmp_path / "whole").mkdir()
-    assert changed(folder=tmp_path / "whole", stopping=Event())
+        changed(stopping=_Stops(database))
+    assert changed(stopping=Event())
     assert (_rows(database), _stones(database), _keys(store)) == (rows, stones, [key])
-    with database.reading() as session:
-        assert session.get_one(Run, running.id).stored_bytes == 0
-    assert not changed(folder=tmp_path, stopping=Event())
+    assert not changed(stopping=Event())
     assert freeze_run(database, store, running, tmp_path).is_settled
 
 
@@ -323,12 +323,12 @@ def test_an_active_run_is_not_unfrozen(
     run, store = resumed
     rows = rows_of(database, run)
     with pytest.raises(Conflict, match="unfreeze it when it has ended"):
-        unfreeze.unfreeze(database, store, run.id, folder=tmp_path, stopping=Event())
+        unfreeze.unfreeze(database, store, run.id, stopping=Event())
     end(database, run)
     with database.writing() as session:
         session.scalars(select(FrozenSteps)).one().is_settled = False
     with pytest.raises(Conflict, match="is being frozen"):
-        unfreeze.unfreeze(database, store, run.id, folder=tmp_path, stopping=Event())
+        unfreeze.unfreeze(database, store, run.id, stopping=Event())
     assert rows_of(database, run) == rows
 
 
@@ -346,7 +346,7 @@ def test_an_interrupted_freeze_continues_only_with_its_file(
     store = MemoryStore()
     make_history(database, running)
     with pytest.raises(freeze.Stopped):
-        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=_Stops())
+        freeze.freeze(database, store, running.id, folder=tmp_path, stopping=_Stops(database))
     rows = rows_of(database, running)
     [key] = _keys(store)
     content = bytes(obstore.get(store, key).bytes())
@@ -419,16 +419,16 @@ def test_summaries_are_rebuilt_from_a_copy_of_the_file(
     make_history(database, running)
     row, stones = freeze_run(database, store, running, tmp_path), _stones(database)
     content = obstore.get(store, row.key).bytes()
-    files = freeze.copied_steps(database, store, running.id, tmp_path)
-    frozen_made.lose(store, row.key)
-    with database.writing() as session:
-        session.connection(execution_options={"step_files": files})
-        pyramid.rebuild(session, running.id)
+    with TemporaryFile(dir=tmp_path) as copy:
+        files = freeze.copied_steps(database, store, running.id, copy)
+        frozen_made.lose(store, row.key)
+        with database.writing() as session:
+            session.connection(execution_options={"step_files": files})
+            pyramid.rebuild(session, running.id)
     assert set(_stones(database)) <= set(stones)
-    (tmp_path / "other").mkdir()
     obstore.put(store, row.key, bytes(content)[:-1])
-    with pytest.raises(StepsUnreadable, match=row.key):
-        freeze.copied_steps(database, store, running.id, tmp_path / "other")
+    with pytest.raises(StepsUnreadable, match=row.key), TemporaryFile(dir=tmp_path) as copy:
+        freeze.copied_steps(database, store, running.id, copy)
 
 
 def test_records_stay_if_the_store_has_no_file(
@@ -499,7 +499,7 @@ def test_mending_deletes_no_record_of_a_later_file(
         mend(other, store, wrong)
         with other.reading() as session:
             assert session.scalars(select(FrozenSteps)).one().key == later.key
-            assert session.get_one(Run, running.id).stored_bytes == later.size_bytes
+            assert session.get_one(Run, running.id).stored_bytes == 0
             assert len(series.raw_steps(session, running.id)["step"]) == 699
 
 
