@@ -30,7 +30,7 @@ NEWEST: tuple[type[StepEvent], ...] = (
     *(events.DirectStep, events.NotStepped, events.ScaledClip, events.BoundedNorms),
     *(events.Uncleared, events.AccumulatedGradients, events.ScalerReplaced, events.NoStep),
     *(events.NoInfChecks, events.Fp16Gradients, events.AdamEps, events.Schedule),
-    *(events.CallOrder, events.UnscaledLoss),
+    *(events.CallOrder, events.UnscaledLoss, events.OutsideOptimizers),
 )
 EARLIEST: tuple[type[StepEvent], ...] = (
     events.BadInputs,
@@ -788,6 +788,16 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
             cause="no_gradient",
             fix=fixes.NO_GRADIENT,
             is_certain=is_all,
+        )
+    if (outside := signs.one(events.OutsideOptimizers)) and outside.count:
+        yield Finding(
+            f"No optimizer has {_names(outside.parameters[:1])}"
+            if outside.count == 1
+            else f"No optimizer has {outside.count:,} parameters with gradients",
+            f"Up to step {outside.step:,} no optimizer stepped {_names(outside.parameters)}: they "
+            "keep their values, and zero_grad() of an optimizer does not clear their gradients. A "
+            "module that is added or replaced after the optimizer was made is not in it. If they "
+            "are to stay as they are, requires_grad_(False) saves their backward pass.",
         )
     has_none = any(event.count == event.of for event in signs.several(events.NoGradient))
     if signs.zero_steps >= ZERO_STEPS and not has_none:

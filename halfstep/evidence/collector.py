@@ -40,6 +40,7 @@ from halfstep.telemetry.events import (
     NonfiniteGradients,
     NoStep,
     NotStepped,
+    OutsideOptimizers,
     Precision,
     ScaledClip,
     Scaler,
@@ -57,6 +58,7 @@ MOST_EXAMINED = 1000  # backward passes whose inputs are counted on a device
 MAX_INPUT_SEARCHES = 3  # searches of the loop's variables, each a pass over its batch
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
+HALF_TYPES = (torch.float16, torch.bfloat16)
 SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
 #: Parts of the messages with which a scaler rejects calls in the wrong order.
 OF_ORDER = ("has already been called", "is being called after", "_scale is None")
@@ -92,6 +94,7 @@ class Collector:
         self._bad_clip_at: int | None = None  # number of steps before a nonfinite clip
         self._is_lost = False  # a step was applied after it
         self._device_clips = 0  # handed over
+        self._has_outside = False  # parameters were reported that no optimizer has
         self.in_a_row = 0  # consecutive skips known to the host
 
     def add(self, modules: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> None:
@@ -257,6 +260,24 @@ class Collector:
                 steps=steps,
             )
         )
+
+    def outside_optimizers(
+        self, step: int, names: Mapping[nn.Parameter, str], known: Sequence[Gradients]
+    ) -> None:
+        """Look for parameters with gradients that no optimizer has.
+
+        An optimizer may step copies in fp32 of parameters in half precision, or of all of them.
+        """
+        having = [p for p in names if p.requires_grad and p.grad is not None]
+        stepped = {id(p) for each in known for p in each.parameters}
+        if stepped.isdisjoint(map(id, names)):
+            return
+        outside = [names[p] for p in having if id(p) not in stepped and p.dtype not in HALF_TYPES]
+        if outside or self._has_outside:
+            self._has_outside = bool(outside)
+            self._on_event(
+                OutsideOptimizers(step=step, count=len(outside), parameters=outside[:NAMES])
+            )
 
     # ---- Rows ---------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from halfstep.telemetry.spool import Steps
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
 MOST_CONSTANTS = 8  # numbers kept on a device
+STEPS_OF_OPTIMIZERS = 100  # after which every optimizer has stepped in most loops
 SETTLED_AFTER = 8  # iterations after which no further optimizer is expected
 NEVER = Intervals()
 
@@ -145,6 +146,8 @@ class Loop:
         self._end_usual()
         if self._unscaled.stepped:
             self._close_unscaled()
+        if self.closed_steps >= SETTLED_AFTER:
+            self._look_outside_optimizers()
         known = [
             (gradients, self._passes.has_changed(key)) for key, gradients in self._known.items()
         ]
@@ -171,6 +174,7 @@ class Loop:
         return has_all
 
     _is_last = False
+    _has_looked = False  # for parameters that no optimizer has
 
     # ---- Listener methods, in the order of a step ---------------------------------------------
 
@@ -804,7 +808,20 @@ class Loop:
             self._explicit = []
         self._step_started = ring.close(step, self._step_started, rate, ended=ended)
 
+    def _look_outside_optimizers(self) -> None:
+        self._has_looked = True
+        if self._wanted is None:
+            self._best_effort(
+                "parameters without an optimizer",
+                self._evidence.outside_optimizers,
+                self.closed_steps,
+                self._names,
+                list(self._known.values()),
+            )
+
     def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
+        if self.closed_steps >= STEPS_OF_OPTIMIZERS and not self._has_looked:
+            self._look_outside_optimizers()
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
         if self._ring is not None and (records["flags"] & (SKIPPED | NONFINITE_LOSS)).any():

@@ -779,6 +779,13 @@ class NoGradient(StepEvent, frozen=True, kw_only=True, tag="no_gradient"):
     steps: Count
 
 
+class OutsideOptimizers(StepEvent, frozen=True, kw_only=True, tag="outside_optimizers"):
+    """Parameters that have gradients, and that no optimizer has that stepped so far."""
+
+    count: Count  # 0: none of those that were reported before
+    parameters: list[Text]  # the first of many
+
+
 class NoStep(StepEvent, frozen=True, kw_only=True, tag="no_step"):
     """Backward passes without a step of any optimizer."""
 
@@ -852,6 +859,6 @@ KINDS: dict[str, type[Event]] = {
         *(Replay, NonfiniteBuffers, Schedule, Origin, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, UnscaledLoss, ScaledClip, BoundedNorms, Uncleared),
         *(AccumulatedGradients, NoGradient, NoStep, NoInfChecks, CallOrder, Fp16Gradients),
-        AdamEps,
+        *(AdamEps, OutsideOptimizers),
     )
 }

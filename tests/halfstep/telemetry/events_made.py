@@ -124,6 +124,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "steps": 100,
     },
     "no_step": {"step": 1, "passes": 20},
+    "outside_optimizers": {"step": 100, "count": 1, "parameters": ["head.weight"]},
     "call_order": {"step": 1, "method": "step", "error": "step() has already been called"},
     "no_inf_checks": {"step": 1, "method": "step", "optimizers": ["SGD"], "error": "No inf checks"},
     "fp16_gradients": {"step": 1, "count": 1, "parameters": ["head.weight"], "error": "Attempting"},
