@@ -74,6 +74,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000, 20, 100)  # by default it takes a tenth of the tests' time
         gc.enable()
 
 
