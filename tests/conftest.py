@@ -60,7 +60,8 @@ def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
 
     Of a test with a bucket the subject is that.
     """
-    is_about_sql = metafunc.definition.get_closest_marker("sql")
+    has_marker = metafunc.definition.get_closest_marker
+    is_about_sql = has_marker("sql") and not has_marker("one_database")
     if len(kinds) < 2 or (is_about_sql and "bucket" not in metafunc.fixturenames):
         return kinds
     return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
