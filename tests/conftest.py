@@ -39,6 +39,8 @@ settings.register_profile("all", deadline=None)  # a busy machine is no fault
 settings.register_profile("halfstep", deadline=None, max_examples=12)
 settings.load_profile("halfstep")
 
+ID_LENGTH = 200  # of a parametrized value
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--database", choices=("sqlite", "postgresql", "both"), default="both")
@@ -65,6 +67,15 @@ def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
     if len(kinds) < 2 or (is_about_sql and "bucket" not in metafunc.fixturenames):
         return kinds
     return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Abbreviate long values: each process is sent the ids of all tests, and each report has one.
+
+    One of 16 MB, of a file that is too large, took seconds in all of them.
+    """
+    is_long = isinstance(val, str | bytes) and len(val) > ID_LENGTH
+    return f"{val[:20]!a}...{len(val)}" if is_long else None
 
 
 @pytest.hookimpl(wrapper=True)
