@@ -39,6 +39,8 @@ settings.register_profile("all", deadline=None)  # a busy machine is no fault
 settings.register_profile("halfstep", deadline=None, max_examples=12)
 settings.load_profile("halfstep")
 
+ID_LENGTH = 200  # of a parametrized value
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--database", choices=("sqlite", "postgresql", "both"), default="both")
@@ -60,10 +62,20 @@ def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
 
     Of a test with a bucket the subject is that.
     """
-    is_about_sql = metafunc.definition.get_closest_marker("sql")
+    has_marker = metafunc.definition.get_closest_marker
+    is_about_sql = has_marker("sql") and not has_marker("one_database")
     if len(kinds) < 2 or (is_about_sql and "bucket" not in metafunc.fixturenames):
         return kinds
     return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Abbreviate long values: each process is sent the ids of all tests, and each report has one.
+
+    One of 16 MB, of a file that is too large, took seconds in all of them.
+    """
+    is_long = isinstance(val, str | bytes) and len(val) > ID_LENGTH
+    return f"{val[:20]!a}...{len(val)}" if is_long else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,6 +86,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000, 20, 100)  # by default it takes a tenth of the tests' time
         gc.enable()
 
 

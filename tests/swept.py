@@ -63,25 +63,29 @@ class Swept:
         if self._made is None:
             self._made = fresh(self._server, self._template)
             self._name = self._made.__enter__()
-            with _connected(self._server, self._name) as connection:
-                self._schema = connection.execute(SCHEMA).fetchone()
+            self._connection = _connected(self._server, self._name)
+            self._schema = self._connection.execute(SCHEMA).fetchone()
         yield self._name
         self._sweep()
 
     def drop(self) -> None:
         """Make an end of it."""
         if self._made is not None:
+            self._connection.close()
             self._made.__exit__(None, None, None)
             self._made = None
 
     def _sweep(self) -> None:
-        # Connected anew: in between a test may have stopped the server.
-        with _connected(self._server, self._name) as connection:
-            connection.execute(OTHERS)
-            if connection.execute(SCHEMA).fetchone() == self._schema:
-                _empty(connection)
-                return
-        self.drop()
+        try:
+            self._connection.execute(OTHERS)
+        except psycopg.OperationalError:  # a test stopped the server, or ended its connections
+            self._connection.close()
+            self._connection = _connected(self._server, self._name)
+            self._connection.execute(OTHERS)
+        if self._connection.execute(SCHEMA).fetchone() == self._schema:
+            _empty(self._connection)
+        else:
+            self.drop()
 
 
 def _empty(connection: psycopg.Connection[Any]) -> None:

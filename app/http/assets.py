@@ -41,9 +41,7 @@ class Assets:
     def __init__(self, prefix: str = "") -> None:
         """prefix: path of the public URL."""
         self._prefix = prefix
-        self._by_name = {path.name: _asset(path) for path in sorted(STATIC.rglob("*.*"))}
-        plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
-        self._by_name["plotly.js"] = _asset(plotly)
+        self._by_name = _assets()
         self.by_url = {asset.url: asset for asset in self._by_name.values()}
 
     def url(self, name: str) -> str:
@@ -62,6 +60,12 @@ class Assets:
 
 
 @cache
+def _assets() -> dict[str, Asset]:
+    plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
+    own = {path.name: _asset(path) for path in sorted(STATIC.rglob("*.*"))}
+    return own | {"plotly.js": _asset(plotly)}
+
+
 def _asset(path: Path) -> Asset:
     body = path.read_bytes()
     fingerprint = hashlib.sha256(body).hexdigest()[:12]

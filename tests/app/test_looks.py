@@ -82,6 +82,7 @@ def test_forks_and_groups_are_found_by_an_index(
     assert hundreds[0] < 5
 
 
+@pytest.mark.one_database
 def test_a_list_of_many_takes_few_queries(
     database: Database, running: Run, ada: User, settings: Settings
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_list_of_many_takes_few_queries(
     assert not any("workers.recipes" in statement for statement in statements)
 
 
+@pytest.mark.one_database
 def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
@@ -135,6 +137,7 @@ def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
 
 
 @pytest.mark.parametrize("whose", ["a member's", *extended(["an admin's"])])
+@pytest.mark.one_database
 def test_a_page_of_200_runs_takes_eleven_queries(
     database: Database,
     ada: User,

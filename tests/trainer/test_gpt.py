@@ -7,6 +7,7 @@ import torch
 
 from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU, assert_same_bits
+from trainer.recipes import gpt
 from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
 
 TINY = {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16}
@@ -82,8 +83,9 @@ def test_it_compiles_to_one_graph(run_loop, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path):
+def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path, monkeypatch):
     """A run that writes samples ends with the weights of one that does not."""
+    monkeypatch.setattr(gpt, "SAMPLE_BYTES", 40)  # each of them is a forward pass
     values = {"recipe": TINY | {"dropout": 0.1}, "training": {"steps": 4}}
     sampled = run_loop(GPT, values | {"evaluation": {"every_steps": 1}}, folder=tmp_path / "c")
     plain = run_loop(GPT, values | {"evaluation": {"every_steps": None}})
@@ -101,6 +103,15 @@ def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):
     (tmp_path / "image.png").write_bytes(b"\0\1")
     assert bytes(read_text(tmp_path, 100).tolist()) == b"onetwo"
     assert bytes(read_text(tmp_path / "b.txt", 2).tolist()) == b"tw"
+
+
+def test_folders_are_read_where_their_names_belong(tmp_path):
+    """Between files, at any depth; links to folders are not followed."""
+    for number, name in enumerate(("a.txt", "b/c/d.txt", "b/e.txt", "b.txt", "f/tests/g.txt")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(str(number))
+    (tmp_path / "z").symlink_to(tmp_path / "b")
+    assert bytes(read_text(tmp_path, 100).tolist()) == b"0123"
 
 
 @pytest.mark.parametrize(

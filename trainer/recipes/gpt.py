@@ -258,11 +258,7 @@ def read_text(path: Path | None, max_bytes: int) -> Tensor:
     path: None for Python's standard library. Raises ConfigError if there is no text.
     """
     folder = path or Path(sysconfig.get_path("stdlib"))
-    if folder.is_file():
-        files = [folder]
-    else:
-        pattern = "*" if path else "*.py"
-        files = [f for f in sorted(folder.rglob(pattern)) if _is_text(f, folder)]
+    files = [folder] if folder.is_file() else _text_files(folder, "" if path else ".py")
     text = bytearray()
     for file in files:
         if path:
@@ -276,12 +272,22 @@ def read_text(path: Path | None, max_bytes: int) -> Tensor:
     return torch.frombuffer(text, dtype=torch.uint8)
 
 
-def _is_text(file: Path, folder: Path) -> bool:
-    parts = file.relative_to(folder).parts
-    if NOT_TEXT.intersection(parts) or any(part.startswith(".") for part in parts):
-        return False
-    if not file.is_file():
-        return False
+def _text_files(folder: Path, suffix: str) -> Iterator[Path]:
+    """Yield the text files below a folder, ordered by name, without looking at those beyond."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:  # no such folder, or one that this user may not read
+        return
+    for path in paths:
+        if path.name in NOT_TEXT or path.name.startswith("."):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _text_files(path, suffix)
+        elif path.name.endswith(suffix) and path.is_file() and _is_text(path):
+            yield path
+
+
+def _is_text(file: Path) -> bool:
     with file.open("rb") as opened:
         return b"\0" not in opened.read(1024)
 

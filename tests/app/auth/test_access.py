@@ -189,7 +189,7 @@ def test_a_sweep_continues_with_files_that_its_owner_may_download(
         sweep_submission.continue_sweep(session, sweep_id)
 
 
-@pytest.mark.parametrize("kind", ["full", "control", *extended(["submit", "read"])])
+@pytest.mark.parametrize("kind", ["full", *extended(["control", "submit", "read"])])
 @pytest.mark.parametrize("whose", ["both", "operator"])
 def test_a_token_of_one_project_uses_no_route_of_an_account(
     app: FastAPI, database: Database, installed: Installation, whose: str, kind: str

@@ -358,6 +358,7 @@ def test_no_upload_waits_for_the_store_in_its_transaction(
     gated.dispose()
 
 
+@pytest.mark.one_database
 def test_a_damaged_file_is_reported(
     uploader: Uploader,
     settings: Settings,
@@ -436,6 +437,7 @@ def test_an_erased_run_has_no_file(
     assert not (settings.data / key).exists()
 
 
+@pytest.mark.one_database
 def test_a_backup_has_the_file(
     uploader: Uploader, settings: Settings, database: Database, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.one_database
 def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> None:
     """The rest of a frame is sent again with the next piece, at the returned offset."""
     uploader.begin()
@@ -117,6 +118,7 @@ def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database
 
 
 @pytest.mark.parametrize("place", ["header", "first", "second", "length", "checksum"])
+@pytest.mark.one_database
 def test_damaged_bytes_cost_their_frame_only(
     uploader: Uploader, database: Database, script: TestClient, place: str
 ) -> None:
@@ -181,6 +183,7 @@ def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Databas
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.one_database
 def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packed: bool) -> None:
     """The offsets are those of the file, however it travels; many transactions are one answer."""
     uploader.begin()
@@ -210,6 +213,7 @@ def test_large_values_are_rejected(uploader: Uploader) -> None:
         (b"\x1f\x8b\x08\0\0\0\0\0\0\3", "gzip", "not exactly one complete gzip member"),
     ],
 )
+@pytest.mark.one_database
 def test_a_body_that_is_no_spool_is_named(
     uploader: Uploader, piece: bytes, encoding: str, message: str
 ) -> None:
@@ -239,6 +243,7 @@ def test_a_body_that_is_no_spool_is_named(
         ("versions", {"torch": 2}, "allowed: text"),
     ],
 )
+@pytest.mark.one_database
 def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, message: str) -> None:
     """422 has the field, its value and the allowed values; no run is created."""
     answer = uploader.begin(**{field: value})

@@ -101,6 +101,7 @@ def test_lines_are_rows_and_metrics(
         ({"step": 1, "x" * 201: 1}, "metric"),
     ],
 )
+@pytest.mark.one_database
 def test_an_invalid_line_is_skipped(
     sender: TestClient, database: Database, line: Any, error: str
 ) -> None:
@@ -167,7 +168,7 @@ VALUES = st.one_of(
 )
 
 
-@trying(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@trying(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.one_of(

@@ -55,6 +55,7 @@ def test_updates_of_a_run_have_the_new_rows(
     assert second["rows"].keys() == {"metrics"}
 
 
+@pytest.mark.one_database
 def test_a_message_holds_what_changed_however_much_there_is(
     database: Database, settings: Settings, running: Run
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_run_that_was_paused_comes_back(
         assert f'data-status="{status}"' in result["rows"][str(run.id)]
 
 
+@pytest.mark.one_database
 def test_a_long_queue_costs_what_the_page_shows(
     database: Database, settings: Settings, ada: User, running: Run
 ) -> None:

@@ -232,9 +232,7 @@ WORDS = st.lists(
 ).map(" ".join)
 
 
-@settings(
-    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=WORDS, sort=st.text(max_size=10))
 def test_whatever_is_typed_there_are_rows_or_a_sentence(
     listed: None, browser: TestClient, text: str, sort: str

@@ -162,6 +162,7 @@ def test_groups_whose_runs_share_seeds_lead_to_their_parity(
 
 
 @pytest.mark.parametrize("name", [name for name in GROUPED_BY if name != "precision"])
+@pytest.mark.one_database
 def test_groups_that_parity_does_not_compare_have_no_link(
     database: Database, ada: User, script: TestClient, name: str
 ) -> None:
@@ -185,6 +186,7 @@ def test_groups_that_parity_does_not_compare_have_no_link(
 
 
 @pytest.mark.parametrize(("name", "limit"), [("MOST_RUNS", 7), ("MOST_READ", 7)])
+@pytest.mark.one_database
 def test_many_runs_lead_to_no_parity(
     database: Database,
     ada: User,

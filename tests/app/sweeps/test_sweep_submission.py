@@ -190,6 +190,7 @@ def test_a_script_that_only_logs_has_the_loss_that_it_logs(
 
 
 @pytest.mark.slow
+@pytest.mark.one_database
 def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
     """Independent of server and time: the same points in the same order, within their bounds."""
     space = {
@@ -210,6 +211,7 @@ def test_random_points_are_those_of_the_seed(database: Database, ada: User, offe
 
 
 @pytest.mark.slow
+@pytest.mark.one_database
 def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
     """After ten ended trials it suggests points near the best; a repeated poll after a kill
     suggests the same; failed trials are reported as failed."""
@@ -245,6 +247,7 @@ def climb(database: Database, run_id: int, losses: list[float]) -> None:
     record(database, run, make_steps(losses))
 
 
+@pytest.mark.one_database
 def test_hyperband_gives_up_what_falls_behind(
     database: Database, browser: TestClient, ada: User, offered: None
 ) -> None:

@@ -20,7 +20,7 @@ from tests.db.telemetry.telemetry_made import forget, make_metric, make_steps, r
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(
-    max_examples=15,
+    max_examples=settings.default.max_examples // 2,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 losses = st.lists(
@@ -93,6 +93,7 @@ def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
 @pytest.mark.slow
 @given(history=histories())
 @anyhow
+@pytest.mark.one_database
 def test_rebuilding_gives_the_same_bytes(
     database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
 ) -> None:
@@ -117,6 +118,7 @@ metric_points = st.tuples(
 @pytest.mark.slow
 @given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
 @anyhow
+@pytest.mark.one_database
 def test_metrics_summarized_together_equal_those_summarized_one_by_one(
     database: Database, running: Run, flushes: list[list[tuple[str, int, int, float]]]
 ) -> None:

@@ -40,7 +40,10 @@ def look(database: Database, run: Run, **zoom: Any) -> Window:
     rarity=st.sampled_from([2, 30, 1000]),
     zooms=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=4),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_window_keeps_every_extreme_and_every_event(
     database: Database,
     running: Run,

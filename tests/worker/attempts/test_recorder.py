@@ -482,7 +482,7 @@ PAYLOADS = st.one_of(
 
 @pytest.mark.slow
 @settings(
-    max_examples=50,
+    max_examples=2 * settings.default.max_examples,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(frames=st.lists(PAYLOADS, max_size=6))

@@ -131,7 +131,7 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
         "HALFSTEP_ALLOW_COMMANDS": "yes",
         "HALFSTEP_CPU_DEVICES": "2",
     }
-    with _working(site, python, **asked) as worker_pid:
+    with _working(site, python, HALFSTEP_WARM_START="yes", **asked) as worker_pid:
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
             [(row, _)] = workers.all_workers(session)
@@ -162,10 +162,13 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
     assert {path: how for path, how in result.items() if how == "done"} == {}
     assert len(result) == len(theirs) + 1
     assert trained.step == 3
+    log = site.data / "runs" / str(trained.id) / "supervisor-1.log"
+    assert "starts as a program" not in log.read_text()  # but was forked, with that user
     for number in Settings(run_users=USERS).run_user_range:
         assert _processes_of(number) == []
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 @pytest.mark.only_on("sqlite")
