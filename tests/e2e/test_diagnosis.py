@@ -32,7 +32,7 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     skips = [make_skip(2, "model.head.bias")]
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=skips)
     page.goto("/runs/1")
-    expect(page.locator(".health")).to_contain_text("Healthy")
+    expect(page.locator(".health")).to_contain_text("Loss scale healthy")
     open_tab(page, "Skipped steps")
     replay = page.get_by_role("button", name="Replay")
     assert not replay.evaluate(PRESSED_STILL_FOCUSED), "its cell would wait for who has left it"
