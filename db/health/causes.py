@@ -614,7 +614,7 @@ def _forward(
         f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
         f"at step {last:,}"
     )
-    module, grown, has_large = None, "", False
+    module, grown, has_large, is_certain = None, "", False, False
     if signs.lost and signs.lost.are_gradients_finite:
         text += (
             f". {signs.lost.count:,} other steps with such a loss were applied: at a smaller "
@@ -639,7 +639,7 @@ def _forward(
         )
         return
     if inside:
-        event = inside[0]
+        event, is_certain = inside[0], True
         before = min(before, *(origin.step for origin in inside))
         text += (
             f"At step {event.step:,} the output of {event.module}, in {event.dtype}, was the first "
@@ -661,6 +661,13 @@ def _forward(
                 "hold: it is inf before any operation. Normalize or clamp it."
             )
             fix = fixes.LARGE_INPUT
+        elif event.dtype == "float16" and event.may_be_undefined:
+            module, is_certain = event.module, False
+            text += (
+                f"Run it in fp32, {words.in_fp32}, or use bf16. If it is NaN in fp32 too, an "
+                "operation in it is not defined: a softmax over a row that is masked as a whole, "
+                "a division by 0."
+            )
         elif event.dtype == "float16":
             module = event.module
             text += f"Run it in fp32, {words.in_fp32}, or use bf16."
@@ -707,7 +714,7 @@ def _forward(
         part="skipped",
         cause="forward_overflow",
         fix=fixes.DIVERGED if grown or has_large else fix,
-        is_certain=bool(inside),
+        is_certain=is_certain,
     )
 
 

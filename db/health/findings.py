@@ -151,7 +151,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _rate(evidence)
     findings = list(causes.named(evidence.signs, evidence.words))
     if evidence.nan_steps:  # the loss was always NaN, so an overflow is not certain
-        findings = [row for row in findings if row.is_certain or row.cause != FORWARD]
+        findings = [row for row in findings if row.is_certain or row.module or row.cause != FORWARD]
     if not findings:
         yield from _not_a_number(evidence)
     yield from findings

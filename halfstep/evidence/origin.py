@@ -46,6 +46,7 @@ FORWARD_KINDS: dict[str, Literal["inputs", "weights", "inside", "outside"]] = {
     "input": "inputs",
     "weight": "weights",
     "output": "inside",
+    "part": "inside",
     "outside": "outside",
 }
 
@@ -58,7 +59,8 @@ class Suspect(NamedTuple):
     total: Tensor
     module: str | None
     source: str | None
-    part: str  # "node", "root", "input", "weight" or "output"
+    # "node", "root", "input", "weight", "output" of one operation or "part" of a module of several
+    part: str
 
 
 class Origin:
@@ -198,7 +200,7 @@ class Origin:
             parent = self._name(self._open[-1][0]) if self._open else None
             is_first = parent is None and not self._spans
             self._open.append((module, _get_sequence_nr()))
-            part = "input" if is_first else "outside" if parent is None else "output"
+            part = "input" if is_first else "outside" if parent is None else "part"
             for each in itertools.islice(_floats(inputs), 1):  # a mask of -inf may follow
                 self._note(self._forward, each, parent, None, part, self._name(module))
                 self._measure("input", self._name(module), each)
@@ -222,8 +224,9 @@ class Origin:
             for parameter in module.parameters(recurse=False):
                 self._note(self._forward, parameter, name, None, "weight", name)
                 self._measure("weight", name, parameter)
+            part = "output" if _is_one_operation(module) else "part"
             for each in _floats(output):
-                self._note(self._forward, each, name, None, "output", name)
+                self._note(self._forward, each, name, None, part, name)
         except Exception:
             self._open.clear()
 
@@ -302,15 +305,15 @@ class Origin:
             self._seen = self.left = self._looks = 0
             self._arm_at = 10 * self._skips
         bad = [
-            (i < forward, each)
+            (i < forward, each, total)
             for i, (each, total) in enumerate(zip(suspects, totals, strict=True))
             if not math.isfinite(total)
         ]
-        outputs = [each for is_forward, each in bad if is_forward]
-        nodes = [each for is_forward, each in bad if not is_forward]
+        outputs = [(each, total) for is_forward, each, total in bad if is_forward]
+        nodes = [each for is_forward, each, _ in bad if not is_forward]
         is_forward = not math.isfinite(loss)  # else nonfinite values in the forward pass are masked
         if is_forward and outputs:
-            self._on_event(_forward_origin(step, scale, outputs[0], largest))
+            self._on_event(_forward_origin(step, scale, *outputs[0], largest))
         elif is_forward:
             node = next((each for each in nodes if each.part == "node"), None)
             self._on_event(_unknown_origin(step, scale, "forward", "outside", node))
@@ -323,9 +326,16 @@ class Origin:
 
 
 def _forward_origin(
-    step: int, scale: float, first: Suspect, largest: Mapping[tuple[str, str], float]
+    step: int,
+    scale: float,
+    first: Suspect,
+    total: float,
+    largest: Mapping[tuple[str, str], float],
 ) -> events.Origin:
-    """Return the event of the first tensor that is not finite. largest: by part and module."""
+    """Return the event of the first tensor that is not finite.
+
+    total: its sum.  largest: the largest sizes of numbers, by part and module.
+    """
     return events.Origin(
         step=step,
         scale=scale,
@@ -337,6 +347,7 @@ def _forward_origin(
         source=None,
         largest_weight=largest.get(("weight", first.module or "")),
         largest_input=largest.get(("input", first.module or "")),
+        may_be_undefined=first.part == "part" and math.isnan(total),
     )
 
 
@@ -379,6 +390,12 @@ def _unknown_origin(
         module=None,
         source=nearest and nearest.source,
     )
+
+
+def _is_one_operation(module: nn.Module) -> bool:
+    """Return whether a module is a layer of torch's own without further ones inside."""
+    is_of_torch = type(module).__module__.startswith("torch.nn.")
+    return is_of_torch and next(module.children(), None) is None
 
 
 def _nodes(roots: Any) -> Iterator[Any]:

@@ -689,6 +689,8 @@ class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
     # Of the module, if its output was the first; UNSET before version 0.1.
     largest_weight: Number | UnsetType | None = UNSET
     largest_input: Number | UnsetType | None = UNSET  # of its first input
+    # That was NaN, and the module has several operations: one of them may not be defined.
+    may_be_undefined: bool | UnsetType = UNSET
 
 
 class BadInput(Part, frozen=True, kw_only=True):

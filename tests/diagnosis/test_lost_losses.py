@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.diagnosis import trial
-from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import Block, autocast, grad_scaler, labelled, mlp
 from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
 
 LossFunction = Callable[[Tensor, Tensor, int], Tensor]
@@ -37,9 +37,12 @@ def _tried(
                 scaler.step(optimizer)
                 scaler.update()
 
+    return trial.attempt(_loop(train, precision), **options)
+
+
+def _loop(train: Callable[[WatchCall], object], precision: str) -> Loop:
     nothing: frozenset[str] = frozenset()
-    loop = Loop("net", train, HEALTHY, nothing, nothing, precision, 0, 1, "", __file__)
-    return trial.attempt(loop, **options)
+    return Loop("net", train, HEALTHY, nothing, nothing, precision, 0, 1, "", __file__)
 
 
 def _ignoring(out: Tensor, y: Tensor, number: int) -> Tensor:
@@ -92,3 +95,42 @@ def test_an_overflow_in_the_loss_function_has_its_line(*, is_unreadable: bool) -
     ended = _tried("fp16", _exponential, is_unreadable=is_unreadable)
     assert "test_lost_losses.py:" in ended.findings[0].text
     assert "in _exponential, in float16" in ended.findings[0].text
+
+
+class Attention(nn.Module):
+    """Attention by hand over a mask that is added, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = Block(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x: (B, T, 8); mask: (B, T, T)."""
+        out: Tensor = self.head(self.block(x, mask).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("every", [1, 8])
+def test_nan_in_a_module_of_several_operations_is_no_certain_overflow(every: int) -> None:
+    """A softmax over a row that is all masked is NaN in every precision."""
+
+    def train(watch: WatchCall) -> None:
+        net = Attention()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        scaler = grad_scaler()
+        watch(net, name="net")
+        for number in range(60):
+            mask = torch.zeros(4, 6, 6)
+            if number % every == 0:
+                mask[1] = -torch.inf
+            optimizer.zero_grad()
+            with autocast("fp16"):
+                out = net(torch.randn(4, 6, 8), mask)
+                loss = F.cross_entropy(out, torch.arange(4))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    first = trial.attempt(_loop(train, "fp16")).findings[0]
+    assert (first.cause, first.is_certain) == ("forward_overflow", False)
+    assert "block" in first.text
