@@ -15,7 +15,7 @@ from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 
 ROWS_READ = 100  # the first ones and the last ones
 FIRST_STEPS, STEPS_BEFORE = 5, 20
-DIVERGED = 100.0  # times the smallest of the first losses
+DIVERGED, LARGE = 100.0, 10.0  # times the smallest of the first losses, and at least
 RISEN_STEPS = 100  # before them a loss above its first value may be chance
 
 
@@ -92,7 +92,10 @@ def _lost(columns: Any) -> Select[Any]:
 
 
 def growth_before(session: Session, run: Run, step: int) -> Growth | None:
-    """Return how the loss had grown before a step if it had diverged, else None."""
+    """Return how the loss had grown before a step if it had diverged, else None.
+
+    A loss that begins near 0, as of PPO or GRPO, grows in sound training as well.
+    """
     first = (run.parent_step or 0) + 1
     begun = frozen_steps.read_rows(
         session, run.id, first=first, last=min(first + FIRST_STEPS, step) - 1, most=FIRST_STEPS
@@ -104,7 +107,8 @@ def growth_before(session: Session, run: Run, step: int) -> Growth | None:
     if not losses or not latest:
         return None
     (least, at), (last, step) = min(losses), latest[0]
-    return Growth(at, least, step, last) if last >= DIVERGED * least and step > at else None
+    has_diverged = last >= max(DIVERGED * least, LARGE) and step > at
+    return Growth(at, least, step, last) if has_diverged else None
 
 
 def _magnitudes(rows: Sequence[frozen_steps.StepRow]) -> list[tuple[float, int]]:
