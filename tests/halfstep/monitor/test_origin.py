@@ -42,15 +42,20 @@ def test_a_graph_observed_in_part_is_unobserved(
 
 
 class _Logarithm(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2).to(dtype), requires_grad=False)
+
     def forward(self, x: Tensor) -> Tensor:
         return (x * 0).log()
 
 
-def test_modules_in_fp64_are_observed() -> None:
-    """Their weights and inputs are measured in their own type."""
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn])
+def test_modules_of_any_type_are_observed(dtype: torch.dtype) -> None:
+    """fp64 is measured in its own type, and fp8 not at all."""
     events: list[Event] = []
     observed = Origin(events.append, HostCopies())
-    net = nn.Sequential(nn.Linear(2, 2), _Logarithm()).double()
+    net = nn.Sequential(nn.Linear(2, 2).double(), _Logarithm(dtype))
     observed.check()
     loss = net(torch.full((1, 2), 2.0, dtype=torch.float64)).sum()
     observed.arm([loss])
