@@ -57,6 +57,7 @@ class Signs:
     events: Sequence[StepEvent] = ()
     skips: Sequence[ScalerEvent] = ()
     steps: int = 0  # attempted
+    last: int = 0  # the last step
     skipped: int = 0
     zero_steps: int = 0  # the last ones, all of whose gradients were 0
     health: str | None = None
@@ -114,6 +115,7 @@ def read(
         events=found,
         skips=skips,
         steps=run.own_steps,
+        last=run.step,
         skipped=run.skipped,
         zero_steps=run.zero_steps,
         health=health.word if health else None,
@@ -263,8 +265,8 @@ def _refused(signs: Signs) -> Iterator[Finding]:
 
 
 def _out_of_order(signs: Signs) -> Iterator[Finding]:
-    if not (event := signs.one(events.CallOrder)):
-        return
+    if not (event := signs.one(events.CallOrder)) or signs.last > event.step + 1:
+        return  # the loop caught it and went on
     said = f'At step {event.step:,} GradScaler.{event.method} raised "{event.error}" '
     if "_scale is None" in event.error:
         yield Finding(

@@ -1,5 +1,7 @@
 """Calls of the scaler in the wrong order, and losses that were not scaled."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -293,3 +295,22 @@ def summed_after_another_update(watch: WatchCall) -> None:
             loss.backward()
             scaler.step(optimizer)
             scaler.update()
+
+
+@loop(cause=HEALTHY)
+def unscaled_twice_and_caught(watch: WatchCall) -> None:
+    """A helper for clips unscales gradients whether or not the loop has done so."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler(2.0**10)
+    watch(net, name="caught")
+    for x, y in labelled(60):
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        with contextlib.suppress(RuntimeError):
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
