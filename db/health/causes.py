@@ -71,7 +71,7 @@ class Signs:
     first_lost: tuple[int, bool] | None = None
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
     finite_at: int | None = None  # the last step, if its loss is known to be finite
-    lost: LostLosses | None = None  # applied steps with a non-finite loss
+    lost: LostLosses | None = None  # applied steps with a non-finite loss and finite gradients
     growth: Growth | None = None  # of the loss before the first that was not finite
 
     def one(self, kind: type[E]) -> E | None:
@@ -543,7 +543,7 @@ def _adam_eps(event: events.AdamEps) -> Finding:
 
 
 def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Finding]:
-    if event.loss_nonfinite and signs.lost and signs.lost.are_gradients_finite:
+    if event.loss_nonfinite and signs.lost:
         return  # the weights are finite
     precision = signs.precision or "this precision"
     names = _names([parameter.name for parameter in event.culprits])
@@ -617,7 +617,7 @@ def _forward(
         f"at step {last:,}"
     )
     module, grown, has_large = None, "", False
-    if signs.lost and signs.lost.are_gradients_finite:
+    if signs.lost:
         text += (
             f". {signs.lost.count:,} other steps with such a loss were applied: at a smaller "
             "scale their gradients were finite. "

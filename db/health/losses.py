@@ -21,13 +21,12 @@ RISEN_STEPS = 100  # before them a loss above its first value may be chance
 
 @dataclass(frozen=True)
 class LostLosses:
-    """Applied steps with a loss that is not finite."""
+    """Applied steps with a loss that is not finite and finite gradients."""
 
     count: int
     last: int  # the last of these steps
     has_nan: bool
     has_inf: bool
-    are_gradients_finite: bool  # of all of them that were read
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,21 @@ class Risen:
 
 
 def lost_losses(session: Session, run: Run) -> LostLosses | None:
-    """Return the applied steps of a run whose loss was not finite, or None if there are none."""
+    """Return the applied steps of a run whose loss was not finite, but their gradients.
+
+    None if there are none, or if any gradients that are read are not finite: then the weights are
+    not, and steps are not counted, which may be millions.
+    """
     connection, of_run = session.connection(), {"run_id": run.id}
-    count = connection.scalar(_count_query(), of_run) or 0
-    if not count:
-        return None
     rows = [*connection.execute(_rows_query(is_last=False), of_run)]
     rows += connection.execute(_rows_query(is_last=True), of_run)
+    if not rows or not all(_is_finite(row.grad_norm, row.flags) for row in rows):
+        return None
     return LostLosses(
-        count=count,
+        count=connection.scalar(_count_query(), of_run) or 0,
         last=max(row.step for row in rows),
         has_nan=any(row.loss is None for row in rows),
         has_inf=any(row.loss is not None for row in rows),
-        are_gradients_finite=all(_is_finite(row.grad_norm, row.flags) for row in rows),
     )
 
 
