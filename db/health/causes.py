@@ -57,6 +57,7 @@ class Signs:
     events: Sequence[StepEvent] = ()
     skips: Sequence[ScalerEvent] = ()
     steps: int = 0  # attempted
+    last: int = 0  # the last step
     skipped: int = 0
     zero_steps: int = 0  # the last ones, all of whose gradients were 0
     health: str | None = None
@@ -70,7 +71,7 @@ class Signs:
     first_lost: tuple[int, bool] | None = None
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
     finite_at: int | None = None  # the last step, if its loss is known to be finite
-    lost: LostLosses | None = None  # applied steps with a non-finite loss
+    lost: LostLosses | None = None  # applied steps with a non-finite loss and finite gradients
     growth: Growth | None = None  # of the loss before the first that was not finite
 
     def one(self, kind: type[E]) -> E | None:
@@ -114,6 +115,7 @@ def read(
         events=found,
         skips=skips,
         steps=run.own_steps,
+        last=run.step,
         skipped=run.skipped,
         zero_steps=run.zero_steps,
         health=health.word if health else None,
@@ -263,8 +265,8 @@ def _refused(signs: Signs) -> Iterator[Finding]:
 
 
 def _out_of_order(signs: Signs) -> Iterator[Finding]:
-    if not (event := signs.one(events.CallOrder)):
-        return
+    if not (event := signs.one(events.CallOrder)) or signs.last > event.step + 1:
+        return  # the loop caught it and went on
     said = f'At step {event.step:,} GradScaler.{event.method} raised "{event.error}" '
     if "_scale is None" in event.error:
         yield Finding(
@@ -541,7 +543,7 @@ def _adam_eps(event: events.AdamEps) -> Finding:
 
 
 def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Finding]:
-    if event.loss_nonfinite and signs.lost and signs.lost.are_gradients_finite:
+    if event.loss_nonfinite and signs.lost:
         return  # the weights are finite
     precision = signs.precision or "this precision"
     names = _names([parameter.name for parameter in event.culprits])
@@ -615,7 +617,7 @@ def _forward(
         f"at step {last:,}"
     )
     module, grown, has_large, is_certain = None, "", False, False
-    if signs.lost and signs.lost.are_gradients_finite:
+    if signs.lost:
         text += (
             f". {signs.lost.count:,} other steps with such a loss were applied: at a smaller "
             "scale their gradients were finite. "

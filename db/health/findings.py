@@ -246,7 +246,7 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _losses(evidence: Evidence) -> Iterator[Finding]:
-    if not (lost := evidence.signs.lost) or not lost.are_gradients_finite:
+    if not (lost := evidence.signs.lost):
         return
     reasons = []
     if lost.has_nan:

@@ -15,19 +15,18 @@ from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 
 ROWS_READ = 100  # the first ones and the last ones
 FIRST_STEPS, STEPS_BEFORE = 5, 20
-DIVERGED = 100.0  # times the smallest of the first losses
+DIVERGED, LARGE = 100.0, 10.0  # times the smallest of the first losses, and at least
 RISEN_STEPS = 100  # before them a loss above its first value may be chance
 
 
 @dataclass(frozen=True)
 class LostLosses:
-    """Applied steps with a loss that is not finite."""
+    """Applied steps with a loss that is not finite and finite gradients."""
 
     count: int
     last: int  # the last of these steps
     has_nan: bool
     has_inf: bool
-    are_gradients_finite: bool  # of all of them that were read
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,21 @@ class Risen:
 
 
 def lost_losses(session: Session, run: Run) -> LostLosses | None:
-    """Return the applied steps of a run whose loss was not finite, or None if there are none."""
+    """Return the applied steps of a run whose loss was not finite, but their gradients.
+
+    None if there are none, or if any gradients that are read are not finite: then the weights are
+    not, and steps are not counted, which may be millions.
+    """
     connection, of_run = session.connection(), {"run_id": run.id}
-    count = connection.scalar(_count_query(), of_run) or 0
-    if not count:
-        return None
     rows = [*connection.execute(_rows_query(is_last=False), of_run)]
     rows += connection.execute(_rows_query(is_last=True), of_run)
+    if not rows or not all(_is_finite(row.grad_norm, row.flags) for row in rows):
+        return None
     return LostLosses(
-        count=count,
+        count=connection.scalar(_count_query(), of_run) or 0,
         last=max(row.step for row in rows),
         has_nan=any(row.loss is None for row in rows),
         has_inf=any(row.loss is not None for row in rows),
-        are_gradients_finite=all(_is_finite(row.grad_norm, row.flags) for row in rows),
     )
 
 
@@ -92,7 +93,10 @@ def _lost(columns: Any) -> Select[Any]:
 
 
 def growth_before(session: Session, run: Run, step: int) -> Growth | None:
-    """Return how the loss had grown before a step if it had diverged, else None."""
+    """Return how the loss had grown before a step if it had diverged, else None.
+
+    A loss that begins near 0, as of PPO or GRPO, grows in sound training as well.
+    """
     first = (run.parent_step or 0) + 1
     begun = frozen_steps.read_rows(
         session, run.id, first=first, last=min(first + FIRST_STEPS, step) - 1, most=FIRST_STEPS
@@ -104,7 +108,8 @@ def growth_before(session: Session, run: Run, step: int) -> Growth | None:
     if not losses or not latest:
         return None
     (least, at), (last, step) = min(losses), latest[0]
-    return Growth(at, least, step, last) if last >= DIVERGED * least and step > at else None
+    has_diverged = last >= max(DIVERGED * least, LARGE) and step > at
+    return Growth(at, least, step, last) if has_diverged else None
 
 
 def _magnitudes(rows: Sequence[frozen_steps.StepRow]) -> list[tuple[float, int]]:

@@ -263,8 +263,8 @@ class Origin:
     def _measure(self, part: str, name: str, tensor: Tensor) -> None:
         """Store the largest size of a number among the tensors of a module's part."""
         values = _values(tensor)
-        if values is not None:
-            largest = torch.linalg.vector_norm(values, math.inf, dtype=torch.float32)
+        if values is not None and values.dtype.itemsize > 1:  # float8 has no norm
+            largest = torch.linalg.vector_norm(values, math.inf).float()
             known = self._largest.get((part, name))
             self._largest[part, name] = (
                 largest if known is None else torch.maximum(known, largest.to(known.device))

@@ -14,6 +14,7 @@ from weakref import ReferenceType, ref
 
 from torch import Tensor
 from torch._C import _current_graph_task_id
+from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
 from halfstep.monitor.current_step import Value, kept_loss
@@ -29,7 +30,18 @@ PLAIN_AFTER = 100  # passes; evidence examines each of these (PRECISION_PASSES)
 NOTHING = (None, None)
 NO_PASS = -1  # torch's id of the running pass, outside any
 INPUTS = 3  # index of the inputs among the engine's arguments after the roots
-PRODUCTS = ("MulBackward0", "DivBackward0")  # what a loss that is scaled by hand comes from
+#: What a loss that is scaled by hand comes from, or one that is weighted by scaled gradients.
+PRODUCTS = frozenset(f"{each}Backward" for each in ("Mul", "Div", "Dot", "Mv", "Mm", "Bmm"))
+#: What a scaled loss or gradient does not pass through: losses, and the last layers of models.
+UNSCALABLE = frozenset(
+    f"{each}Backward"
+    for each in (
+        *("NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "MseLoss"),
+        *("SmoothL1Loss", "HuberLoss", "CtcLoss", "LogSoftmax", "Softmax", "Logsumexp", "Softplus"),
+        *("LogSigmoid", "Sigmoid", "Tanh", "Log", "Exp", "Pow", "Addmm", "Convolution"),
+    )
+)
+MOST_NODES = 32  # read of a root's graph
 
 
 def mark(parameter: Tensor) -> Mark:
@@ -128,12 +140,13 @@ class OwnLosses:
         if self._mark is None:
             self._weights = weights
             return False
+        if is_cleared := not (any(now) and _overlap(now, self._mark)):
+            self.is_scaled, self.unscaled = False, 0
         if not self.is_first and weights != self._weights:
             return True
         self._weights = weights
-        if not (any(now) and _overlap(now, self._mark)):
-            self.losses, self.is_first, self.is_carried = [], True, False  # cleared since
-            self.is_scaled, self.unscaled = False, 0
+        if is_cleared:
+            self.losses, self.is_first, self.is_carried = [], True, False
         elif self.is_first and now == self._mark:
             self.is_carried = True
         return False
@@ -272,6 +285,7 @@ class BackwardPasses:
         if isinstance(result, Tensor):
             if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
                 self._scaled[id(result)] = ref(result), known_loss(outputs)
+                self._used.discard(id(result))  # of a tensor that is gone
                 self._given[id(outputs)] = ref(outputs)
                 self._is_scaled = self._has_scaled = True
         elif isinstance(result, list | tuple) and isinstance(outputs, list | tuple):
@@ -313,6 +327,7 @@ class BackwardPasses:
             self._begin_iteration()
         self._scaled[scaled_id] = scaled, loss
         self._is_scaled = not has_passed
+        self._used.discard(scaled_id)
         if has_passed:
             self._used.add(scaled_id)
             self._plain_loss, self.since_step = loss, 1
@@ -416,7 +431,7 @@ class BackwardPasses:
     def has_unscaled(self, optimizer: int) -> bool:
         """Return whether its gradients hold some of a loss that was not multiplied by the scale."""
         own = self._own.get(optimizer)
-        return own is not None and own.unscaled > 0
+        return own is not None and own.unscaled > 0 and own.is_uncleared()
 
     def has_moved(self, optimizer: int) -> bool:
         """Return whether an optimizer's weights changed since its last backward pass."""
@@ -484,12 +499,12 @@ class BackwardPasses:
         """Return whether a root is certainly not multiplied by the scale.
 
         It is one that was given to `scale` itself, or all that `scale` returned were roots
-        already. A product may be scaled by hand.
+        already. A product may be scaled by hand, or by gradients of a scaled loss.
         """
         if (given := self._given.get(id(root))) and given() is root:
             return True
-        is_product = root.grad_fn is not None and root.grad_fn.name() in PRODUCTS
-        return self._has_scaled and self._scaled.keys() <= self._used and not is_product
+        is_other = self._has_scaled and self._scaled.keys() <= self._used
+        return is_other and not _may_be_product(root)
 
     def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> bool:
         """Record a pass of autograd.grad; return whether it is over known parameters."""
@@ -550,6 +565,21 @@ def known_loss(loss: Tensor) -> Value | None:
         return None if loss.is_complex() else kept_loss(loss)
     except Exception:  # a tensor inside torch.func, a subclass without item()
         return None
+
+
+def _may_be_product(root: Tensor) -> bool:
+    """Return whether a root is made of a product, as far as its last operations tell."""
+    nodes: list[Any] = [root.grad_fn]
+    for _ in range(MOST_NODES):
+        if not nodes:
+            return False
+        node = nodes.pop()
+        name = "" if node is None else node.name().rstrip("0123456789")
+        if name in PRODUCTS or isinstance(node, BackwardCFunction):
+            return True
+        if name and name not in UNSCALABLE:
+            nodes += [each for each, _ in node.next_functions]
+    return True
 
 
 def _overlap(now: list[Mark], then: list[Mark]) -> bool:

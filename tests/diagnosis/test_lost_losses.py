@@ -84,6 +84,19 @@ def test_divergence_is_named_with_its_losses(
     assert not {"fp32", "bf16"} & {*first.remedies}
 
 
+def _near_zero(out: Tensor, _y: Tensor, number: int) -> Tensor:
+    surrogate = (out.float() - out.float().detach()).mean() + number * 1e-3
+    return surrogate / (number < 40)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_a_loss_that_begins_at_zero_has_not_diverged(precision: str) -> None:
+    """A surrogate loss is 0 in the first step, and 0.04 is no divergence from it."""
+    ended = _tried(precision, _near_zero)
+    assert ended.findings
+    assert not any("had grown" in each.text for each in ended.findings)
+
+
 def _exponential(out: Tensor, _y: Tensor, _number: int) -> Tensor:
     scores = (12 + out.half()).exp()
     return (scores / scores.sum()).log().square().mean()

@@ -1,15 +1,17 @@
 """What figures say in words: from made evidence, and from rows of both databases."""
 
+import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import convert
 
 from db.database import Database
 from db.health import advice_words, causes, findings, fixes, scaling_health
 from db.health.findings import Evidence
-from db.health.losses import LostLosses
+from db.health.losses import LostLosses, lost_losses
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
 from halfstep.telemetry.events import (
@@ -41,8 +43,7 @@ def _health(word: str) -> scaling_health.ScalingHealth:
 
 def _lost(count: int) -> LostLosses | None:
     """Make applied steps with a loss of NaN and finite gradients."""
-    finite = {"has_nan": True, "has_inf": False, "are_gradients_finite": True}
-    return LostLosses(count, last=40, **finite) if count else None
+    return LostLosses(count, last=40, has_nan=True, has_inf=False) if count else None
 
 
 def _evidence(word: str, **changes: Any) -> Evidence:
@@ -480,6 +481,26 @@ def test_a_forward_overflow_of_unknown_place_says_what_later_steps_show(
         found = findings.of_run(session, session.get_one(Run, running.id))
     [text] = [each.text for each in found if each.cause == "forward_overflow"]
     assert words in text
+
+
+@pytest.mark.only_on("sqlite")
+def test_the_steps_of_a_diverged_run_are_not_counted(database: Database, running: Run) -> None:
+    """Ten times as many steps without a finite number take SQLite as many instructions."""
+    counts = []
+    for first, last in ((1, 1_000), (1_001, 10_000)):
+        steps = make_steps([1.0] * (last - first + 1), first=first)
+        steps["loss"] = steps["grad_norm"] = np.nan
+        record(database, running, steps)
+        with database.reading() as session:
+            run = session.get_one(Run, running.id)
+            counter = itertools.count()
+            session.connection().connection.driver_connection.set_progress_handler(  # type: ignore
+                lambda counter=counter: 0 * next(counter), 100
+            )
+            assert lost_losses(session, run) is None
+        counts.append(next(counter))
+    assert counts[0] > 5
+    assert counts[1] < 2 * counts[0]
 
 
 @pytest.mark.parametrize("lost", [0, 285])

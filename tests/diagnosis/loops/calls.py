@@ -1,8 +1,11 @@
 """Calls of the scaler in the wrong order, and losses that were not scaled."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp, seeded
 from tests.diagnosis.registry import HEALTHY, WatchCall, loop
@@ -188,4 +191,126 @@ def unscaled_after_the_step(watch: WatchCall) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.unscale_(optimizer)
+        scaler.update()
+
+
+def _gradients_cached(net: nn.Module, scaler: GradScaler, x: Tensor, y: Tensor) -> None:
+    """Scale the loss of detached outputs, and weight the outputs of each part by its gradients."""
+    with autocast("fp16"):
+        leaf = net(x).float().detach().requires_grad_()
+    scaler.scale(F.cross_entropy(leaf, y)).backward()
+    assert leaf.grad is not None
+    for part, gradient in zip(x.split(8), leaf.grad.split(8), strict=True):
+        with autocast("fp16"):
+            out = net(part).float()
+        (out * gradient).sum().backward()
+
+
+def _summed_after_use(net: nn.Module, scaler: GradScaler, x: Tensor, y: Tensor) -> None:
+    """Begin from each scaled loss for its gradient norm, and then from their sum."""
+    with autocast("fp16"):
+        out = net(x)
+    losses = [scaler.scale(each) for each in (F.cross_entropy(out, y), out.square().mean())]
+    for each in losses:
+        each.backward(retain_graph=True)
+        net.zero_grad()
+    torch.stack(losses).sum().backward()
+
+
+def _ascent_without_scale(net: nn.Module, scaler: GradScaler, x: Tensor, y: Tensor) -> None:
+    """Move the weights along gradients of an unscaled loss, and clear these."""
+    F.cross_entropy(net(x), y).backward()
+    moves = [0.01 * torch.sign(p.grad) for p in net.parameters() if p.grad is not None]
+    with torch.no_grad():
+        torch._foreach_add_([*net.parameters()], moves)
+    net.zero_grad()
+    with autocast("fp16"):
+        loss = F.cross_entropy(net(x), y)
+    scaler.scale(loss).backward()
+    with torch.no_grad():
+        torch._foreach_sub_([*net.parameters()], moves)
+
+
+def _gradients_by_hand(net: nn.Module, scaler: GradScaler, x: Tensor, y: Tensor) -> None:
+    """Scale the loss with the scaler at first, and later its gradients by hand."""
+    with autocast("fp16"):
+        loss = F.cross_entropy(net(x), y)
+    if scaler._scale is None:
+        scaler.scale(loss).backward()
+    else:
+        loss.backward()
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= scaler.get_scale()
+
+
+def _weighted_by_hand(net: nn.Module, scaler: GradScaler, x: Tensor, y: Tensor) -> None:
+    """Begin from a sum of losses of which each is multiplied by the scale."""
+    with autocast("fp16"):
+        out = net(x)
+    scaler.scale(F.cross_entropy(out, y)).backward(retain_graph=True)
+    scale = scaler.get_scale()
+    (out.square().mean() * scale + out.abs().mean() * scale).backward()
+
+
+PASSES = {
+    each.__name__.strip("_"): each
+    for each in (
+        *(_gradients_cached, _summed_after_use, _ascent_without_scale, _gradients_by_hand),
+        _weighted_by_hand,
+    )
+}
+
+
+@loop(cause=HEALTHY, variants=[{"kind": each} for each in PASSES])
+def scaled_in_another_way(watch: WatchCall, kind: str = "gradients_cached") -> None:
+    """The last pass before a step does not begin from what the scaler returned."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler(2.0**10)
+    watch(net, name=kind)
+    for x, y in labelled(60):
+        optimizer.zero_grad()
+        PASSES[kind](net, scaler, x, y)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@loop(cause=HEALTHY)
+def summed_after_another_update(watch: WatchCall) -> None:
+    """All losses of two scalers are scaled before the first one is updated."""
+    nets = [mlp(), mlp()]
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in nets]
+    scalers = [grad_scaler(2.0**10), grad_scaler(2.0**8)]
+    watch(*nets, name="two scalers")
+    for x, y in labelled(60):
+        losses = []
+        for net, optimizer, scaler in zip(nets, optimizers, scalers, strict=True):
+            optimizer.zero_grad()
+            with autocast("fp16"):
+                out = net(x)
+            both = scaler.scale([F.cross_entropy(out, y), out.square().mean()])
+            losses.append(sum(both))
+        for loss, optimizer, scaler in zip(losses, optimizers, scalers, strict=True):
+            loss.backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@loop(cause=HEALTHY)
+def unscaled_twice_and_caught(watch: WatchCall) -> None:
+    """A helper for clips unscales gradients whether or not the loop has done so."""
+    net = mlp()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = grad_scaler(2.0**10)
+    watch(net, name="caught")
+    for x, y in labelled(60):
+        optimizer.zero_grad()
+        with autocast("fp16"):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        with contextlib.suppress(RuntimeError):
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
         scaler.update()

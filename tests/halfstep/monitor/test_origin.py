@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from halfstep.evidence import origin
 from halfstep.evidence.origin import Origin
@@ -38,3 +39,30 @@ def test_a_graph_observed_in_part_is_unobserved(
     monkeypatch.setattr(origin, "MOST_NODES", 2)
     [event] = _observe(is_nan_at_end=is_nan_at_end)
     assert event.kind == "unobserved"
+
+
+class _Logarithm(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2).to(dtype), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 0).log()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn])
+def test_modules_of_any_type_are_observed(dtype: torch.dtype) -> None:
+    """fp64 is measured in its own type, and fp8 not at all."""
+    events: list[Event] = []
+    observed = Origin(events.append, HostCopies())
+    net = nn.Sequential(nn.Linear(2, 2).double(), _Logarithm(dtype))
+    observed.check()
+    loss = net(torch.full((1, 2), 2.0, dtype=torch.float64)).sum()
+    observed.arm([loss])
+    loss.backward()
+    observed.passed()
+    observed.end(5, 1.0, 1.0, loss.item())
+    observed.report()
+    [event] = events
+    assert (event.kind, event.module) == ("inside", "_Logarithm")
+    assert event.largest_input > 0
