@@ -27,7 +27,7 @@ from halfstep.field_errors import reason
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 #: Settings that a placement requires.
 NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
-#: Default of freeze_after_days with SQLite in the data folder.
+#: Default of freeze_after_days with SQLite and files in the data folder.
 FREEZE_DAYS = 7.0
 #: Limit of users reserved for runs.
 MOST_USERS = 10_000
@@ -357,8 +357,8 @@ class Settings(BaseSettings):
             ge=0,
             allow_inf_nan=False,
             description="Days after the end of a run until its steps move from the database into a "
-            "Parquet file in the storage; 0: never; not set: 7 with SQLite in the data folder, "
-            "else 0",
+            "Parquet file in the storage; 0: never; not set: 7 with SQLite and files in the data "
+            "folder, else 0",
         ),
     ] = None
     stop_grace_seconds: Annotated[
@@ -446,24 +446,22 @@ class Settings(BaseSettings):
         """Days after the end of a run until its steps move into a file; 0: never."""
         if self.freeze_after_days is not None:
             return self.freeze_after_days
-        return FREEZE_DAYS if self._has_database_and_files_together() else 0.0
+        return FREEZE_DAYS if self._has_database_beside_files() else 0.0
 
-    def _has_database_and_files_together(self) -> bool:
-        """Return whether a backup of the data folder, and of a bucket, has both.
+    def _has_database_beside_files(self) -> bool:
+        """Return whether every copy and every mount of the data folder has both.
 
-        Otherwise frozen steps would move to where an operator may have no backup of them.
+        Otherwise frozen steps would move to where an operator may have no backup of them, or where
+        a server on a copy of the database deletes files that the other still needs.
         """
         from sqlalchemy import make_url  # takes as long as all the rest of this module
 
         url = make_url(self.database_url)
-        if url.get_backend_name() != "sqlite" or not url.database or url.query:
+        is_file = url.get_backend_name() == "sqlite" and url.database and not url.query
+        if not is_file or self.storage_url:
             return False
-        paths = [Path(url.database)]
-        if not self.storage_url:
-            paths.append(self.data / "steps")
-        elif self.storage_url.startswith("file://"):
-            paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
-        return all(path.resolve().is_relative_to(self.data) for path in paths)
+        paths = (Path(str(url.database)), self.data / "steps")
+        return all(path.resolve().parent == self.data for path in paths)
 
     @property
     def path_prefix(self) -> str:

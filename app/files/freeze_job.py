@@ -47,12 +47,12 @@ class FreezeJob:
         """Log the default that holds, and why, unless the operator has set the days."""
         if self._settings.freeze_after_days is not None:
             return
-        where, what = "not in the data folder with the files", "stay in the database"
+        where, what = "are not both", "stay in the database"
         if self._days:
-            where, what = "in the data folder", "move into files"
+            where, what = "are", "move into files"
         logger.info(
-            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g, as the database is %s; steps of ended runs "
-            "%s",
+            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g, as an SQLite database and the files %s in "
+            "the data folder; steps of ended runs %s",
             *(self._days, where, what),
         )
 

@@ -37,10 +37,13 @@ def test_a_wrong_value_is_named_with_the_allowed_values(
     ("its_database", "its_storage", "days"),
     [
         ("", "", 7),
-        ("", "s3://bucket/prefix", 7),
-        ("", "file://{data}/files", 7),
+        ("", "s3://bucket/prefix", 0),
+        ("", "file://{data}", 0),
         ("", "file://{data}-other", 0),
-        ("sqlite:///{data}/db/other.db", "", 7),
+        ("sqlite:///{data}/other.db", "", 7),
+        ("sqlite+pysqlite:///{data}/../data/halfstep.db", "", 7),
+        ("sqlite:///{data}/db/halfstep.db", "", 0),
+        ("sqlite:///halfstep.db", "", 0),
         ("sqlite:///{data}-other/halfstep.db", "", 0),
         ("sqlite:///{data}-other/halfstep.db", "s3://bucket", 0),
         ("sqlite:///file:{data}/halfstep.db?uri=true", "", 0),
@@ -49,10 +52,10 @@ def test_a_wrong_value_is_named_with_the_allowed_values(
         ("postgresql://localhost/halfstep", "s3://bucket", 0),
     ],
 )
-def test_steps_are_frozen_by_default_where_they_stay_with_the_database(
+def test_steps_are_frozen_by_default_only_beside_the_database(
     its_database: str, its_storage: str, days: float, tmp_path: Path
 ) -> None:
-    """SQLite in the data folder; elsewhere an operator may have no backup of the files."""
+    """Both in one folder: elsewhere there may be no backup, or a bucket has two databases."""
     data = tmp_path / "data"
     urls = {"database_url": its_database, "storage_url": its_storage}
     given = {name: url.format(data=data) for name, url in urls.items()}
