@@ -137,6 +137,18 @@ def change_meanwhile(database: Database, run_id: int) -> None:
         run.name = "changed meanwhile"
 
 
+class StopsLate(Event):
+    """Is set after some pauses."""
+
+    def __init__(self, pauses: int) -> None:
+        super().__init__()
+        self._pauses = pauses
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._pauses -= 1
+        return self._pauses < 0
+
+
 class Freezer:
     """Freezes runs in processes that are killed at some point, into a folder."""
 
