@@ -417,7 +417,7 @@ class Settings(BaseSettings):
     def _fill(self) -> Self:
         self.data = self.data.resolve()
         if not self.database_url:
-            self.database_url = f"sqlite:///{self.data / 'halfstep.db'}"
+            self.database_url = f"sqlite:///{self.default_database}"
         # The bare name means SQLAlchemy's default driver, psycopg 2, which is not the one we ship.
         if self.database_url.startswith(("postgresql://", "postgres://")):
             self.database_url = f"postgresql+psycopg://{self.database_url.split('://', 1)[1]}"
@@ -442,26 +442,30 @@ class Settings(BaseSettings):
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
 
     @property
+    def default_database(self) -> Path:
+        """Path of SQLite's file in the data folder."""
+        return self.data / "halfstep.db"
+
+    @property
     def freeze_days(self) -> float:
         """Days after the end of a run until its steps move into a file; 0: never."""
         if self.freeze_after_days is not None:
             return self.freeze_after_days
-        return FREEZE_DAYS if self._has_database_beside_files() else 0.0
+        return FREEZE_DAYS if self._has_files_beside_database() else 0.0
 
-    def _has_database_beside_files(self) -> bool:
-        """Return whether every copy and every mount of the data folder has both.
+    def _has_files_beside_database(self) -> bool:
+        """Return whether each copy of the data folder has this database, and files of no other.
 
         Otherwise frozen steps would move to where an operator may have no backup of them, or where
-        a server on a copy of the database deletes files that the other still needs.
+        a server on a copy of the database deletes files that this one still needs.
         """
         from sqlalchemy import make_url  # takes as long as all the rest of this module
 
         url = make_url(self.database_url)
-        is_file = url.get_backend_name() == "sqlite" and url.database and not url.query
-        if not is_file or self.storage_url:
+        if url.get_backend_name() != "sqlite" or self.storage_url:
             return False
-        paths = (Path(str(url.database)), self.data / "steps")
-        return all(path.resolve().parent == self.data for path in paths)
+        database, steps = self.default_database, self.data / "steps"
+        return Path(url.database or "").resolve() == database and steps.resolve() == steps
 
     @property
     def path_prefix(self) -> str:

@@ -47,13 +47,13 @@ class FreezeJob:
         """Log the default that holds, and why, unless the operator has set the days."""
         if self._settings.freeze_after_days is not None:
             return
-        where, what = "are not both", "stay in the database"
+        what = "stay in the database, which is not"
         if self._days:
-            where, what = "are", "move into files"
+            what = "move into files, as the database is"
         logger.info(
-            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g, as an SQLite database and the files %s in "
-            "the data folder; steps of ended runs %s",
-            *(self._days, where, what),
+            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g: steps of ended runs %s %s with the files "
+            "beside it",
+            *(self._days, what, self._settings.default_database),
         )
 
     def freeze_due(self) -> None:

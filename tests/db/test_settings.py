@@ -40,7 +40,8 @@ def test_a_wrong_value_is_named_with_the_allowed_values(
         ("", "s3://bucket/prefix", 0),
         ("", "file://{data}", 0),
         ("", "file://{data}-other", 0),
-        ("sqlite:///{data}/other.db", "", 7),
+        ("sqlite:///{data}/halfstep.db?timeout=60", "", 7),
+        ("sqlite:///{data}/copy.db", "", 0),
         ("sqlite+pysqlite:///{data}/../data/halfstep.db", "", 7),
         ("sqlite:///{data}/db/halfstep.db", "", 0),
         ("sqlite:///halfstep.db", "", 0),
@@ -71,6 +72,9 @@ def test_steps_stay_in_the_database_by_default_if_a_link_leads_out_of_the_folder
     """The folder of the steps or the file of the database may be on another disk."""
     data = tmp_path / "data"
     data.mkdir()
-    assert Settings(data=data).freeze_days == 7
+    (tmp_path / "link").symlink_to(data)  # of the whole folder
+    url = f"sqlite:///{tmp_path / 'link' / 'halfstep.db'}"
+    for settings in (Settings(data=data), Settings(data=tmp_path / "link", database_url=url)):
+        assert settings.freeze_days == 7
     (data / name).symlink_to(tmp_path / "elsewhere")
     assert Settings(data=data).freeze_days == 0

@@ -147,11 +147,11 @@ def test_a_due_run_is_frozen(
 
 
 @pytest.mark.parametrize(
-    ("url", "storage", "days", "place"),
+    ("url", "storage", "days", "what"),
     [
-        ("", "", 7, "are in the data folder"),
-        ("", "s3://bucket", 0, "are not both in the data folder"),
-        ("postgresql://host/name", "", 0, "are not both in the data folder"),
+        ("", "", 7, "move into files, as the database is "),
+        ("", "s3://bucket", 0, "stay in the database, which is not "),
+        ("postgresql://host/name", "", 0, "stay in the database, which is not "),
     ],
 )
 def test_the_default_is_logged(
@@ -160,7 +160,7 @@ def test_the_default_is_logged(
     url: str,
     storage: str,
     days: int,
-    place: str,
+    what: str,
 ) -> None:
     """With the reason, unless the operator has set the days."""
     settings = Settings(data=tmp_path, database_url=url, storage_url=storage)
@@ -168,7 +168,7 @@ def test_the_default_is_logged(
     for given in (settings, settings.model_copy(update={"freeze_after_days": 7.0})):
         FreezeJob(given, Database(settings.database_url), Event()).log_default()
     [message] = [record.message for record in caplog.records]
-    assert f"is not set: {days}, as an SQLite database and the files {place}" in message
+    assert f"is not set: {days}: steps of ended runs {what}{tmp_path / 'halfstep.db'}" in message
 
 
 def test_a_round_is_bounded(
