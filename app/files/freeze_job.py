@@ -72,7 +72,7 @@ class FreezeJob:
             self._retry_at |= dict.fromkeys(others, time.monotonic() + AGAIN_SECONDS)
             logger.warning(
                 "the steps of run %d and of %d further runs stay in the database: %s has no folder "
-                "of these runs, so their workers do not share it",
+                "of these runs, so their workers may not share it",
                 *(min(others), len(others) - 1, self._settings.data / "runs"),
             )
             due = [run_id for run_id in due if run_id not in others]
