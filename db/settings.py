@@ -27,7 +27,7 @@ from halfstep.field_errors import reason
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 #: Settings that a placement requires.
 NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
-#: Default of freeze_after_days with SQLite in the data folder.
+#: Default of freeze_after_days with SQLite and files in the data folder.
 FREEZE_DAYS = 7.0
 #: Limit of users reserved for runs.
 MOST_USERS = 10_000
@@ -357,8 +357,8 @@ class Settings(BaseSettings):
             ge=0,
             allow_inf_nan=False,
             description="Days after the end of a run until its steps move from the database into a "
-            "Parquet file in the storage; 0: never; not set: 7 with SQLite in the data folder, "
-            "else 0",
+            "Parquet file in the storage; 0: never; not set: 7 with SQLite and files in the data "
+            "folder, else 0",
         ),
     ] = None
     stop_grace_seconds: Annotated[
@@ -417,7 +417,7 @@ class Settings(BaseSettings):
     def _fill(self) -> Self:
         self.data = self.data.resolve()
         if not self.database_url:
-            self.database_url = f"sqlite:///{self.data / 'halfstep.db'}"
+            self.database_url = f"sqlite:///{self.default_database}"
         # The bare name means SQLAlchemy's default driver, psycopg 2, which is not the one we ship.
         if self.database_url.startswith(("postgresql://", "postgres://")):
             self.database_url = f"postgresql+psycopg://{self.database_url.split('://', 1)[1]}"
@@ -442,28 +442,30 @@ class Settings(BaseSettings):
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
 
     @property
+    def default_database(self) -> Path:
+        """Path of SQLite's file in the data folder."""
+        return self.data / "halfstep.db"
+
+    @property
     def freeze_days(self) -> float:
         """Days after the end of a run until its steps move into a file; 0: never."""
         if self.freeze_after_days is not None:
             return self.freeze_after_days
-        return FREEZE_DAYS if self._has_database_and_files_together() else 0.0
+        return FREEZE_DAYS if self._has_files_beside_database() else 0.0
 
-    def _has_database_and_files_together(self) -> bool:
-        """Return whether a backup of the data folder, and of a bucket, has both.
+    def _has_files_beside_database(self) -> bool:
+        """Return whether each copy of the data folder has this database, and files of no other.
 
-        Otherwise frozen steps would move to where an operator may have no backup of them.
+        Otherwise frozen steps would move to where an operator may have no backup of them, or where
+        a server on a copy of the database deletes files that this one still needs.
         """
         from sqlalchemy import make_url  # takes as long as all the rest of this module
 
         url = make_url(self.database_url)
-        if url.get_backend_name() != "sqlite" or not url.database or url.query:
+        if url.get_backend_name() != "sqlite" or self.storage_url:
             return False
-        paths = [Path(url.database)]
-        if not self.storage_url:
-            paths.append(self.data / "steps")
-        elif self.storage_url.startswith("file://"):
-            paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
-        return all(path.resolve().is_relative_to(self.data) for path in paths)
+        database, steps = self.default_database, self.data / "steps"
+        return Path(url.database or "").resolve() == database and steps.resolve() == steps
 
     @property
     def path_prefix(self) -> str:

@@ -47,13 +47,13 @@ class FreezeJob:
         """Log the default that holds, and why, unless the operator has set the days."""
         if self._settings.freeze_after_days is not None:
             return
-        where, what = "not in the data folder with the files", "stay in the database"
+        what = "stay in the database, which is not"
         if self._days:
-            where, what = "in the data folder", "move into files"
+            what = "move into files, as the database is"
         logger.info(
-            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g, as the database is %s; steps of ended runs "
-            "%s",
-            *(self._days, where, what),
+            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g: steps of ended runs %s %s with the files "
+            "beside it",
+            *(self._days, what, self._settings.default_database),
         )
 
     def freeze_due(self) -> None:
@@ -72,7 +72,7 @@ class FreezeJob:
             self._retry_at |= dict.fromkeys(others, time.monotonic() + AGAIN_SECONDS)
             logger.warning(
                 "the steps of run %d and of %d further runs stay in the database: %s has no folder "
-                "of these runs, so their workers do not share it",
+                "of these runs, so their workers may not share it",
                 *(min(others), len(others) - 1, self._settings.data / "runs"),
             )
             due = [run_id for run_id in due if run_id not in others]

@@ -23,6 +23,9 @@ from db.telemetry.freeze import BATCH_ROWS, Stopped, check_file
 from db.telemetry.frozen_steps import LATEST_ROWS
 from db.telemetry.pyramid import SIZES
 
+#: Attempt of a file whose rows are not to be deleted: a freeze writes another file, or ends.
+NO_ATTEMPT = -1
+
 
 class _Frozen(NamedTuple):
     """What must not change meanwhile."""
@@ -34,8 +37,8 @@ class _Frozen(NamedTuple):
 def unfreeze(database: Database, store: ObjectStore, run_id: int, *, stopping: Event) -> bool:
     """Move the steps of a run from its file into rows; return False if it has no file.
 
-    Raises NotFound, Conflict if the run is active or is being frozen, Stopped, StepsUnreadable,
-    StorageUnreachable.
+    A freeze of the run, interrupted or not, deletes no further rows. Raises NotFound, Conflict if
+    the run is active or has changed, Stopped, StepsUnreadable, StorageUnreachable.
     """
     with database.reading() as session:
         row = _row(session, run_id)
@@ -45,6 +48,8 @@ def unfreeze(database: Database, store: ObjectStore, run_id: int, *, stopping: E
             return False
         state = _check(session, row)
     check_file(store, row)
+    with database.writing() as session:
+        _locked(session, run_id, state).attempt = NO_ATTEMPT
     file = StepFile(row.key, row.size_bytes, row.footer_sha256)
     steps = 0
     for columns in StepFiles(lambda: store).groups(file):
@@ -76,12 +81,10 @@ def _row(session: Session, run_id: int) -> FrozenSteps | None:
 
 
 def _check(session: Session, row: FrozenSteps) -> _Frozen:
-    """Return the state of a run whose steps nothing else moves. Raises Conflict."""
+    """Return the state of a run that has ended. Raises Conflict."""
     run = session.get_one(Run, row.run_id)
     if run.status not in ENDED:
         raise Conflict(f"Run {run.id} is {run.status}: unfreeze it when it has ended.")
-    if not row.is_settled:
-        raise Conflict(f"Run {run.id} is being frozen, which takes up to an hour: try again then.")
     return _Frozen(row.key, run.attempt)
 
 

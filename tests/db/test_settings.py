@@ -37,10 +37,14 @@ def test_a_wrong_value_is_named_with_the_allowed_values(
     ("its_database", "its_storage", "days"),
     [
         ("", "", 7),
-        ("", "s3://bucket/prefix", 7),
-        ("", "file://{data}/files", 7),
+        ("", "s3://bucket/prefix", 0),
+        ("", "file://{data}", 0),
         ("", "file://{data}-other", 0),
-        ("sqlite:///{data}/db/other.db", "", 7),
+        ("sqlite:///{data}/halfstep.db?timeout=60", "", 7),
+        ("sqlite:///{data}/copy.db", "", 0),
+        ("sqlite+pysqlite:///{data}/../data/halfstep.db", "", 7),
+        ("sqlite:///{data}/db/halfstep.db", "", 0),
+        ("sqlite:///halfstep.db", "", 0),
         ("sqlite:///{data}-other/halfstep.db", "", 0),
         ("sqlite:///{data}-other/halfstep.db", "s3://bucket", 0),
         ("sqlite:///file:{data}/halfstep.db?uri=true", "", 0),
@@ -49,10 +53,10 @@ def test_a_wrong_value_is_named_with_the_allowed_values(
         ("postgresql://localhost/halfstep", "s3://bucket", 0),
     ],
 )
-def test_steps_are_frozen_by_default_where_they_stay_with_the_database(
+def test_steps_are_frozen_by_default_only_beside_the_database(
     its_database: str, its_storage: str, days: float, tmp_path: Path
 ) -> None:
-    """SQLite in the data folder; elsewhere an operator may have no backup of the files."""
+    """Both in one folder: elsewhere there may be no backup, or a bucket has two databases."""
     data = tmp_path / "data"
     urls = {"database_url": its_database, "storage_url": its_storage}
     given = {name: url.format(data=data) for name, url in urls.items()}
@@ -68,6 +72,9 @@ def test_steps_stay_in_the_database_by_default_if_a_link_leads_out_of_the_folder
     """The folder of the steps or the file of the database may be on another disk."""
     data = tmp_path / "data"
     data.mkdir()
-    assert Settings(data=data).freeze_days == 7
+    (tmp_path / "link").symlink_to(data)  # of the whole folder
+    url = f"sqlite:///{tmp_path / 'link' / 'halfstep.db'}"
+    for settings in (Settings(data=data), Settings(data=tmp_path / "link", database_url=url)):
+        assert settings.freeze_days == 7
     (data / name).symlink_to(tmp_path / "elsewhere")
     assert Settings(data=data).freeze_days == 0

@@ -147,18 +147,28 @@ def test_a_due_run_is_frozen(
 
 
 @pytest.mark.parametrize(
-    ("url", "days", "place"), [("", 7, "in the data"), ("postgresql://host/name", 0, "not in")]
+    ("url", "storage", "days", "what"),
+    [
+        ("", "", 7, "move into files, as the database is "),
+        ("", "s3://bucket", 0, "stay in the database, which is not "),
+        ("postgresql://host/name", "", 0, "stay in the database, which is not "),
+    ],
 )
 def test_the_default_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, url: str, days: int, place: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    url: str,
+    storage: str,
+    days: int,
+    what: str,
 ) -> None:
     """With the reason, unless the operator has set the days."""
-    settings = Settings(data=tmp_path, database_url=url)
+    settings = Settings(data=tmp_path, database_url=url, storage_url=storage)
     caplog.set_level(logging.INFO, "app")
     for given in (settings, settings.model_copy(update={"freeze_after_days": 7.0})):
         FreezeJob(given, Database(settings.database_url), Event()).log_default()
     [message] = [record.message for record in caplog.records]
-    assert f"is not set: {days}, as the database is {place}" in message
+    assert f"is not set: {days}: steps of ended runs {what}{tmp_path / 'halfstep.db'}" in message
 
 
 def test_a_round_is_bounded(

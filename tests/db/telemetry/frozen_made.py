@@ -15,13 +15,14 @@ import obstore
 from numpy.typing import NDArray
 from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
 
 from app.runs import diagnosis_evidence, key_figures
 from db.alerts import alert_facts
 from db.database import Database
 from db.files import step_files
 from db.files.step_files import NAMES, StepFiles
-from db.health import causes, input_bound, scaling_health
+from db.health import causes, input_bound, losses, scaling_health
 from db.queue import queue
 from db.runs import history
 from db.tables import FrozenSteps, Run, Status, Step
@@ -75,6 +76,16 @@ def rows_of(database: Database, run: Run) -> int:
         return count or 0
 
 
+def _losses(session: Session, run: Run) -> list[Any]:
+    first = causes._first_nonfinite_loss(session, run)
+    return [
+        causes._first_nonfinite_step(session, run, first),
+        first and losses.growth_before(session, run, first),
+        losses.lost_losses(session, run),
+        losses.risen(session, run),
+    ]
+
+
 def everything(database: Database, run_id: int, zooms: list[tuple[int, int]]) -> dict[str, Any]:
     """Return what each reader of steps returns, with exact numbers."""
     with database.reading() as session:
@@ -90,7 +101,7 @@ def everything(database: Database, run_id: int, zooms: list[tuple[int, int]]) ->
             "facts": lambda: [
                 sorted(read(session, [run]).items()) for read in alert_facts._READERS.values()
             ],
-            "nonfinite": lambda: causes._first_nonfinite_step(session, run),
+            "losses": lambda: _losses(session, run),
             "evidence": lambda: diagnosis_evidence.diagnosis_evidence(session, run),
             "figures": lambda: key_figures.key_figures(session, run),
             "scaler": lambda: key_figures.scaler_card(session, run),
@@ -135,6 +146,18 @@ def change_meanwhile(database: Database, run_id: int) -> None:
     with database.writing() as session:
         run = session.get_one(Run, run_id, with_for_update={"nowait": True})
         run.name = "changed meanwhile"
+
+
+class StopsLate(Event):
+    """Is set after some pauses."""
+
+    def __init__(self, pauses: int) -> None:
+        super().__init__()
+        self._pauses = pauses
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._pauses -= 1
+        return self._pauses < 0
 
 
 class Freezer:

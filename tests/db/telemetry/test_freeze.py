@@ -30,7 +30,15 @@ from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
 from db.telemetry import freeze, frozen_steps, pyramid, series, telemetry, unfreeze, windows
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 from tests.db.telemetry import frozen_made
-from tests.db.telemetry.frozen_made import Gate, begin_again, end, everything, freeze_run, rows_of
+from tests.db.telemetry.frozen_made import (
+    Gate,
+    StopsLate,
+    begin_again,
+    end,
+    everything,
+    freeze_run,
+    rows_of,
+)
 from tests.db.telemetry.telemetry_made import forget, make_events, make_steps, record
 from tests.marks import extended
 
@@ -320,17 +328,49 @@ def test_an_unfrozen_run_is_as_before(database: Database, running: Run, tmp_path
 def test_an_active_run_is_not_unfrozen(
     database: Database, resumed: tuple[Run, ObjectStore], tmp_path: Path
 ) -> None:
-    """Its recorder writes the same rows; nor is a run whose freeze is not complete."""
+    """Its recorder writes the same rows."""
     run, store = resumed
     rows = rows_of(database, run)
     with pytest.raises(Conflict, match="unfreeze it when it has ended"):
         unfreeze.unfreeze(database, store, run.id, stopping=Event())
-    end(database, run)
-    with database.writing() as session:
-        session.scalars(select(FrozenSteps)).one().is_settled = False
-    with pytest.raises(Conflict, match="is being frozen"):
-        unfreeze.unfreeze(database, store, run.id, stopping=Event())
     assert rows_of(database, run) == rows
+
+
+@pytest.mark.parametrize("stops", ["at its end", "while it writes"])
+def test_an_interrupted_freeze_is_unfrozen(
+    database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: str
+) -> None:
+    """No server may continue it: freezing may be off by then. If one does, it deletes no row."""
+    for module in (freeze, unfreeze):
+        monkeypatch.setattr(module, "BATCH_ROWS", 100)
+    store = MemoryStore()
+    make_history(database, running)
+    rows, stones = _rows(database), _stones(database)
+    changed = partial(unfreeze.unfreeze, database, store, running.id)
+    left: list[Any] = []
+
+    class Unfreezes(_Stops):
+        """Lets the run be unfrozen in the pause after the third batch, then goes on."""
+
+        pauses = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.pauses += super().wait()
+            if self.pauses == 3:
+                assert rows_of(database, running) < len(rows)
+                if stops == "at its end":
+                    assert changed(stopping=Event())
+                else:
+                    with pytest.raises(freeze.Stopped):
+                        changed(stopping=StopsLate(3))
+                left.append(_rows(database))
+            return False
+
+    freeze.freeze(database, store, running.id, folder=tmp_path, stopping=Unfreezes(database))
+    assert [_rows(database)] == left
+    assert changed(stopping=Event()) is (stops == "while it writes")
+    assert (_rows(database), _stones(database)) == (rows, stones)
+    assert freeze_run(database, store, running, tmp_path).is_settled
 
 
 def _rows(database: Database) -> list[tuple[Any, ...]]:

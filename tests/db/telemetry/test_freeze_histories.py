@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from db.tables import Run, RunNode
 from db.telemetry import export, freeze, frozen_steps, pyramid, series, telemetry, unfreeze, windows
 from halfstep.telemetry.events import RolledBack
 from tests.db.telemetry import frozen_made
-from tests.db.telemetry.frozen_made import begin_again, end
+from tests.db.telemetry.frozen_made import StopsLate, begin_again, end
 from tests.db.telemetry.telemetry_made import make_events, make_steps, step_event
 
 FIELDS = ("step", "elapsed_ms", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags")
@@ -47,18 +46,6 @@ actions = st.builds(
     st.floats(0, 1),
     st.integers(1, 400),
 )
-
-
-class StopsLate(Event):
-    """Is set after some pauses."""
-
-    def __init__(self, pauses: int) -> None:
-        super().__init__()
-        self._pauses = pauses
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._pauses -= 1
-        return self._pauses < 0
 
 
 class History:
