@@ -659,8 +659,8 @@ def _forward(
             remedies = ("lower_rate",) if is_lasting else ()
         elif event.dtype == "float16" and float(event.largest_input or 0) > LARGEST_HALF:
             text += (
-                f"Its input reaches {float(event.largest_input or 0):.3g}, which fp16 does not "
-                "hold: it is inf before any operation. Normalize or clamp it."
+                f"Its input reaches {float(event.largest_input or 0):.3g}, and fp16 holds up to "
+                "65,504: as fp16 it is inf. Normalize or clamp it."
             )
             fix = fixes.LARGE_INPUT
         elif event.dtype == "float16" and event.may_be_undefined:

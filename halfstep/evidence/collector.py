@@ -61,7 +61,10 @@ SKIPS_BEFORE_UNCLEARED = 2  # in a row
 HALF_TYPES = (torch.float16, torch.bfloat16)
 SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
 #: Parts of the messages with which a scaler rejects calls in the wrong order.
-OF_ORDER = ("has already been called", "is being called after", "_scale is None")
+OF_ORDER = (
+    *("unscale_() has already been called", "step() has already been called"),
+    *("unscale_() is being called after step()", "_scale is None"),
+)
 PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
 
 
