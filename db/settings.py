@@ -32,6 +32,9 @@ FREEZE_DAYS = 7.0
 #: Limit of users reserved for runs.
 MOST_USERS = 10_000
 
+#: Folder of the folders that runs write.
+SCRATCH = "scratch"
+
 
 class Settings(BaseSettings):
     """Settings; the defaults work on a single machine without any setup."""
@@ -182,6 +185,10 @@ class Settings(BaseSettings):
         bool,
         Field(description="Whether runs are isolated from private files (Landlock on Linux)"),
     ] = False
+    sandbox_namespaces: Annotated[
+        bool,
+        Field(description="Whether the sandbox has namespaces where the system permits them"),
+    ] = True
     run_users: Annotated[
         str,
         Field(
@@ -520,9 +527,18 @@ class Settings(BaseSettings):
         return [path.resolve() for path in paths]
 
     def run_folder(self, run_id: int, node: int = 0) -> Path:
-        """Return the folder of a run's job, spool and checkpoints on the training machine.
+        """Return the folder of a run's job, log and checkpoints on the training machine.
+
+        Runs only read it.
 
         node: number of a node, since several may share a disk.
         """
         folder = self.data / "runs" / str(run_id)
         return folder / f"node-{node}" if node else folder
+
+    def scratch_folder(self, run_id: int, node: int = 0) -> Path:
+        """Return the folder that a run writes: its spool, working and temporary folders.
+
+        All access is by `halfstep.untrusted_files`, since the run can make links there.
+        """
+        return self.data / SCRATCH / str(run_id) / str(node)

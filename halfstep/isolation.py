@@ -1,91 +1,98 @@
-"""Isolates a run's process before it starts: own user, private /tmp, limits, sandbox.
+"""Isolates a run's process: namespaces, own user, limits, sandbox.
 
     python -I -m halfstep.isolation PROGRAM WORD...
 
-It replaces itself by the program, with the same PID and without root's privileges.
+The process of a run calls `Isolation.apply` before it loads any code of a recipe or a script; other
+programs are started as above. Nothing can undo it.
 """
 
-import ctypes
-import json
 import os
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from halfstep import sandbox
-from halfstep.sandbox import Sandbox
+import msgspec
+
+from halfstep import namespaces, sandbox
+from halfstep.process import end_with_parent, open_to_others
+from halfstep.sandbox import Sandbox, apply_deferred
 
 VARIABLE = "HALFSTEP_ISOLATION"
-CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18  # linux/mount.h
+#: Process id of the supervisor, with which its processes end.
+PARENT = "HALFSTEP_PARENT_PID"
 
 
 @dataclass(frozen=True)
 class Isolation:
     """Isolation of a run's process."""
 
+    sandbox: Sandbox | None = None  # None: it may access what its user may
+    in_namespaces: bool = False  # with a sandbox; where the system permits it
+    temporary: str = ""  # its temporary folder
+    places: tuple[str, ...] = ()  # folders that it sees replaced by the temporary one
     user: int | None = None  # user id to switch to; None: no change
-    temporary: str = ""  # a folder mounted at each of `places`
-    places: tuple[str, ...] = ()
     processes: int = 0  # limit of its user, including threads; 0: none
     group: str = ""  # folder of the cgroup to join, or ""
 
     def variable(self) -> dict[str, str]:
         """Return the environment variable that describes the isolation."""
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
-    def from_environment(cls) -> Self:
+    def from_environment(cls, environment: MutableMapping[str, str]) -> Self:
         """Remove the description from the environment and return it."""
-        return cls(**json.loads(os.environ.pop(VARIABLE)))
+        text = environment.pop(VARIABLE, "{}")
+        return msgspec.json.decode(text, type=cls)
 
-    def build(self) -> None:
-        """Isolate this process. Raises OSError."""
+    def apply(self) -> None:
+        """Isolate this process, which must have one thread. Raises OSError.
+
+        In namespaces it continues as another process, whose parent ends with it and like it.
+        """
         if self.group:
             Path(self.group, "cgroup.procs").write_text(str(os.getpid()))
-        if self.user is None:
-            return
-        described = Sandbox.from_environment(os.environ)
+        if self.sandbox and self.in_namespaces:
+            self._enter_namespaces(self.sandbox)
         # Opened before switching: only root can open the paths.
-        rules = described.rules(self.user) if described else None
-        self._hide_temporary_files()
+        rules = self._rules()
         if self.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
-        os.setgroups([])
-        os.setresgid(self.user, self.user, self.user)
-        os.setresuid(self.user, self.user, self.user)
-        sandbox.give_up_privileges()
+        if self.user is not None:
+            os.setgroups([])
+            os.setresgid(self.user, self.user, self.user)
+            os.setresuid(self.user, self.user, self.user)
         if rules is not None:
+            sandbox.give_up_privileges()
             sandbox.enforce(rules)
+        open_to_others()  # the process is the run's; a change of the user has closed it
 
-    def _hide_temporary_files(self) -> None:
-        if self.places:
-            _checked(_libc().unshare(CLONE_NEWNS))
-            _mount("none", "/", MS_REC | MS_PRIVATE)
-            for place in self.places:
-                _mount(self.temporary, place, MS_BIND)
+    def _enter_namespaces(self, sandbox: Sandbox) -> None:
+        """Continue in namespaces, whose processes end with this process and its parent."""
+        parent = os.environ.get(PARENT)
+        if parent:
+            end_with_parent()
+            if int(parent) != os.getppid():
+                sys.exit(f"the supervisor, process {parent}, is gone")
+        namespaces.enter(sandbox.view(self.temporary, self.places))
+        if parent:
+            os.environ[PARENT] = str(os.getpid())  # ranks cannot see processes outside
 
-
-def _mount(source: str, place: str, flags: int) -> None:
-    words = source.encode(), place.encode()
-    _checked(_libc().mount(*words, None, ctypes.c_ulong(flags), None))
-
-
-def _checked(result: int) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    def _rules(self) -> int | None:
+        """Return the rules of the sandbox as an open file descriptor, if there is one."""
+        if self.sandbox is None:
+            return None
+        places = self.places if self.in_namespaces else ()
+        return self.sandbox.rules(places, self.user, in_namespaces=self.in_namespaces)
 
 
 def main() -> None:
     """Isolate this process, and execute the program on the command line."""
-    Isolation.from_environment().build()
-    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the supervisor wrote the command
+    Isolation.from_environment(os.environ).apply()
+    apply_deferred(os.environ)
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the worker wrote the command
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 import ctypes
 import gc
+import os
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4  # linux/prctl.h
 
@@ -29,6 +32,18 @@ def end_with_parent() -> None:
 def outlive_parent() -> None:
     """Undo `end_with_parent`."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, 0)
+
+
+def end_as(code: int) -> NoReturn:
+    """End like a process with this exit code, negative for a signal; without a core dump."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def on_signals(handler: Callable[..., Any] | signal.Handlers) -> None:

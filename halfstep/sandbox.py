@@ -1,28 +1,26 @@
 """Landlock sandbox of a run's process: restricts its access to files and processes.
 
-The process applies it before it loads any code of a recipe or a script. No privilege is needed, and
-all child processes inherit it. Everything is denied except what a rule allows:
+No privilege is needed, and all child processes inherit it. Everything is denied except what a rule
+allows:
 
-- Writing: the run's own folders, folders that the operator has configured, and a few devices.
-  Nothing can be written that another process executes or reads as configuration. On a machine with
-  NVIDIA's driver also the names of its threads, below /proc, without which CUDA does not start.
+- Writing: the run's own folder, folders that the operator has configured, and a few devices.
+  Nothing can be written that another process executes or reads as configuration.
 - Reading: everything except private paths and devices. A rule covers everything below a folder, so
   folders above a private path get a rule for each entry that they have at the time.
 
-Processes outside the sandbox cannot be read or traced, nor, since Linux 6.12, signalled.
+Processes outside the sandbox cannot be read or traced, nor, since Linux 6.12, signalled. It is a
+second barrier behind `halfstep.namespaces`, and the only one where the system permits none of them.
 """
 
 import ctypes
-import json
 import os
-import sys
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-VARIABLE = "HALFSTEP_WALL"  # describes the sandbox to a run's process, which removes it on entry
+from halfstep.namespaces import DEV, KERNEL, PROC, SHARED_MEMORY, View
+
 #: Prefix of variables that a user has set, until the sandbox is active: LD_PRELOAD, for example,
 #: would load the user's code into the process that has yet to apply it.
 DEFERRED = "HALFSTEP_DEFERRED_"
@@ -41,20 +39,17 @@ READ = EXECUTE | READ_FILE
 DEVICE = READ_FILE | WRITE_FILE
 #: Excludes links and files moved from other folders, which would lead a reader elsewhere.
 WITHOUT_LINKS = ALL & ~(MAKE_SYM | REFER)
-DEV, SHARED_MEMORY = Path("/dev"), Path("/dev/shm")  # noqa: S108 - not a temporary file
-#: Devices that runs may open: terminals, random numbers and accelerators. Never disks or memory.
+#: Devices that runs may open without namespaces: random numbers and accelerators. No terminals, of
+#: which others belong to other users, nor disks or memory.
 DEVICES = (
-    *("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"),
+    *("null", "zero", "full", "random", "urandom"),
     *("nvidia*", "dri", "kfd", "infiniband", "dxg", "accel"),
 )
-PROC = Path("/proc")
-#: What root could change of the kernel below it.
-KERNEL = ("sys/kernel/core_pattern", "sysrq-trigger", "irq", "bus", "fs")
 SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
-#: Capabilities that root keeps: to own and open files of others, within the sandbox.
-RETAINED = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
+#: Capability that root keeps: to open files of others, within the sandbox.
+RETAINED = 1 << 1  # DAC_OVERRIDE
 
 
 class _Ruleset(ctypes.Structure):
@@ -75,32 +70,22 @@ class Sandbox:
     """File access of a run's process."""
 
     private: list[str]  # paths that it may neither read nor write, except those in the other fields
-    own: str  # its folder, without symbolic links, which readers of the folder would follow
-    free: list[str]  # folders in which links are allowed
+    free: list[str]  # folders that it may write, first its own
     shared: list[str]  # folders that all runs write, without links
     read: list[str]  # private paths that it may read
+    sockets: list[str]  # sockets of services that would start programs for it
     names_threads: bool = False  # whether it may name its threads, as CUDA does
 
-    def variable(self) -> dict[str, str]:
-        """Return the environment variable that describes the sandbox."""
-        return {VARIABLE: json.dumps(asdict(self))}
+    def view(self, temporary: str, places: Sequence[str]) -> View:
+        """Return the same access as what a process in namespaces sees."""
+        writable = [*self.free, *self.shared]
+        return View([*self.private, *self.sockets], self.read, writable, temporary, places)
 
-    @classmethod
-    def from_environment(cls, environment: MutableMapping[str, str]) -> Self | None:
-        """Remove the description from the environment and return it; None if there is none."""
-        text = environment.pop(VARIABLE, "")
-        return cls(**json.loads(text)) if text else None
-
-    def apply(self) -> None:
-        """Sandbox this thread and everything that it starts, irrevocably. Raises OSError."""
-        rules = self.rules()
-        give_up_privileges()
-        enforce(rules)
-
-    def rules(self, user: int | None = None) -> int:
+    def rules(self, places: Sequence[str], user: int | None, *, in_namespaces: bool) -> int:
         """Return the rules for `enforce`, as an open file descriptor. Raises OSError.
 
-        user: the id of the user that the process will have; None: its own.
+        places: further folders that it may write.  user: the id of the user that the process will
+        have; None: its own.
         """
         attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
         size = ctypes.sizeof(attributes)
@@ -108,16 +93,20 @@ class Sandbox:
         try:
             for place in _paths_except([DEV, *map(Path, self.private)]):
                 _allow(ruleset, place, READ)
-            for device in (path for name in DEVICES for path in DEV.glob(name)):
-                _allow(ruleset, device, DEVICE)
-            for folder in (str(SHARED_MEMORY.resolve()), *self.free):
+            if in_namespaces:
+                _allow(ruleset, DEV, DEVICE)
+                _allow(ruleset, PROC, WRITE_FILE | TRUNCATE)
+            else:
+                for device in (path for name in DEVICES for path in DEV.glob(name)):
+                    _allow(ruleset, device, DEVICE)
+                if self.names_threads:
+                    _allow(ruleset, _folder_of_threads(user), WRITE_FILE | TRUNCATE)
+            for folder in (str(SHARED_MEMORY.resolve()), *self.free, *places):
                 _allow(ruleset, Path(folder), ALL)
-            for folder in (self.own, *self.shared):
+            for folder in self.shared:
                 _allow(ruleset, Path(folder), WITHOUT_LINKS)
             for file in self.read:
                 _allow(ruleset, Path(file), READ)
-            if self.names_threads:
-                _allow(ruleset, _folder_of_threads(user), WRITE_FILE | TRUNCATE)
         except OSError:
             os.close(ruleset)
             raise
@@ -219,17 +208,3 @@ def _checked_syscall(*arguments: object) -> int:
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def main() -> None:
-    """Enter the sandbox and execute the program on the command line."""
-    sandbox = Sandbox.from_environment(os.environ)
-    if sandbox is None:
-        sys.exit(f"{VARIABLE} is not set; allowed: what Sandbox.variable returns")
-    sandbox.apply()
-    apply_deferred(os.environ)
-    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the worker wrote the command
-
-
-if __name__ == "__main__":
-    main()

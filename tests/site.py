@@ -83,6 +83,10 @@ class Site:
     def gate(self) -> Path:
         return self.data / "gate"
 
+    def scratch(self, run_id: int) -> Path:
+        """Return the folder that a run writes."""
+        return self.data / "scratch" / str(run_id) / "0"
+
     def idle_worker(self) -> Worker:
         """A worker in this process that offers one CPU and does nothing of itself."""
         worker = Worker(Settings(data=self.data, database_url=self.url), self.database)

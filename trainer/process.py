@@ -1,4 +1,4 @@
-"""The training process of one attempt: `python -m trainer.process <run folder> <attempt>`.
+"""The training process of one attempt: `python -m trainer.process <folder> <attempt>`.
 
 It reads its job from the run's folder, trains, and writes events to the spool there; at last it
 writes the outcome file. It uses no database, and no network except between ranks. With `--devices`
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from halfstep.isolation import PARENT, Isolation
 from halfstep.process import end_with_parent
-from halfstep.sandbox import Sandbox
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import Status, TrainingOutcome, encoded
 from trainer.distributed.local_ranks import NodeRank, start_ranks
@@ -30,16 +30,16 @@ from trainer.lease_guard import Guard
 def main() -> None:
     """Train, and exit with 1 if it failed."""
     tie_to_parent()
-    if sandbox := Sandbox.from_environment(os.environ):
-        sandbox.apply()
+    Isolation.from_environment(os.environ).apply()
     parser = argparse.ArgumentParser(prog="python -m trainer.process", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("attempt", type=int)
+    parser.add_argument("--control-folder", type=Path, help="where the job is; by default FOLDER")
     parser.add_argument("--devices", type=int, default=1, help="ranks to start, one a device")
     parser.add_argument("--nodes", type=int, default=1, help="machines that have as many each")
     parser.add_argument("--node", type=int, default=0, help="which of them this one is")
     options = parser.parse_args()
-    files = AttemptFiles(options.folder, options.attempt)
+    files = AttemptFiles(options.folder, options.attempt, options.control_folder)
     place = NodeRank(options.devices, options.nodes, options.node)
     if place.world_size > 1:
         sys.exit(start_ranks(files, place))
@@ -56,9 +56,11 @@ def main() -> None:
 def tie_to_parent() -> None:
     """End with the parent, so that no training outlives its supervisor."""
     end_with_parent()
-    supervisor = os.environ.get("HALFSTEP_PARENT_PID")
-    # The parent may have died before the line above. For a rank it is the parent's parent.
-    if supervisor and int(supervisor) not in {p.pid for p in psutil.Process().parents()}:
+    supervisor = os.environ.get(PARENT)
+    # The parent may have died before the line above. For a rank it is the parent's parent. In
+    # namespaces a training has no parent, and ends with its first process.
+    family = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
+    if supervisor and int(supervisor) not in family:
         sys.exit(f"the supervisor, process {supervisor}, is gone")
 
 

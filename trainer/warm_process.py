@@ -19,12 +19,12 @@ from importlib.metadata import entry_points
 
 import setproctitle  # noqa: F401 - by which the fork server names processes
 
-from halfstep import fork_server, isolation
+from halfstep import fork_server
+from halfstep.isolation import PARENT, Isolation
 from halfstep.process import (
     close_to_others,
     end_with_parent,
     loading_modules,
-    open_to_others,
     outlive_parent,
 )
 
@@ -45,10 +45,8 @@ def main() -> None:
     outlive_parent()  # a training may be among the first requests
     begun = fork_server.serve(control, is_tied=True, load=_load_rest)
     # From here on this is the process of a training, or of a probe.
-    os.environ["HALFSTEP_PARENT_PID"] = str(begun.server)
-    if isolation.VARIABLE in os.environ:
-        isolation.Isolation.from_environment().build()
-    open_to_others()
+    os.environ[PARENT] = str(begun.server)
+    Isolation.from_environment(os.environ).apply()
     program = import_module(sys.argv[0])
     sys.modules["__main__"] = program  # what programs started by multiprocessing import
     program.main()

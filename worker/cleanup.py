@@ -6,6 +6,7 @@ from db.database import Database
 from db.files import erasure, uploads
 from db.runs import runs
 from db.settings import Settings
+from halfstep import untrusted_files
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +19,7 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
 
     A folder that cannot be deleted is reported, and does not affect the others.
     """
-    folder = settings.run_folder(0).parent
-    if not folder.is_dir():
-        return []
-    here = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
+    here = _runs_here(settings)
     deleted = []
     with database.reading() as session:
         erased = [
@@ -31,7 +29,7 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
         ]
     for run_id in erased:
         try:
-            erasure.delete_folder(settings.run_folder(run_id))
+            erasure.delete_folders(settings, run_id)
             deleted.append(run_id)
         except OSError as error:
             words = "the folder of the deleted run cannot be removed: %s"
@@ -41,11 +39,10 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
 
 def delete_checkouts(settings: Settings, database: Database) -> list[int]:
     """Delete checkouts of ended commands, except the latest; return their run ids."""
-    folder = settings.run_folder(0).parent
-    if not folder.is_dir():
-        return []
     here = [
-        int(each.parts[-3]) for each in folder.glob("*/work/.git") if each.parts[-3].isdecimal()
+        run_id
+        for run_id in _runs_here(settings)
+        if untrusted_files.exists(settings.scratch_folder(run_id), "work/.git")
     ]
     with database.reading() as session:
         ended = [
@@ -56,12 +53,19 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
     deleted = []
     for _ended_at, run_id in sorted(ended, reverse=True)[settings.max_cached_checkouts :]:
         try:
-            erasure.delete_folder(settings.run_folder(run_id) / "work")
+            untrusted_files.delete(settings.scratch_folder(run_id), "work")
             deleted.append(run_id)
         except OSError as error:
             words = "the checkout of the ended run cannot be removed: %s"
             logger.error(words, error, extra={"run": run_id})
     return deleted
+
+
+def _runs_here(settings: Settings) -> list[int]:
+    """Return the runs that have a folder on this machine."""
+    above = (settings.run_folder(0).parent, settings.scratch_folder(0).parents[1])
+    names = {each.name for folder in above if folder.is_dir() for each in folder.iterdir()}
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def delete_uploads(settings: Settings, database: Database) -> None:

@@ -34,6 +34,7 @@ from halfstep.machine_offer import MachineOffer, rows
 from halfstep.telemetry.folder_lock import FolderLock
 from worker.attempts import node_group
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
+from worker.attempts.scratch_folders import divide_all
 from worker.attempts.supervisor import run_forked
 from worker.capabilities import Capabilities
 from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
@@ -238,6 +239,9 @@ class Worker:
         self.recipes = workers.recipe_names(recipes)
         self.device_memory_bytes = workers.device_memory_bytes(devices)
         self.precisions = workers.precisions(devices)
+        with self.database.reading() as session:
+            active = queue.active_runs(session)
+        divide_all(self.settings, active)
         obstacles = self._unavailable_limits(len(offer.devices))
         named = [path for each in offer.recipes for path in (each.file, each.source)]
         files = {path for path in named if isinstance(path, str)}
@@ -266,8 +270,11 @@ class Worker:
         """Return why the sandbox enabled in the settings is ineffective, or ""."""
         if not self.settings.sandbox:
             return ""
-        users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
-        settings = self.settings.model_copy(update={"run_users": users})
+        changes = {
+            "run_users": self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users),
+            "sandbox_namespaces": "HALFSTEP_SANDBOX_NAMESPACES" not in self.without,
+        }
+        settings = self.settings.model_copy(update=changes)
         if reason := sandbox.obstacle(settings, recipe_files):
             logger.warning("the sandbox is ineffective: %s", reason)
         return reason
@@ -278,6 +285,10 @@ class Worker:
         Supervisors are started with the unavailable ones disabled.
         """
         settings, reasons = self.settings, {}
+        if settings.sandbox and (reason := sandbox.namespaces_obstacle(settings)):
+            reasons["namespaces"] = reason
+            self.without["HALFSTEP_SANDBOX_NAMESPACES"] = "no"
+            settings = settings.model_copy(update={"sandbox_namespaces": False})
         if settings.run_users:
             reasons["users"] = run_users.obstacle(settings, devices)
         if reasons.get("users"):

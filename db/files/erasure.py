@@ -79,8 +79,13 @@ def select_erased(session: Session, run_ids: Collection[int]) -> list[int]:
     return list(session.scalars(select(Run.id).where(Run.id.in_(run_ids), Run.erasing)))
 
 
-def delete_folder(folder: Path) -> None:
-    """Delete a run's folder on this machine, if it exists."""
+def delete_folders(settings: Settings, run_id: int) -> None:
+    """Delete a run's folders on this machine, if they exist."""
+    for folder in (settings.scratch_folder(run_id).parent, settings.run_folder(run_id)):
+        _delete_folder(folder)
+
+
+def _delete_folder(folder: Path) -> None:
     if folder.is_symlink():  # made by a recipe: its target may be anything
         folder.unlink()
     elif folder.exists():
@@ -93,7 +98,7 @@ def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:
         for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
             keys = [meta["path"] for meta in page if meta["path"].startswith(prefix)]
             delete_files(store, keys)
-    delete_folder(settings.run_folder(run_id))
+    delete_folders(settings, run_id)
 
 
 def _delete_rows(database: Database, table: Table, run_id: int, stopping: Event) -> None:

@@ -62,6 +62,11 @@ def node(session: Session, run_id: int, attempt: int, number: int = 0) -> RunNod
     return session.get_one(RunNode, (run_id, attempt, number))
 
 
+def active_runs(session: Session) -> list[int]:
+    """Return the runs with an attempt."""
+    return list(session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))))
+
+
 def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:
     """Return a worker's active nodes, to adopt them after a restart."""
     query = select(RunNode).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))

@@ -20,6 +20,8 @@ from halfstep.telemetry.spool import Position, SpoolReader, spool_of
 
 #: Environment variables of a command, set by the worker; HALFSTEP_RUN, the run's id, is for users.
 FOLDER, ATTEMPT, RUN = "HALFSTEP_RUN_FOLDER", "HALFSTEP_ATTEMPT", "HALFSTEP_RUN"
+#: Folder with the job, which the script only reads.
+CONTROL_FOLDER = "HALFSTEP_CONTROL_FOLDER"
 #: Comma-separated names of the variables that are secrets.
 SECRETS = "HALFSTEP_SECRETS"
 
@@ -28,12 +30,14 @@ def queued_files() -> AttemptFiles | None:
     """Return the files of the queued run of this script, or None in one that was not queued."""
     if not os.environ.get(FOLDER):
         return None
-    return AttemptFiles(Path(os.environ[FOLDER]), int(os.environ[ATTEMPT]))
+    control = os.environ.get(CONTROL_FOLDER)
+    attempt = int(os.environ[ATTEMPT])
+    return AttemptFiles(Path(os.environ[FOLDER]), attempt, Path(control) if control else None)
 
 
 def data_of(files: AttemptFiles) -> Path:
     """Return the data folder of the server whose worker started the run."""
-    return files.folder.parents[1]
+    return (files.control_folder or files.folder).parents[1]
 
 
 @dataclass(frozen=True)

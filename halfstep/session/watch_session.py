@@ -38,7 +38,7 @@ from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.nesting import merged
 from halfstep.session.notebook import Cells, is_notebook
 from halfstep.session.queued_run import FOLDER as QUEUED_FOLDER
-from halfstep.session.queued_run import QueuedRun, data_of, queued_files, secrets
+from halfstep.session.queued_run import RUN, QueuedRun, data_of, queued_files, secrets
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.sweep_point import SweepPoint
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
@@ -167,7 +167,7 @@ def watch(
             _active.add(*modules)
             if config is not None:
                 _active.configure(config)
-            say(f"watching; this is run {queued.files.folder.name} of the queue")
+            say(f"watching; this is run {os.environ[RUN]} of the queue")
             return _active
         point = SweepPoint.taken()
         if point:

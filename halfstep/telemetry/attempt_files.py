@@ -9,25 +9,36 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """Paths of an attempt's files in the run's folder. All attempts share one spool folder."""
+    """Paths of an attempt's files. All attempts share one spool folder."""
 
-    folder: Path
+    folder: Path  # that the attempt's processes write
     attempt: int
+    # Folder of the files that only the supervisor writes; None: the same.
+    control_folder: Path | None = None
 
     @property
     def job(self) -> Path:
         """Job description, the first file that the training process reads."""
-        return self.folder / f"job-{self.attempt}.json"
+        return self._read_only / f"job-{self.attempt}.json"
 
     @property
     def control(self) -> Path:
         """Control requests of users, read between steps."""
-        return self.folder / f"control-{self.attempt}.json"
+        return self._read_only / f"control-{self.attempt}.json"
 
     @property
     def lease(self) -> Path:
         """Time at which the lease of the attempt expires."""
-        return self.folder / f"lease-{self.attempt}.json"
+        return self._read_only / f"lease-{self.attempt}.json"
+
+    @property
+    def _read_only(self) -> Path:
+        return self.control_folder or self.folder
+
+    @property
+    def description(self) -> Path:
+        """Source and git state of a command."""
+        return self.folder / f"description-{self.attempt}.json"
 
     @property
     def rendezvous(self) -> Path:

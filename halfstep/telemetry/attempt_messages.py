@@ -5,16 +5,18 @@ float may be NaN or Infinity, as Python's JSON writes them.
 """
 
 import json
-import threading
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from halfstep import untrusted_files
 from halfstep.telemetry.plain_json import JsonObject, shown
 from halfstep.telemetry.validation import explained
 
+#: Bound of a file: of a traceback, or a configuration.
+MOST_BYTES = 32 * 2**20
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 #: How a training ended.
 Status: TypeAlias = Literal["finished", "failed", "cancelled", "paused", "preempted"]
@@ -58,6 +60,7 @@ class CommandJob(Job, frozen=True, kw_only=True):
     """job-<attempt>.json of a run that is a command."""
 
     argv: list[str]
+    words: list[str] = []  # of the command, as its user typed them
     folder: str  # working folder
 
 
@@ -145,9 +148,7 @@ class WatchedOutcome(Message, frozen=True, kw_only=True):
 
 def write_message(path: Path, message: Message) -> None:
     """Replace a file atomically: a reader sees the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
-    temporary.write_text(encoded(message))
-    temporary.replace(path)
+    untrusted_files.write(path.parent, path.name, encoded(message).encode())
 
 
 def encoded(message: Message) -> str:
@@ -158,9 +159,9 @@ def encoded(message: Message) -> str:
 def read_message(path: Path, kind: type[M]) -> M:
     """Return the content of a file.
 
-    Raises FileNotFoundError, and ValueError with the run's folder, the file, field and value.
+    Raises OSError, and ValueError with the run's folder, the file, field and value.
     """
-    text = path.read_text()
+    text = untrusted_files.read(path.parent, path.name, MOST_BYTES)
     name = f"{path.parent.name}/{path.name}"
     try:
         fields = json.loads(text)

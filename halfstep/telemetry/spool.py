@@ -29,6 +29,7 @@ from typing import BinaryIO, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep import untrusted_files
 from halfstep.telemetry.event_codec import BadEvent, decode, encode, problem_of_steps
 from halfstep.telemetry.events import (
     EVENT_BYTES,
@@ -189,7 +190,8 @@ class SpoolReader:
                 self._position = Position(attempt, sequence, 0)
             start = self._position.offset
             stop = start + limit_bytes
-            offset, size = _read(path, start, stop, items, limit_items)
+            with untrusted_files.open_file(self._folder, path.name) as file:
+                offset, size = _read(file, path, start, stop, items, limit_items)
             self._position = Position(attempt, sequence, offset)
             is_full = len(items) >= limit_items
             is_stuck = offset < min(size, stop) and not is_full
@@ -207,7 +209,9 @@ class SpoolReader:
         files = self._unread()
         if self._position is None or len(files) != 1:
             return None
-        self._skip_damage(files[0], files[0].stat().st_size, items, is_over=True)
+        with untrusted_files.open_file(self._folder, files[0].name) as file:
+            size = os.fstat(file.fileno()).st_size
+        self._skip_damage(files[0], size, items, is_over=True)
         return next((item for item in items if isinstance(item, Unrecordable)), None)
 
     def _skip_damage(self, path: Path, size: int, items: list[Item], *, is_over: bool) -> bool:
@@ -218,7 +222,7 @@ class SpoolReader:
         here = self._position
         if here is None or here.offset >= size or (not is_over and self._seen_to == (here, size)):
             return False
-        with path.open("rb") as file:
+        with untrusted_files.open_file(self._folder, path.name) as file:
             file.seek(here.offset)
             rest = file.read(WINDOW_BYTES)
         following = next_frame(rest, 0)
@@ -247,7 +251,7 @@ class SpoolReader:
         end = min(self._position, before or self._position)
         done = [path for path in self._all_files() if _name(path) < end[:2]]
         for path in done if delete else []:
-            path.unlink(missing_ok=True)
+            untrusted_files.delete(self._folder, path.name)
         return done
 
     def _unread(self) -> list[Path]:
@@ -296,8 +300,8 @@ class SpoolPart:
 
 def spool_files(folder: Path) -> list[Path]:
     """Return the files of a spool in order of attempt and sequence."""
-    paths = (path for path in folder.glob("*-*.spool") if FILE_NAME.fullmatch(path.name))
-    return sorted(paths, key=_name)
+    names = filter(FILE_NAME.fullmatch, untrusted_files.names(folder))
+    return sorted((folder / name for name in names), key=_name)
 
 
 def spool_of(folder: Path, attempt: int) -> list[tuple[int, Path]]:
@@ -398,17 +402,16 @@ def _name(path: Path) -> tuple[int, int]:
 
 
 def _read(
-    path: Path, offset: int, stop: int, items: list[Item], limit_items: float
+    file: BinaryIO, name: object, offset: int, stop: int, items: list[Item], limit_items: float
 ) -> tuple[int, int]:
     """Add whole frames from offset until past stop; return their end and the file's size."""
-    with path.open("rb") as file:
-        has_begun = offset > 0 or _has_lost_header(file)
-        if not has_begun and _has_header(file, path):
-            offset, has_begun = FILE_HEADER.size, True
-        if has_begun:
-            file.seek(offset)
-            offset = _take_frames(file, offset, stop, items, limit_items)
-        return offset, file.seek(0, os.SEEK_END)
+    has_begun = offset > 0 or _has_lost_header(file)
+    if not has_begun and _has_header(file, name):
+        offset, has_begun = FILE_HEADER.size, True
+    if has_begun:
+        file.seek(offset)
+        offset = _take_frames(file, offset, stop, items, limit_items)
+    return offset, file.seek(0, os.SEEK_END)
 
 
 def _take_frames(

@@ -22,7 +22,7 @@ def test_a_server_killed_in_the_middle(site: Site) -> None:
     site.lost_attempt(worker, run_id)
     run = site.run(run_id)
     record(site.database, run, make_steps([1.0] * STEPS))
-    (site.data / "runs" / str(run_id) / "spool").mkdir(parents=True)
+    (site.scratch(run_id) / "spool").mkdir(parents=True)
     with site.database.writing() as session:
         queue.end(session, run_id, 1, Status.FINISHED)
         trash.delete(session, run_id, site.owner)
@@ -42,7 +42,7 @@ def test_a_server_killed_in_the_middle(site: Site) -> None:
         server.terminate()
         server.wait()
     assert site.count_steps(run_id) == 0
-    assert not (site.data / "runs" / str(run_id)).exists()
+    assert not (site.data / "scratch" / str(run_id)).exists()
     COUNTS.append(f"server killed with {left:,} of {STEPS:,} steps left to erase: the next went on")
 
 

@@ -51,7 +51,7 @@ def test_runs_train_on_while_postgresql_is_stopped(site: Site) -> None:
 
 
 def spool_bytes(site: Site, run_id: int) -> int:
-    folder = site.data / "runs" / str(run_id) / "spool"
+    folder = site.scratch(run_id) / "spool"
     return sum(path.stat().st_size for path in folder.glob("*.spool"))
 
 

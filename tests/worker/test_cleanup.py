@@ -12,6 +12,8 @@ from db.tables import Run, Status, User
 from tests.db.conftest import running, submit_command, worker  # noqa: F401 - fixtures
 from worker.cleanup import delete_checkouts, delete_erased
 
+FOLDERS = ("runs", "scratch")
+
 
 def test_only_folders_of_erased_runs_go(
     database: Database,
@@ -26,7 +28,8 @@ def test_only_folders_of_erased_runs_go(
     settings = Settings(data=tmp_path / "data", database_url=str(database.engine.url))
     assert delete_erased(settings, database) == []
     for name in (str(running.id), "77", "notes"):
-        (tmp_path / "data" / "runs" / name / "spool").mkdir(parents=True)
+        for folder in FOLDERS:
+            (tmp_path / "data" / folder / name / "0").mkdir(parents=True)
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.FINISHED)
         trash.delete(session, running.id, ada)
@@ -34,7 +37,8 @@ def test_only_folders_of_erased_runs_go(
     with database.writing() as session:
         trash.erase(session, running.id, ada)
     assert delete_erased(settings, database) == [running.id]
-    assert {path.name for path in (tmp_path / "data" / "runs").iterdir()} == {"77", "notes"}
+    for folder in FOLDERS:
+        assert {path.name for path in (tmp_path / "data" / folder).iterdir()} == {"77", "notes"}
     settings.run_folder(running.id).write_text("not a folder")
     assert delete_erased(settings, database) == []
     [logged] = caplog.records
@@ -53,9 +57,9 @@ def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path
             run.status, run.ended_at = Status.FINISHED, 100.0 - place
         queued, ids = commands[5].id, [run.id for run in commands]
     for run_id in (*ids[:4], queued):
-        (settings.run_folder(run_id) / "work" / ".git").mkdir(parents=True)
-    (settings.run_folder(ids[4]) / "work").mkdir(parents=True)
+        (settings.scratch_folder(run_id) / "work" / ".git").mkdir(parents=True)
+    (settings.scratch_folder(ids[4]) / "work").mkdir(parents=True)
     assert delete_checkouts(settings, database) == ids[2:4]
     assert delete_checkouts(settings, database) == []
-    stays = {run_id for run_id in ids if (settings.run_folder(run_id) / "work").exists()}
+    stays = {run_id for run_id in ids if (settings.scratch_folder(run_id) / "work").exists()}
     assert stays == {*ids[:2], ids[4], queued}

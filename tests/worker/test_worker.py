@@ -42,7 +42,7 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
             assert session.scalars(skips).one() == run.skipped > 0
             kinds = [file.kind for file in checkpoints.of_run(session, run.id)]
         assert kinds == ["checkpoint", "weights"]
-        assert not list((site.data / "runs" / str(run.id) / "spool").iterdir())
+        assert not list((site.scratch(run.id) / "spool").iterdir())
 
 
 def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_continues(site: Site) -> None:
@@ -144,7 +144,7 @@ def test_the_training_of_a_dead_supervisor_affects_only_its_run(
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
         site.lost_attempt(worker, run_id)
-    path = spool_raw(site.data / "runs" / str(bad) / "spool", 1, reported)
+    path = spool_raw(site.scratch(bad) / "spool", 1, reported)
     if reported == b"no header":
         path.write_bytes(reported * 10)
     worker._reap()
@@ -164,6 +164,7 @@ def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: S
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
         site.lost_attempt(worker, run_id)
+    site.scratch(bad).mkdir(parents=True)
     (site.data / "runs" / str(bad) / "supervisor-1.log").mkdir(parents=True)  # no file to read
     worker._reap()
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)

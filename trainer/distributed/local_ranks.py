@@ -37,6 +37,8 @@ def start_ranks(files: AttemptFiles, place: NodeRank) -> int:
     """
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "WORLD_SIZE": str(place.world_size)}
     argv = [sys.executable, "-m", "trainer.process", str(files.folder), str(files.attempt)]
+    if files.control_folder:
+        argv += ["--control-folder", str(files.control_folder)]
     stops = _Stops()
     for local in range(place.devices):
         own = {"RANK": str(place.node * place.devices + local), "LOCAL_RANK": str(local)}

@@ -11,8 +11,8 @@ from obstore.store import ObjectStore
 
 from db.settings import Settings
 from db.tables import Run, Status
+from halfstep import untrusted_files
 from halfstep.isolation import Isolation
-from halfstep.sandbox import is_supported
 from halfstep.sidecar.log_file import LogFile
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox import sandbox
@@ -63,7 +63,7 @@ class Attempt:
         For a run with its own user, the folder is also its home.
         """
         folder = self.files.temporary
-        folder.mkdir(mode=0o700, exist_ok=True)
+        untrusted_files.make_folder(self.files.folder, folder.name)
         variables = {"TMPDIR": str(folder)}
         if self.settings.sandbox:
             variables |= sandbox.caches(folder)
@@ -75,51 +75,38 @@ class Attempt:
     def staged(self, path: str) -> str:
         """Return a path where the run can read a file: a copy if it has its own user.
 
-        Files in the attempt's folder, and folders, are not copied.
+        Files of the run, and folders, are not copied.
         """
-        if self.user is None or Path(path).is_relative_to(self.files.folder) or Path(path).is_dir():
+        folder = self.settings.run_folder(self.run.id)
+        if self.user is None or Path(path).is_relative_to(folder) or Path(path).is_dir():
             return path
-        self.temporary()
-        copy = self.files.temporary / f"staged-{len(list(self.files.temporary.iterdir()))}"
-        copy = copy.with_suffix(Path(path).suffix)
+        self.staging.mkdir(exist_ok=True)
+        copy = self.staging / f"{len(list(self.staging.iterdir()))}{Path(path).suffix}"
         shutil.copyfile(path, copy)
         return str(copy)
 
-    def isolated(self, argv: list[str], *reads: str) -> tuple[list[str], dict[str, str]]:
-        """Return the command and variables that start a program in the run's isolation.
+    @property
+    def staging(self) -> Path:
+        """Folder of the copies that `staged` makes, deleted with the attempt."""
+        return self.control_folder / "staged"
 
-        reads: paths that it needs and that a private /tmp would hide.
+    @property
+    def control_folder(self) -> Path:
+        """Folder that only the supervisor writes."""
+        return self.settings.run_folder(self.run.id, self.node)
+
+    def isolation(self, read: Sequence[str] = (), needed: Sequence[str] = ()) -> Isolation:
+        """Return the isolation of the run's process.
+
+        read, needed: see `sandbox.isolation_of_run`.
         """
-        if variable := self.isolation_variable(*reads):
-            return [*sandbox.ISOLATED, *argv], variable
-        return argv, {}
-
-    def isolation_variable(self, *reads: str) -> dict[str, str]:
-        """Return the variable with which a process applies the run's isolation; {} without one."""
-        if self.user is None and self.group is None:
-            return {}
-        isolation = Isolation(group=str(self.group.folder) if self.group else "")
-        if self.user is not None:
-            self.user.own(self.files.folder)
-            isolation = replace(
-                isolation,
-                user=self.user.number,
-                temporary=str(self.files.temporary),
-                places=sandbox.hidden_places(self.settings, *reads),
-                processes=self.settings.run_processes,
-            )
-        return isolation.variable()
-
-    def sandbox_variable(
-        self, read: Sequence[str] = (), free: Sequence[Path] = ()
-    ) -> dict[str, str]:
-        """Return the variable with which the run's process applies its sandbox.
-
-        Empty if the sandbox is disabled or unsupported here.  read, free: see `sandbox_of_run`.
-        """
-        if not (self.settings.sandbox and is_supported()):
-            return {}
-        return sandbox.sandbox_of_run(self.settings, self.files, read, free).variable()
+        isolation = sandbox.isolation_of_run(self.settings, self.files, read, needed)
+        group = str(self.group.folder) if self.group else ""
+        if self.user is None:
+            return replace(isolation, group=group)
+        self.user.own(self.files.folder, self.settings.run_user_range)
+        processes = self.settings.run_processes
+        return replace(isolation, group=group, user=self.user.number, processes=processes)
 
 
 @dataclass(frozen=True)

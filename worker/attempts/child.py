@@ -13,6 +13,7 @@ from typing import IO
 import psutil
 
 from halfstep.fork_server import Forked, ForkFailed, Request, current_umask
+from halfstep.isolation import PARENT
 from halfstep.sidecar.lines import Output
 from halfstep.sidecar.log_file import LogFile
 from halfstep.telemetry.events import Line, Stream
@@ -50,7 +51,7 @@ class Child:
         else:
             self._process = process = subprocess.Popen(
                 argv,
-                env={**env, "HALFSTEP_PARENT_PID": str(os.getpid())},
+                env={**env, PARENT: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -19,6 +19,7 @@ from db.queue import node_groups, queue
 from db.settings import Settings
 from db.tables import Status
 from db.telemetry import telemetry
+from halfstep import untrusted_files
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -66,7 +67,7 @@ class NodeGroup:
     def _exchange_rendezvous(self, database: Database) -> None:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.rendezvous
-        if self._node == 0 and path.exists():
+        if self._node == 0 and untrusted_files.is_file(path.parent, path.name):
             address = read_message(path, Rendezvous)
             with database.writing() as session:
                 node_groups.set_rendezvous(session, run_id, attempt, address.host, address.port)

@@ -18,13 +18,14 @@ from sqlalchemy.orm import Session
 from db.database import Database, is_outage
 from db.errors import StaleAttempt, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
-from db.files.storage import delete_files, is_in_place, is_plain, put_file
+from db.files.storage import delete_files, is_in_place, put_file
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
 from db.tables import COMMAND, TRAIN
 from db.telemetry import frozen_steps, series, telemetry
 from db.telemetry.recording import BlobId, Recording, in_words
+from halfstep import untrusted_files
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.sidecar.system import SAMPLE_SECONDS, SystemMonitor
@@ -49,10 +50,13 @@ from halfstep.telemetry.spool import (
 )
 from worker.attempts.published_log import published
 from worker.attempts.renew_lease import wait_for
+from worker.attempts.scratch_folders import make_folders
 from worker.attempts.uploads import Stored, Uploads, files_of
 
 #: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
+#: Folders of the files that are taken over.
+SAVED = ("checkpoints", "artifacts", "blobs")
 
 
 class CannotRecord(Exception):
@@ -88,7 +92,7 @@ class Recorder:
     ) -> None:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
-        self._folder = settings.run_folder(run_id)
+        self._folder, self._scratch = make_folders(settings, run_id)
         self._stored: set[str] = set()  # files of pending items that are in the store
         self._blob_keys: dict[BlobId, str] = {}  # likewise, of named artifacts
         self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
@@ -116,7 +120,7 @@ class Recorder:
             shares_log=run.nodes > 1,
         )
         # Files of an older attempt, left on a disconnected machine, would overwrite later records.
-        self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
+        self._spool = SpoolReader(self._spool_folder, Position(newest, sequence=0, offset=0))
 
     @property
     def has_begun(self) -> bool:
@@ -218,6 +222,9 @@ class Recorder:
         for key in pruned:
             path = self._settings.data / key
             path.unlink(missing_ok=True)  # for a bucket
+            with suppress(OSError):
+                name = path.relative_to(self._folder).as_posix()
+                untrusted_files.delete(self._scratch, name)
             # A folder of shards, of which this may be the last.
             if path.parent.name.startswith("step-"):
                 with suppress(OSError):
@@ -236,10 +243,20 @@ class Recorder:
         """Folder of this attempt's items that could not be recorded."""
         return self._folder / f"quarantine-{self._attempt}"
 
-    def clear(self) -> None:
-        """Delete the spool of this and earlier attempts, which is fully recorded."""
-        for path in self._spooled():
-            path.unlink(missing_ok=True)
+    def clear(self, *, is_over: bool = False) -> None:
+        """Delete the spool of this and earlier attempts, which is fully recorded.
+
+        is_over: the run has ended; delete also its names of files that the service has.
+        """
+        for name in self._spooled():
+            untrusted_files.delete(self._spool_folder, name)
+        for name in SAVED if is_over else ():
+            with suppress(OSError):
+                untrusted_files.delete(self._scratch, name)
+
+    @property
+    def _spool_folder(self) -> Path:
+        return self._scratch / "spool"
 
     def _collect(self) -> None:
         self._read_from = self._spool.position()
@@ -304,21 +321,28 @@ class Recorder:
         if isinstance(item, Resumed) and self._monitor:
             self.append_log(in_words(item))
         if isinstance(item, SavedArtifact):
-            return all(self._is_ours(file) for file in item.files)
+            return all(self._take_over(file) for file in item.files)
         if not isinstance(item, Artifact | Checkpoint):
             return True
         # Read a second time, after a crash, a checkpoint may have been pruned by now.
-        return all(self._is_ours(file) for file in files_of(item))
+        return all(self._take_over(file) for file in files_of(item))
 
-    def _is_ours(self, file: File) -> bool:
-        """Return whether a file exists and is the run's own; a link may point anywhere."""
+    def _take_over(self, file: File) -> bool:
+        """Take a file over into the service's folder; return whether it is there."""
         path = self._folder / file.path
-        if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            untrusted_files.take_over(self._scratch, file.path, path)
+        except FileNotFoundError:
+            return path.is_file()  # taken over before a crash
+        except OSError as error:
+            if error.errno not in untrusted_files.REFUSED:
+                raise
             self._report_problem(
                 f"{file.path} is a link, or in a linked folder; allowed: a plain file"
             )
             return False
-        return path.is_file()
+        return True
 
     def _report_damage(self, damaged: Unrecordable) -> None:
         """Log spool damage in the run's log; the training itself may be healthy."""
@@ -347,16 +371,17 @@ class Recorder:
         text = f"its output could not be recorded: {in_short(error)}"
         try:
             self.quarantine.mkdir(exist_ok=True)
-            for path in self._spooled():
-                path.rename(self.quarantine / path.name)
+            for name in self._spooled():
+                untrusted_files.take_over(self._spool_folder, name, self.quarantine / name)
+                untrusted_files.delete(self._spool_folder, name)
         except OSError as problem:
             return f"{text}; nor could it be moved to {self.quarantine}: {problem}"
         return f"{text}; it was moved to {self.quarantine}"
 
-    def _spooled(self) -> list[Path]:
+    def _spooled(self) -> list[str]:
         """List what this attempt and those before it spooled: a later one may be writing."""
-        files = spool_files(self._folder / "spool")
-        return [path for path in files if int(path.name.partition("-")[0]) <= self._attempt]
+        names = [path.name for path in spool_files(self._spool_folder)]
+        return [name for name in names if int(name.partition("-")[0]) <= self._attempt]
 
     def _store_files(self, files: Sequence[File], meanwhile: Callable[[], None]) -> list[str]:
         """Store those files that the store lacks; return the keys of all."""

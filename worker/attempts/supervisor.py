@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +34,7 @@ from db.runs import environments, runs
 from db.runs.environments import Texts
 from db.settings import Settings
 from db.tables import COMMAND, Status, Worker
+from halfstep import untrusted_files
 from halfstep.cli import logs
 from halfstep.clock import clock
 from halfstep.fork_server import Begun
@@ -46,6 +48,7 @@ from worker.attempts.child import Child
 from worker.attempts.node_group import NodeGroup, NodeLog, close, combined_outcome, reported_outcome
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
 from worker.attempts.renew_lease import wait_for
+from worker.attempts.scratch_folders import make_folders
 from worker.attempts.training import Training, retention
 from worker.commands.command import Command
 from worker.sandbox import cgroup_limits
@@ -90,10 +93,8 @@ class Supervisor:
         self.attempt = attempt
         self.node = node
         self.warm = warm
-        self.folder = settings.run_folder(run_id, node)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)  # also if an earlier version created it
-        self.files = AttemptFiles(self.folder, attempt)
+        self.folder, scratch = make_folders(settings, run_id, node)
+        self.files = AttemptFiles(scratch, attempt, self.folder)
         self.store = open_store(settings)
         self.recorder = (
             NodeLog(settings, database, run_id, attempt, node)
@@ -110,6 +111,7 @@ class Supervisor:
         self.desired_state = "run"  # state requested by users at the last lease renewal
         self.has_lost_lease = False  # when the training ended
         self.is_recorded = False  # everything in the spool
+        self.is_described = False  # the environment, in the database
         # What environment.described returns.
         self.describing: Future[tuple[dict[str, Any], Texts] | None] | None = None
         self.preempted = threading.Event()
@@ -140,17 +142,27 @@ class Supervisor:
                 child.kill()
                 if self.user:
                     self.user.clear()
+                self._tidy()
+                if self.user:
                     self.user.release()
                 if self.group:
                     self.group.clear()
                 self.ended.set()
-                shutil.rmtree(self.files.temporary, ignore_errors=True)
         except CannotStart as error:
             return Outcome(Status.FAILED, str(error), str(error), error.failure_kind)
         except CannotRecord as error:
             return Outcome(Status.FAILED, str(error), traceback.format_exc(), "code")
         except StopRequested as error:
             return Outcome(Status.QUEUED, str(error))
+
+    def _tidy(self) -> None:
+        """Delete temporary files; a user of its own gives back what it could read."""
+        with suppress(OSError):
+            untrusted_files.delete(self.files.folder, self.files.temporary.name)
+        shutil.rmtree(self.folder / "staged", ignore_errors=True)
+        if self.user:  # another run may have this user next
+            self.folder.chmod(0o700)
+            os.chown(self.files.folder, 0, 0)
 
     def preempt(self, *_signal: Any) -> None:
         """Request that the training save a checkpoint and the run be requeued."""
@@ -227,7 +239,8 @@ class Supervisor:
         try:
             self.user = self.user or RunUser.taken(self.settings)
             if self.user:
-                self.user.own(self.folder)
+                self.user.own(self.files.folder, self.settings.run_user_range)
+                self.user.let_read(self.folder)
             if cgroup_limits.asked(self.settings):
                 name = f"run-{self.run_id}-{self.attempt}-{self.node}"
                 self.group = RunGroup(self.settings, name)
@@ -237,14 +250,23 @@ class Supervisor:
     def _describe_environment(self, worker: Worker, devices: list[int]) -> None:
         """Describe the attempt's environment in a thread; `_follow` records it.
 
-        A command or a user's recipe starts after that, since it may change the files described.
+        A user's recipe starts after that, since it may change the files described. A command
+        describes them itself, before it starts.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
         started = self.work.started()
-        self.describing = thread.submit(environment.described, started, worker, devices)
-        is_ours = started.file is not None and BUILT_IN in started.file.parents
-        if isinstance(self.work, Command) or not is_ours:
-            wait_for(self.describing.result, self._renew_lease)
+        described = partial(environment.described, started, worker, devices)
+        self._begin_description = partial(thread.submit, described)
+        if isinstance(self.work, Training):
+            self.describing = self._begin_description()
+            if started.folder != str(BUILT_IN):
+                wait_for(self.describing.result, self._renew_lease)
+
+    def _can_describe(self, *, has_ended: bool) -> bool:
+        """Return whether to read the description that a command's process has written."""
+        is_due = self.node == 0 and not (self.describing or self.is_described)
+        work = self.work
+        return is_due and isinstance(work, Command) and (has_ended or work.is_described())
 
     def _record_environment(self, child: Child) -> None:
         """Store the description of the environment, if available. Raises StaleAttempt."""
@@ -256,7 +278,7 @@ class Supervisor:
             with self.database.writing() as session:
                 queue.lock_active_attempt(session, self.run_id, self.attempt)
                 environments.record(session, self.run_id, self.attempt, content, texts)
-        self.describing = None
+        self.describing, self.is_described = None, True
 
     def _follow(self, child: Child) -> Outcome:
         """Record until the training ends and all its output is in the database."""
@@ -273,6 +295,8 @@ class Supervisor:
                     with self.database.writing() as session:
                         queue.run_command(session, self.run_id, self.attempt)
                     is_told = True
+                if self._can_describe(has_ended=code is not None):
+                    self.describing = self._begin_description()
                 if self.describing and (self.describing.done() or code is not None):
                     self._record_environment(child)
                 if clock() >= renewal_due:
@@ -394,7 +418,8 @@ class Supervisor:
                     failure_kind=outcome.failure_kind,
                 )
         if self.is_recorded and isinstance(self.recorder, Recorder):
-            self.recorder.clear()
+            is_over = outcome.status in (Status.FINISHED, Status.FAILED, Status.CANCELLED)
+            self.recorder.clear(is_over=is_over)
 
     def _settled(self, outcome: Outcome) -> Outcome:
         """Report this node's outcome; as the first node, wait for all and combine them.

@@ -33,6 +33,7 @@ from worker.attempts.child import Child
 from worker.attempts.environment import Started
 from worker.attempts.initial_weights import bring_weights
 from worker.attempts.renew_lease import wait_for
+from worker.attempts.source_state import SourceState, read_state
 from worker.sandbox import run_environment
 from worker.warm_start import differs_early
 
@@ -118,15 +119,18 @@ class Training:
         return node_group.interface(settings)[1], timeout
 
     def started(self) -> Started:
-        """Return the command to record, with the user's recipe as its file."""
+        """Return the command to record."""
         file = self._attempt.recipe_file
-        return Started(self._argv(), file.parent if file else None, file)
+        if file is None:
+            return Started(self._argv(), None, SourceState)
+        # A recipe's folder is its operator's, which no run writes.
+        return Started(self._argv(), str(file.parent), partial(read_state, file, file.parent))
 
     def start(self) -> Child:
         """Start the process. Call it from the main thread."""
         attempt = self._attempt
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
-        env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.sandbox_variable(self._read)
+        env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary()
         if attempt.settings.sandbox:
             roots = (attempt.settings.data_roots, str(attempt.files.temporary))
             env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
@@ -135,11 +139,11 @@ class Training:
         if attempt.run.nodes > 1:
             env |= node_group.environment(attempt.settings)
         environment = run_environment.of_recipes(attempt.settings) | env
-        argv, isolation = attempt.isolated(self._argv(), str(attempt.recipe_file or ""))
+        isolation = attempt.isolation(self._read, [str(attempt.recipe_file or "")]).variable()
+        argv = self._argv()
         if attempt.warm and self._can_be_forked(environment):
             try:
-                own = self._argv()[2:]
-                return Child(own, environment | isolation, log=attempt.log, warm=attempt.warm)
+                return Child(argv[2:], environment | isolation, log=attempt.log, warm=attempt.warm)
             except ForkFailed as error:
                 logger.warning("the training starts as a program: %s", error)
         return Child(argv, environment | isolation, log=attempt.log)
@@ -185,7 +189,7 @@ class Training:
         if self._attempt.node and exit_code == 0:  # the first rank reports the outcome
             return Outcome(Status.FINISHED, STOPPED if is_preempted else None)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
-            return disk_full(self._attempt.files.folder)
+            return disk_full(self._attempt.control_folder)
         reason = LOST_LEASE if has_lost_lease else death(exit_code, "the training process")
         if is_preempted:
             return Outcome(Status.QUEUED, reason, failure_kind="infrastructure")
@@ -204,7 +208,7 @@ class Training:
     def _as_reported(self, outcome: TrainingOutcome, is_preempted: bool) -> Outcome:
         status, error = OUTCOMES[outcome.status], outcome.error or ""
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
-            return disk_full(self._attempt.files.folder, error)
+            return disk_full(self._attempt.control_folder, error)
         if status == Status.FAILED:
             failure_kind = outcome.failure_kind or "code"
             if failure_kind == node_groups.RANK and self._attempt.run.nodes == 1:
@@ -218,6 +222,7 @@ class Training:
     def _argv(self) -> list[str]:
         files, devices = self._attempt.files, len(self._attempt.devices)
         argv = [sys.executable, "-m", "trainer.process", str(files.folder), str(files.attempt)]
+        argv += ["--control-folder", str(files.control_folder)]
         argv += ["--devices", str(devices)] if devices > 1 else []
         nodes, node = self._attempt.run.nodes, self._attempt.node
         return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]

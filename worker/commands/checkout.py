@@ -1,14 +1,17 @@
 """Checks out a git repository at a commit as the working folder of a command."""
 
+import fnmatch
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from halfstep import untrusted_files
+from halfstep.isolation import Isolation
 from halfstep.sandbox import deferred
-from worker.sandbox.sandbox import START
+from worker.sandbox.sandbox import ISOLATED
 
 WAIT_SECONDS = 0.4
 #: No prompts, no other protocols, which could read files or run programs; transfers below 1 kB/s
@@ -20,6 +23,7 @@ OPTIONS = {
     "http.lowSpeedTime": "60",
     "advice.detachedHead": "false",
 }
+NO_ISOLATION = Isolation()
 ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true"}
 
 
@@ -33,33 +37,32 @@ def check_out(
     folder: Path,
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
-    user: int | None = None,
-    sandbox: Callable[[Path], Mapping[str, str]] = lambda _folder: {},
+    isolation: Isolation = NO_ISOLATION,
 ) -> str:
     """Check out a commit with its submodules into a folder; return its full hash.
 
     Submodules of a repository on the network cannot be local. An existing folder, from an earlier
     attempt, stays unchanged, including files that the script has written.
 
-    meanwhile: called periodically; its exceptions end git.  user: owner of the existing folder.
-    sandbox: returns the variable of the sandbox in which git writes a folder, if any.
+    meanwhile: called periodically; its exceptions end git.  isolation: of the run, in which git
+    runs; the repository is read as the worker's user.
     Raises CannotCheckOut, OSError.
     """
 
     local = "always" if url.startswith("file:") else "never"
 
-    def git(*words: str, user: int | None = None) -> str:
+    def git(*words: str, as_run: bool = False) -> str:
         options = OPTIONS | {"protocol.file.allow": local}
-        return _git(words, options, environment, meanwhile, user, sandboxed)
+        of_git = isolation if as_run else replace(isolation, user=None)
+        return _git(words, options, environment, meanwhile, of_git)
 
-    sandboxed = sandbox(folder)
-    if not folder.exists():
+    root, name = folder.parent, folder.name
+    if not untrusted_files.is_folder(root, name):
         # A unique name: git of a killed supervisor may still be running.
-        for left in folder.parent.glob(f".{folder.name}.*.partial"):
-            shutil.rmtree(left, ignore_errors=True)
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-        partial.mkdir()
-        sandboxed = sandbox(partial)
+        for left in fnmatch.filter(untrusted_files.names(root), f".{name}.*.partial"):
+            untrusted_files.delete(root, left)
+        partial = folder.with_name(f".{name}.{os.getpid()}.partial")
+        untrusted_files.make_folder(root, partial.name)
         git("clone", "--quiet", "--no-checkout", "--", url, str(partial))
         # A branch may have a name that looks like a hash.
         try:
@@ -70,10 +73,9 @@ def check_out(
             raise CannotCheckOut(f"{url} has no commit {commit}: that is a name of {whole}")
         git("-C", str(partial), "checkout", "--quiet", "--detach", whole)
         git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
-        partial.rename(folder)
-    elif user is not None:  # its script's files must not be read as root
-        return git("-C", str(folder), "rev-parse", "HEAD", user=user)
-    return git("-C", str(folder), "rev-parse", "HEAD")
+        untrusted_files.rename(root, partial.name, name)
+        return whole
+    return git("-C", str(folder), "rev-parse", "HEAD", as_run=True)
 
 
 def _git(
@@ -81,14 +83,13 @@ def _git(
     settings: Mapping[str, str],
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
-    user: int | None,
-    sandboxed: Mapping[str, str],
+    isolation: Isolation,
 ) -> str:
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     argv = ["git", *options, *words]
     environment = {**environment, **ENVIRONMENT}
-    if sandboxed:  # the user's variables may name programs, e.g. GIT_CONFIG_*
-        argv, environment = [*START, *argv], {**sandboxed, **deferred(environment)}
+    if isolation.sandbox:  # the user's variables may name programs, e.g. GIT_CONFIG_*
+        argv, environment = [*ISOLATED, *argv], isolation.variable() | deferred(environment)
     try:
         process = subprocess.Popen(
             argv,
@@ -99,9 +100,6 @@ def _git(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
         )
     except FileNotFoundError as error:
         raise CannotCheckOut("git is not installed on this worker") from error

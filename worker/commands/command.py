@@ -12,7 +12,7 @@ from db.access import secrets
 from db.queue import queue
 from db.runs.command_spec import read_command
 from db.tables import Status
-from halfstep import redaction
+from halfstep import redaction, untrusted_files
 from halfstep.cli import command_line
 from halfstep.clock import clock
 from halfstep.sandbox import deferred
@@ -27,6 +27,7 @@ from worker import gpus
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
 from worker.attempts.environment import Started
+from worker.attempts.source_state import SourceState
 from worker.commands.checkout import CannotCheckOut, check_out
 from worker.commands.command_runner import asked_for_lease
 from worker.sandbox import run_environment
@@ -69,34 +70,37 @@ class Command:
         self._places = (str(folder), spec.venv)
         job = CommandJob(
             argv=argv,
+            words=words,
             folder=str(folder),
             started_at=attempt.started_at,
             project=attempt.run.project,
         )
         write_message(attempt.files.job, job)
-        scripts = (folder / word for word in words if word.endswith(".py"))
-        script = next(filter(Path.is_file, scripts), None)
-        self._to_start = Started(words, folder, script, self._hidden)
+        self._to_start = Started(words, str(folder), self._read_state, self._hidden)
 
     def started(self) -> Started:
         """Return the process to start; call it after `prepare`."""
         return self._to_start
 
+    def is_described(self) -> bool:
+        """Return whether its process has described source and git state."""
+        files = self._attempt.files
+        return untrusted_files.is_file(files.folder, files.description.name)
+
+    def _read_state(self) -> SourceState:
+        try:
+            return read_message(self._attempt.files.description, SourceState)
+        except (OSError, ValueError):  # it may contain anything
+            return SourceState()
+
     def start(self) -> Child:
         """Start the command by the command runner. Call it from the main thread."""
         files = self._attempt.files
-        argv = [
-            sys.executable,
-            "-I",
-            "-m",
-            "worker.commands.command_runner",
-            str(files.folder),
-            str(files.attempt),
-        ]
+        argv = [sys.executable, "-I", "-m", "worker.commands.command_runner"]
+        argv += [str(files.folder), str(files.attempt), str(files.control_folder)]
         try:
-            ours = run_environment.of_commands() | self._attempt.sandbox_variable()
-            argv, isolation = self._attempt.isolated(argv, *self._places)
-            environment = ours | deferred(self._environment) | isolation
+            isolation = self._attempt.isolation(needed=self._places).variable()
+            environment = run_environment.of_commands() | deferred(self._environment) | isolation
             return Child(argv, environment, self._hidden, self._attempt.log)
         except OSError as error:  # e.g. its variables exceed Linux's limit
             raise CannotStart(f"it cannot be started: {error}", failure_kind="settings") from error
@@ -120,7 +124,7 @@ class Command:
             return Outcome(Status.CANCELLED)
         if self._asked_at is not None or is_preempted:
             return Outcome(Status.QUEUED, "its worker was stopped", failure_kind="infrastructure")
-        if has_lost_lease or asked_for_lease(self._attempt.files).exists():
+        if has_lost_lease or self._has_asked_for_lease():
             return Outcome(None, LOST_LEASE)
         if exit_code < 0:
             return Outcome(None, death(exit_code, "the command"))
@@ -131,10 +135,14 @@ class Command:
         error = self._traceback() or "\n".join(lines)
         error = str(redaction.without(error, *self._hidden)).strip()
         if os.strerror(errno.ENOSPC) in error:
-            return disk_full(self._attempt.files.folder, error)
+            return disk_full(self._attempt.control_folder, error)
         last = error.splitlines()[-1] if error else "it printed nothing"
         reason = f"exit code {exit_code}: {last[:500]}"
         return Outcome(Status.FAILED, reason, error or reason, "code")
+
+    def _has_asked_for_lease(self) -> bool:
+        files = self._attempt.files
+        return untrusted_files.is_file(files.folder, asked_for_lease(files).name)
 
     def _traceback(self) -> str:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
@@ -170,6 +178,7 @@ class Command:
             queued_run.SECRETS: ",".join(self._secrets),
             queued_run.ATTEMPT: str(attempt.files.attempt),
             queued_run.FOLDER: str(attempt.files.folder),
+            queued_run.CONTROL_FOLDER: str(attempt.files.control_folder),
         }
         # Unbuffered, so that output is logged at once, and not lost if the script is killed.
         stated = {"PYTHONUNBUFFERED": "1", **self._spec.variables, **self._secrets}
@@ -178,14 +187,20 @@ class Command:
     def _folder(self) -> Path:
         """Return its working folder, created if necessary. Raises CannotStart."""
         spec, own = self._spec, self._attempt.files.work
+        root = self._attempt.files.folder
         folder = Path(spec.folder)
         if spec.git:
             self._check_out(own)
             folder = own / spec.folder
         elif not spec.folder:
-            own.mkdir(exist_ok=True)
+            untrusted_files.make_folder(root, own.name)
             folder = own
-        if not folder.is_dir():
+        is_own = folder.is_relative_to(root)
+        if not (
+            untrusted_files.is_folder(root, folder.relative_to(root).as_posix())
+            if is_own
+            else folder.is_dir()
+        ):
             place = f"{spec.git} at {spec.commit}" if spec.git else "this worker"
             raise CannotStart(
                 f"there is no folder {spec.folder} on {place}", failure_kind="settings"
@@ -201,8 +216,7 @@ class Command:
                 folder,
                 self._environment,
                 attempt.check_not_stopped,
-                user=attempt.user.number if attempt.user else None,
-                sandbox=lambda folder: attempt.sandbox_variable(free=[folder]),
+                isolation=attempt.isolation(),
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error

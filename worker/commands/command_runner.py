@@ -1,6 +1,6 @@
 """Command runner: starts a command, forwards SIGTERM, and kills everything it leaves behind.
 
-    python -I -m worker.commands.command_runner <run folder> <attempt>
+    python -I -m worker.commands.command_runner <scratch folder> <attempt> <control folder>
 
 A recipe's training is tied to its supervisor and watches its lease. A script does neither, so this
 process, its parent, does it: the command ends with its supervisor, or when its lease expires. This
@@ -9,26 +9,28 @@ process ends like the command did.
 
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
 from halfstep.clock import clock
-from halfstep.process import end_with_parent
-from halfstep.sandbox import Sandbox, apply_deferred
+from halfstep.isolation import PARENT, Isolation
+from halfstep.process import end_as, end_with_parent
+from halfstep.sandbox import apply_deferred
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.attempt_messages import CommandJob, Lease, read_message
+from halfstep.telemetry.attempt_messages import CommandJob, Lease, read_message, write_message
 from halfstep.telemetry.socket_folder import short_path
+from worker.attempts.source_state import SourceState, read_state
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 POLL_SECONDS = 0.2
+OUTSIDE = 0  # process id of a parent outside of the namespace, with which this process ends
 NOT_STARTED = 127  # as in a shell
 
 
@@ -54,6 +56,8 @@ class CommandRunner:
     def run(self) -> int:
         """Start the command and return its exit code, negative for a signal."""
         job = read_message(self._files.job, CommandJob)
+        with suppress(OSError):  # such as a full disk
+            write_message(self._files.description, _describe(job))
         try:
             command = subprocess.Popen(
                 job.argv,
@@ -79,7 +83,7 @@ class CommandRunner:
     def _check_lease(self) -> None:
         """End the command with its supervisor, or at 0.7 of a lease that is not renewed."""
         lease = read_message(self._files.lease, Lease)
-        if os.getppid() != self._supervisor_pid or clock() > lease.kill:
+        if os.getppid() not in (self._supervisor_pid, OUTSIDE) or clock() > lease.kill:
             _kill_descendants()
         elif clock() > lease.ask:
             asked_for_lease(self._files).touch()
@@ -121,24 +125,20 @@ def _tie_to_parent() -> None:
     end_with_parent()
 
 
-def _end_as(code: int) -> NoReturn:
-    """End like the command did, without a core dump of this process."""
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    sys.exit(code)
+def _describe(job: CommandJob) -> SourceState:
+    """Return source and git state of the command."""
+    folder = Path(job.folder)
+    scripts = (folder / word for word in job.words if word.endswith(".py"))
+    return read_state(next(filter(Path.is_file, scripts), None), folder)
 
 
 def main() -> None:
     """Run the command of the attempt on the command line."""
-    files = AttemptFiles(Path(sys.argv[1]), int(sys.argv[2]))
-    supervisor_pid = int(os.environ.pop("HALFSTEP_PARENT_PID"))
-    if sandbox := Sandbox.from_environment(os.environ):
-        sandbox.apply()
+    files = AttemptFiles(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    Isolation.from_environment(os.environ).apply()
+    supervisor_pid = int(os.environ.pop(PARENT))
     apply_deferred(os.environ)
-    _end_as(CommandRunner(files, supervisor_pid).run())
+    end_as(CommandRunner(files, supervisor_pid).run())
 
 
 if __name__ == "__main__":

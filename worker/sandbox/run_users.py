@@ -1,8 +1,7 @@
 """Exclusive users for runs: one of a configured range for each attempt.
 
-Such a user owns its run's folder and cannot access other runs, and its processes are killed with
-the attempt. This requires root, and Landlock: root also writes in a run's folder, and only the
-sandbox prevents links there that would lead root elsewhere.
+Such a user owns its run's scratch folder and cannot access other runs, and its processes are killed
+with the attempt. This requires root, and the sandbox with namespaces.
 
 User ids are the machine's, so their locks are too: workers of several data folders may have
 overlapping ranges, and would otherwise kill each other's runs.
@@ -17,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from db.settings import Settings
+from db.settings import SCRATCH, Settings
+from halfstep import untrusted_files
 from halfstep.isolation import Isolation
 from halfstep.sandbox import is_supported
 from halfstep.telemetry.folder_lock import FolderLock
@@ -73,14 +73,15 @@ class RunUser:
         """Release the user."""
         self._lock.release()
 
-    def own(self, folder: Path) -> None:
-        """Give it a run's folder; files that we create there later are readable by its group."""
+    def own(self, scratch: Path, earlier: range) -> None:
+        """Give it a run's scratch folder. earlier: users that may own files there."""
+        untrusted_files.give(scratch, self.number, earlier)
+
+    def let_read(self, folder: Path) -> None:
+        """Let it read a folder, and the files that are created there later."""
         os.umask(0o027)
-        for place, folders, files in os.walk(folder):
-            for name in (*folders, *files):
-                os.chown(Path(place, name), self.number, self.number, follow_symlinks=False)
-        os.chown(folder, self.number, self.number)
-        folder.chmod(0o2700)
+        os.chown(folder, -1, self.number)
+        folder.chmod(0o2750)
 
     def _is_its(self, process: psutil.Process) -> bool:
         try:
@@ -117,22 +118,22 @@ def obstacle(settings: Settings, devices: int) -> str:
     users = settings.run_user_range
     if os.geteuid() != 0:
         return "the worker is not root"
-    if not (settings.sandbox and is_supported()):
-        return "it requires HALFSTEP_SANDBOX=yes, and a Linux with Landlock"
+    if not (settings.sandbox and is_supported() and settings.sandbox_namespaces):
+        return "it requires HALFSTEP_SANDBOX=yes, and a Linux with Landlock and namespaces"
     if len(users) < devices:
         return f"{len(users)} users are fewer than {devices} devices"
-    runs = settings.data / "runs"
-    runs.mkdir(exist_ok=True)
-    for each in (settings.data, runs):
+    folders = (settings.data, settings.data / "runs", settings.data / SCRATCH)
+    for each in folders:
+        each.mkdir(exist_ok=True)
         each.chmod(0o711)  # to traverse, on the way to its own folder
     try:
         with trial_user(settings) as user:
-            return _trial(user, runs)
+            return _trial(user, folders[-1])
     except OSError as error:
         return f"the users cannot be locked: {error}"
 
 
-def _trial(user: int | None, runs: Path) -> str:
+def _trial(user: int | None, scratch: Path) -> str:
     """Run a program as a user; return why that fails, or ""."""
     argv = [sys.executable, "-I", "-m", "halfstep.isolation", sys.executable, "-c"]
     program = (
@@ -140,7 +141,7 @@ def _trial(user: int | None, runs: Path) -> str:
     )
     try:
         ended = subprocess.run(
-            [*argv, program, str(runs / ".")],
+            [*argv, program, str(scratch / ".")],
             env={"PATH": os.defpath, **Isolation(user=user).variable()},
             cwd="/",
             capture_output=True,

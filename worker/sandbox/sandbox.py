@@ -8,22 +8,21 @@ import os
 import site
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from db.settings import Settings
 from halfstep.api_client import credentials, local_server
 from halfstep.isolation import Isolation
-from halfstep.sandbox import NEEDED_VERSION, Sandbox, version
+from halfstep.sandbox import Sandbox, is_supported
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox.run_users import PLACES, hidden, trial_user
 
-#: Starts a program in the sandbox described by its environment.
-START = [sys.executable, "-I", "-m", "halfstep.sandbox"]
-#: The same for a run with its own user.
+#: Starts a program in the isolation described by its environment.
 ISOLATED = [sys.executable, "-I", "-m", "halfstep.isolation"]
 #: Folders by variable of files that programs compile or download, and execute later.
 CACHES = {
@@ -50,8 +49,10 @@ EXECUTED = (
     *("/etc", "/etc/cron.d", "/etc/ld.so.preload", "/usr/local/bin", "/usr/local/lib"),
     *("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger"),
 )
-#: Sockets whose services start programs outside of the sandbox. Landlock does not restrict them.
+#: Sockets whose services start programs outside of the sandbox, and PostgreSQL's, which may trust
+#: the worker's user. Landlock does not restrict them.
 SOCKETS = (
+    "/run/postgresql",
     *("/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock"),
     *("/run/podman/podman.sock", "/run/systemd/private"),
 )
@@ -72,24 +73,44 @@ def private_paths(settings: Settings) -> list[Path]:
     return [*settings.private_paths, *of_user, *readable]
 
 
-def sandbox_of_run(
-    settings: Settings, files: AttemptFiles, read: Sequence[str] = (), free: Sequence[Path] = ()
-) -> Sandbox:
+def sandbox_of_run(settings: Settings, files: AttemptFiles, read: Sequence[str] = ()) -> Sandbox:
     """Return the sandbox of an attempt.
 
-    read: private files that it may read, in addition to its folder.  free: further folders where
-    it may write and make links.
+    read: private files that it may read, in addition to its folders.
     """
     cache = settings.data / "cache"
     cache.mkdir(exist_ok=True)
-    own = [each for each in (files.temporary, files.work) if each.is_dir()]
+    control = [str(files.control_folder)] if files.control_folder else []
     return Sandbox(
         private=[str(each) for each in private_paths(settings)],
-        own=str(files.folder),
-        free=[str(each) for each in (*own, *settings.write_folders, *free)],
+        free=[str(each) for each in (files.folder, *settings.write_folders)],
         shared=[str(cache)],
-        read=[str(settings.data / "recipes.json"), *read],
+        read=[str(settings.data / "recipes.json"), *control, *read],
+        sockets=[*SOCKETS, *_sockets_of_user()],
         names_threads=has_cuda(),
+    )
+
+
+def isolation_of_run(
+    settings: Settings, files: AttemptFiles, read: Sequence[str] = (), needed: Sequence[str] = ()
+) -> Isolation:
+    """Return the isolation of an attempt, without its user and limits.
+
+    read: private files that it may read.  needed: other paths that it needs, which a private /tmp
+    would hide.
+    """
+    if not (settings.sandbox and is_supported()):
+        return Isolation()
+    isolation = Isolation(sandbox_of_run(settings, files, read))
+    if not settings.sandbox_namespaces:
+        return isolation
+    roots = [*settings.data_roots.split(os.pathsep), *map(str, settings.weights_folders)]
+    writable = map(str, settings.write_folders)
+    return replace(
+        isolation,
+        in_namespaces=True,
+        temporary=str(files.temporary),
+        places=hidden_places(settings, *read, *needed, *roots, *writable),
     )
 
 
@@ -108,21 +129,16 @@ def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
 
     recipe_files: files that the worker loads outside of the sandbox, in addition to its own code.
     """
-    if version() < NEEDED_VERSION:
+    if not is_supported():
         return "this kernel has no Landlock, or an older one than Linux 6.2 has"
-    runs = settings.run_folder(0).parent
-    runs.mkdir(parents=True, exist_ok=True)
-    folder, other = (Path(mkdtemp(prefix="probe-", dir=runs)) for _ in range(2))
-    (other / "job-1.json").touch()
     places = executed(settings, recipe_files)
     try:
-        with trial_user(settings) as user:
-            return _probe(settings, user, folder, other, places)
+        with _probe_folder(settings) as folder, _probe_folder(settings) as other:
+            (other / "job-1.json").touch()
+            with trial_user(settings) as user:
+                return _probe(settings, user, folder, other, places)
     except (OSError, subprocess.SubprocessError) as error:
         return f"it cannot be probed: {error}"
-    finally:
-        rmtree(folder, ignore_errors=True)
-        rmtree(other, ignore_errors=True)
 
 
 def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]:
@@ -148,37 +164,77 @@ def _probe(
     settings: Settings, user: int | None, folder: Path, other: Path, places: list[Path]
 ) -> str:
     files = AttemptFiles(folder, 1)
-    files.temporary.mkdir()
-    start, environment = START, {"PATH": os.defpath} | sandbox_of_run(settings, files).variable()
+    isolation = replace(isolation_of_run(settings, files), user=user)
     if user is not None:
         for each in (folder, files.temporary):
             os.chown(each, user, user)
-        isolation = Isolation(user, str(files.temporary), hidden_places(settings))
-        start, environment = ISOLATED, environment | isolation.variable()
-        places = [each for each in places if not _is_below(each, isolation.places)]
+    places = [each for each in places if not _is_below(each, isolation.places)]
     private = [each for each in private_paths(settings) if each != settings.data]
     daemon = Path(f"/proc/{os.getpid()}/environ")
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
     thread = ["/proc/thread-self/comm"] if has_cuda() else []
+    own, terminal = os.openpty()
     request = {
         "own": [str(folder), str(files.temporary), *thread],
-        "write": list(map(str, [other, *places])),
-        "read": [str(each) for each in (other, daemon, *private) if each.exists()],
-        "connect": [*SOCKETS, *(str(runtime / each) for each in SOCKETS_OF_USER)],
+        "write": list(map(str, [other, *places, os.ttyname(terminal)])),
+        "read": [str(each) for each in (other, daemon, *private) if each.exists()]
+        + [os.ttyname(terminal)],
+        "change": [str(each) for each in (other, other / "job-1.json", *private, *places)],
+        "signal": [str(os.getpid())],
+        "connect": [*SOCKETS, *_sockets_of_user()],
     }
-    ended = subprocess.run(
-        [*start, sys.executable, "-I", "-m", "worker.sandbox.sandbox_probe"],
-        env=environment,
-        cwd="/",
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=PROBE_SECONDS,
-    )
+    try:
+        ended = subprocess.run(
+            [*ISOLATED, sys.executable, "-I", "-m", "worker.sandbox.sandbox_probe"],
+            env={"PATH": os.defpath} | isolation.variable(),
+            cwd="/",
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+        )
+    finally:
+        os.close(own)
+        os.close(terminal)
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
         return f"its probe failed: {lines[-1]}"
     return _description(json.loads(ended.stdout))
+
+
+def namespaces_obstacle(settings: Settings) -> str:
+    """Return why runs cannot have namespaces, or "" if they can."""
+    if not settings.sandbox_namespaces:
+        return "HALFSTEP_SANDBOX_NAMESPACES=no"
+    try:
+        with _probe_folder(settings) as folder:
+            files = AttemptFiles(folder, 1)
+            ended = subprocess.run(
+                [*ISOLATED, "true"],
+                env={"PATH": os.defpath} | isolation_of_run(settings, files).variable(),
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=PROBE_SECONDS,
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    return f"this system permits none: {lines[-1]}" if ended.returncode else ""
+
+
+@contextmanager
+def _probe_folder(settings: Settings) -> Iterator[Path]:
+    """Create a folder like that of a run, with a temporary folder."""
+    scratch = settings.scratch_folder(0).parents[1]
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="probe-", dir=scratch, ignore_cleanup_errors=True) as folder:
+        AttemptFiles(Path(folder), 1).temporary.mkdir()
+        yield Path(folder)
+
+
+def _sockets_of_user() -> list[str]:
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    return [str(runtime / each) for each in SOCKETS_OF_USER]
 
 
 def _is_below(path: Path, places: Iterable[str]) -> bool:

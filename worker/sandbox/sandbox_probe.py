@@ -1,6 +1,6 @@
 """Tries forbidden operations inside a run's sandbox; prints those that succeeded.
 
-    python -I -m halfstep.sandbox python -I -m worker.sandbox.sandbox_probe
+    python -I -m halfstep.isolation python -I -m worker.sandbox.sandbox_probe
 
 Nothing is changed: a file is opened for writing but not written, and a created file is deleted.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from itertools import islice
@@ -40,6 +41,30 @@ def can_read(path: str) -> bool:
     return any(_opens(each, os.O_RDONLY) for each in files if _is(each.is_file))
 
 
+def can_change(path: str) -> bool:
+    """Return whether mode, owner, times or extended attributes can be set, to what they are."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - like the following
+    except OSError:
+        return False
+    times = (found.st_atime_ns, found.st_mtime_ns)
+    attempts: list[Callable[[], None]] = [
+        lambda: os.chmod(path, stat.S_IMODE(found.st_mode)),  # noqa: PTH101
+        lambda: os.chown(path, found.st_uid, found.st_gid),
+        lambda: os.utime(path, ns=times),
+        lambda: os.setxattr(path, f"user.{NAME}", b""),
+    ]
+    changed = [_succeeds(attempt) for attempt in attempts]
+    if changed[-1]:
+        os.removexattr(path, f"user.{NAME}")
+    return any(changed)
+
+
+def can_signal(pid: str) -> bool:
+    """Return whether a process can be signalled."""
+    return _succeeds(lambda: os.kill(int(pid), 0))
+
+
 def can_connect(path: str) -> bool:
     """Return whether a Unix socket accepts a connection."""
     with socket.socket(socket.AF_UNIX) as client:
@@ -58,6 +83,14 @@ def _is(question: Callable[[], bool]) -> bool:
         return False
 
 
+def _succeeds(attempt: Callable[[], None]) -> bool:
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True
+
+
 def _opens(path: Path, flags: int) -> bool:
     try:
         os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
@@ -74,6 +107,8 @@ def cannot_write(path: str) -> bool:
 TRIALS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "write": ("write", can_write),
     "read": ("read", can_read),
+    "change": ("change", can_change),
+    "signal": ("signal", can_signal),
     "connect to": ("connect", can_connect),
     "not write its own": ("own", cannot_write),
 }

@@ -37,6 +37,7 @@ def attempt(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / f"job-{number}.json").write_text(json.dumps(job))
     monkeypatch.setenv("HALFSTEP_RUN_FOLDER", str(folder))
     monkeypatch.setenv("HALFSTEP_ATTEMPT", str(number))
+    monkeypatch.setenv("HALFSTEP_RUN", "7")
 
 
 def train(**named: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from db.runs.environments import LONGEST_BYTES
 from db.tables import Worker
 from worker.attempts.environment import Started, describe, described
+from worker.attempts.source_state import read_state
 
 DEVICES = [{"index": i, "name": f"GPU {i}"} for i in range(3)]
 WORKER = Worker(name="w", host="h", devices=DEVICES, versions={"torch": "2"})
@@ -32,7 +34,8 @@ def git(folder: Path, *words: str) -> str:
 
 
 def reported(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
-    started = Started(["python", "recipe.py"], folder, folder / "recipe.py", **more)
+    read = partial(read_state, folder / "recipe.py", folder)
+    started = Started(["python", "recipe.py"], str(folder), read, **more)
     return describe(started, WORKER, [0, 2])
 
 
@@ -96,55 +99,9 @@ def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture
     os.mkfifo(tmp_path / "recipe.py")
     content, texts = reported(tmp_path)
     assert (content["file"], texts.source) == (None, None)
-    started = Started(["python"], tmp_path, "x")  # type: ignore[arg-type]
+    started = Started(["python"], str(tmp_path), None)  # type: ignore[arg-type]
     assert described(started, WORKER, [0]) is None
     assert "cannot be described" in caplog.text
-
-
-def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) -> None:
-    """Neither monitor, external diff, textconv, hook nor filter, its own or a submodule's; what git
-    says of it is the same as without them.
-    """
-    touched = tmp_path.parent / "touched"
-    touched.mkdir()
-
-    def touching(name: str) -> str:
-        program = touched.parent / f"{name}.sh"
-        program.write_text(f"#!/bin/sh\ntouch {touched}/{name}\ncat 2>/dev/null\n")
-        program.chmod(0o755)
-        return str(program)
-
-    inner = folder / "inner"
-    inner.mkdir()
-    git(inner, "init", "-q")
-    (inner / "in.txt").write_text("a")
-    git(inner, "add", ".")
-    git(inner, "commit", "-qm", "inner")
-    (folder / "lr.dat").write_text("1\n")
-    git(folder, "-c", "advice.addEmbeddedRepo=false", "add", "inner", "lr.dat")
-    git(folder, "commit", "-qm", "second")
-    for each, attributes in ((folder, "*.dat filter=evil=x diff=evil"), (inner, "* filter=evil=x")):
-        (each / ".git" / "info" / "attributes").write_text(f"{attributes}\n")
-        (each / ".gitattributes").write_text(f"{attributes}\n")
-        at = each.name
-        for name in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command"):
-            git(each, "config", name, touching(f"{at}-{name}"))
-        for kind in ("clean", "smudge", "process"):
-            git(each, "config", f"filter.evil=x.{kind}", touching(f"{at}-{kind}"))
-        git(each, "config", "core.hooksPath", str(touched.parent))
-        for hook in ("post-index-change", "pre-auto-gc"):
-            (touched.parent / hook).write_text(f"#!/bin/sh\ntouch {touched}/{hook}\n")
-            (touched.parent / hook).chmod(0o755)
-    (folder / "lr.dat").write_text("2\n")
-    (inner / "in.txt").write_text("b")
-    os.utime(folder / "recipe.py", (1, 1))
-    content, texts = reported(folder)
-    assert list(touched.iterdir()) == []
-    assert content["git"]["is_dirty"]
-    assert content["git"]["untracked"] == [".gitattributes"]
-    assert texts.diff.endswith("-1\n+2\n")
-    subprocess.run(["git", "-C", str(folder), "status"], check=False, capture_output=True)
-    assert list(touched.iterdir()) != []  # each of them would have been run
 
 
 def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:

@@ -93,7 +93,7 @@ class Attempts:
             assert run is not None
             self.number = run.attempt
         self.settings = Settings(data=self.folder / machine, storage_url=self.storage_url)
-        spool = self.settings.run_folder(self.run_id) / "spool"
+        spool = self.settings.scratch_folder(self.run_id) / "spool"
         return self.closing.enter_context(SpoolWriter(spool, self.number, **options))
 
     def steps(self, first: int, last: int) -> Any:
@@ -128,11 +128,11 @@ class Attempts:
     @property
     def spool(self) -> Path:
         """The folder of the attempt that runs."""
-        return self.settings.run_folder(self.run_id) / "spool"
+        return self.settings.scratch_folder(self.run_id) / "spool"
 
     def left(self) -> list[str]:
         """The names of the spool files on the machine that trains."""
-        folder = self.settings.run_folder(self.run_id) / "spool"
+        folder = self.settings.scratch_folder(self.run_id) / "spool"
         return sorted(path.name for path in folder.iterdir())
 
     def resumed_steps(self) -> list[int | None]:
@@ -355,7 +355,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     drain(recorder)
     assert recorder.problem is not None
     assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.problem
-    kept = attempts.spool.parent / "quarantine-1" / "frames"
+    kept = attempts.settings.run_folder(attempts.run_id) / "quarantine-1" / "frames"
     assert str(kept.parent) in recorder.problem
     assert json.dumps(event).encode() in kept.read_bytes()
     assert attempts.steps_of(Metric) == [2, 4]
@@ -414,7 +414,8 @@ def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempt
     with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*quarantine-1"):
         drain(attempts.recorder())
     assert attempts.left() == []
-    assert (attempts.spool.parent / "quarantine-1" / "1-0.spool").exists()
+    quarantine = attempts.settings.run_folder(attempts.run_id) / "quarantine-1"
+    assert (quarantine / "1-0.spool").exists()
     drain(attempts.recorder())
 
 
@@ -424,7 +425,7 @@ def test_a_disk_that_fails_is_not_held_against_the_run(attempts: Attempts) -> No
     path, moved = attempts.spool / "1-0.spool", attempts.folder / "moved"
     path.rename(moved)
     path.mkdir()  # reading it is an error of the system's
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(OSError, match="not a regular file"):
         drain(attempts.recorder())
     path.rmdir()
     moved.rename(path)
@@ -821,7 +822,7 @@ def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> No
     event = {"event": "saved_artifact", "name": "model", "type": "model", "digest": digest}
     event |= {"is_file": True, "files": [file]}
     spool = attempts.next()
-    blob = attempts.settings.run_folder(attempts.run_id) / file["path"]  # type: ignore[operator]
+    blob = attempts.settings.scratch_folder(attempts.run_id) / file["path"]  # type: ignore[operator]
     blob.parent.mkdir(parents=True)
     blob.write_bytes(content)
     recorder = attempts.supervisor()

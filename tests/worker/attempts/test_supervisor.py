@@ -66,7 +66,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(
 
 def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
     """A worker stopped while the storage is unavailable releases the run without losing data."""
-    spooled = attempt.folder / "spool" / f"{attempt.attempt}-0.spool"
+    spooled = attempt.files.spool / f"{attempt.attempt}-0.spool"
     spooled.parent.mkdir()
     spooled.write_bytes(b"of a supervisor that died")
     attempt._recover = failing(10**6, lambda: None)  # type: ignore[method-assign]

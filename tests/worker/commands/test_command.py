@@ -81,13 +81,14 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert "sesame" not in site.log(run_id)
     assert not {"HALFSTEP_DATABASE_URL", "HALFSTEP_PARENT_PID", "HALFSTEP_DATA"} & set(environment)
-    assert folder == str(site.data / "runs" / str(run_id) / "work")
+    assert folder == str(site.scratch(run_id) / "work")
     with site.database.reading() as session:
         noted = environments.newest(session, run_id)
         assert noted is not None
         assert "sesame" not in json.dumps(noted.content)
         assert noted.content["command"][3:] == words
-    written = [path for path in (site.data / "runs" / str(run_id)).rglob("*") if path.is_file()]
+    folders = [site.data / name / str(run_id) for name in ("runs", "scratch")]
+    written = [path for each in folders for path in each.rglob("*") if path.is_file()]
     assert not any(b"open-sesame" in path.read_bytes() for path in written)
 
 
@@ -261,7 +262,7 @@ def test_a_run_with_a_damaged_spool_names_lost_data(
     damages = f"""
 watch.finish()
 import glob
-for path in glob.glob({str(site.data / "runs" / "*" / "spool" / "*.spool")!r}):
+for path in glob.glob({str(site.data / "scratch" / "*" / "*" / "spool" / "*.spool")!r}):
     with open(path, "ab") as file:
         file.write((10).to_bytes(4, "little") + bytes([2, 0, 0, 0, 1, 2, 3, 4]) + bytes(10))
 print("trained to the end")

@@ -40,6 +40,7 @@ class Kept:
                 "worker.commands.command_runner",
                 str(self.files.folder),
                 "1",
+                str(self.files.folder),
             ],
             env={**os.environ, "HALFSTEP_PARENT_PID": str(supervisor or os.getpid())},
             stderr=subprocess.PIPE,

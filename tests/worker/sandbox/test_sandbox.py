@@ -14,7 +14,7 @@ from db.database import Database
 from db.queue import workers
 from db.settings import Settings
 from db.tables import Status, User
-from halfstep import sandbox as landlock
+from halfstep.isolation import VARIABLE, Isolation
 from tests.db.conftest import submit_command
 from tests.site import Site, until
 from tests.worker.commands.checkout_made import committed
@@ -38,8 +38,8 @@ def attacked():
     checkout = Path(halfstep.__file__).parents[1]
     made = [f"{each}/halfstep-attack.pth" for each in packages]
     made += [checkout / "app/attack.py", checkout / "attack.py", home / ".gitconfig"]
-    made += [home / ".local/bin/x", home / ".config/git/config", "/tmp/torchinductor_attack"]
-    made += ["/var/tmp/attack", "/usr/local/bin/attack", Path(sys.executable).parent / "attack"]
+    made += [home / ".local/bin/x", home / ".config/git/config", "/usr/local/bin/attack"]
+    made += [Path(sys.executable).parent / "attack"]
     made += [home / ".cache/torch_extensions/attack.so", home / ".triton/cache/attack.so"]
     made += [home / ".ssh/authorized_keys", "/etc/cron.d/attack", Path(sys.prefix, "attack")]
     made += [f"{wanted['data']}/recipes.json.new", f"{wanted['data']}/runs/attack"]
@@ -166,7 +166,10 @@ def test_a_run_writes_nothing_that_other_processes_execute(
         plan = {
             "data": str(site.data),
             "cwd": str(Path.cwd()),
-            "made": [str(project / "torch.py"), str(others / "spool" / "9-0.spool")],
+            "made": [
+                str(project / "torch.py"),
+                str(site.scratch(first) / "9"),
+            ],
             "opened": [str(project / "attack.py"), str(others / "job-1.json")],
             "read": [str(home / ".aws/credentials"), str(home / ".config/halfstep/login.json")],
         }
@@ -208,7 +211,7 @@ def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path:
     printed = site.log(sound).splitlines()
     for line in ("LOADED 28.0", "POOL 3", "SHARED 2 2.0", "COMPILED 4.0", "TEMPORARY True"):
         assert line in printed
-    assert (site.data / "runs" / str(sound) / "work" / "written").exists()
+    assert (site.scratch(sound) / "work" / "written").exists()
     assert sorted(each.name for each in home.iterdir()) == [".aws", ".config", ".local"]
 
 
@@ -241,7 +244,7 @@ def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
     with site.worker(**SANDBOX):
         cloned = submit(site, "cat text", git=f"file://{tmp_path / 'public'}", commit=public)
         assert site.wait(cloned).status == Status.FINISHED
-        other = site.data / "runs" / str(cloned) / "work"
+        other = site.scratch(cloned) / "work"
         stolen = submit(site, "cat text", git=f"file://{other}", commit=public)
         assert site.wait(stolen).status == Status.FAILED
     assert "public" in site.log(cloned).splitlines()
@@ -283,10 +286,10 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
     """A kernel without Landlock, a folder that the run cannot write, and a sound one."""
     settings = Settings(data=tmp_path / "data", sandbox=True)
     assert sandbox.obstacle(settings) == ""
-    assert sorted((tmp_path / "data" / "runs").iterdir()) == []
-    monkeypatch.setattr(landlock.Sandbox, "variable", lambda self: {landlock.VARIABLE: "{}"})
+    assert sorted((tmp_path / "data" / "scratch").iterdir()) == []
+    monkeypatch.setattr(Isolation, "variable", lambda self: {VARIABLE: "[]"})
     assert sandbox.obstacle(settings).startswith("its probe failed: ")
-    monkeypatch.setattr(sandbox, "version", lambda: 0)
+    monkeypatch.setattr(sandbox, "is_supported", lambda: False)
     assert "no Landlock" in sandbox.obstacle(settings)
 
 

@@ -1,0 +1,161 @@
+"""Files in a folder whose owner is hostile: nothing outside of it is read or changed."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from halfstep import untrusted_files
+
+SECRET = b"secret"
+MOST = 1000
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A run's folder, next to a folder of the service."""
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "key").write_bytes(SECRET)
+    (tmp_path / "run" / "sub").mkdir(parents=True)
+    (tmp_path / "run" / "sub" / "file").write_bytes(b"own")
+    return tmp_path / "run"
+
+
+@pytest.fixture(params=["openat2", "by component"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With and without openat2."""
+    if request.param == "by component":
+        monkeypatch.setattr(untrusted_files, "OPENAT2", 100_000)
+    return str(request.param)
+
+
+PATHS = ["link", "linked/key", "sub/link", "../service/key", "/etc/passwd", "sub/../../service/key"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_path_leads_out_of_the_root(root: Path, kernel: str, path: str) -> None:
+    """Neither a link nor a linked folder, a parent reference or an absolute path is opened."""
+    (root / "link").symlink_to(root.parent / "service" / "key")
+    (root / "linked").symlink_to(root.parent / "service")
+    (root / "sub" / "link").symlink_to("../../service/key")
+    with pytest.raises(OSError, match=r".") as raised:
+        untrusted_files.open_file(root, path)
+    assert raised.value.errno in untrusted_files.REFUSED
+    assert untrusted_files.read(root, "sub/file", MOST) == b"own"
+
+
+def test_a_linked_root_is_not_followed(root: Path) -> None:
+    """A root in a folder that a run can write may have been replaced by a link."""
+    (root / "spool").symlink_to(root.parent / "service")
+    for call in (untrusted_files.names, lambda path: untrusted_files.open_file(path, "key")):
+        with pytest.raises(NotADirectoryError):
+            call(root / "spool")
+
+
+def test_only_regular_files_are_opened(root: Path, kernel: str) -> None:
+    """A named pipe does not make the reader wait, and a folder is no file."""
+    os.mkfifo(root / "pipe")
+    for name in ("pipe", "sub"):
+        with pytest.raises(OSError, match=r".") as raised:
+            untrusted_files.open_file(root, name)
+        assert raised.value.errno in untrusted_files.REFUSED
+        assert not untrusted_files.is_file(root, name)
+
+
+def test_a_long_file_is_refused(root: Path) -> None:
+    """A reader states how much it can hold."""
+    with pytest.raises(OSError, match="longer than 2 bytes"):
+        untrusted_files.read(root, "sub/file", 2)
+
+
+def test_writing_replaces_a_link_instead_of_its_target(root: Path) -> None:
+    """The target stays as it was; a linked folder is refused."""
+    key = root.parent / "service" / "key"
+    (root / "link").symlink_to(key)
+    untrusted_files.write(root, "link", b"new")
+    assert (key.read_bytes(), (root / "link").read_bytes()) == (SECRET, b"new")
+    (root / "linked").symlink_to(key.parent)
+    with pytest.raises(OSError, match=r"."):
+        untrusted_files.write(root, "linked/key", b"new")
+    assert key.read_bytes() == SECRET
+
+
+def test_deleting_a_folder_deletes_links_but_not_their_targets(root: Path) -> None:
+    """What a link in it points to stays."""
+    (root / "sub" / "linked").symlink_to(root.parent / "service")
+    untrusted_files.delete(root, "sub")
+    untrusted_files.delete(root, "sub")
+    assert (root.parent / "service" / "key").read_bytes() == SECRET
+    assert not untrusted_files.exists(root, "sub")
+
+
+def test_a_file_is_taken_over_once(root: Path, tmp_path: Path) -> None:
+    """It has two names for one content; a newer file replaces an earlier one."""
+    target = tmp_path / "service" / "taken"
+    for content in (b"first", b"second"):
+        (root / "file").unlink(missing_ok=True)
+        (root / "file").write_bytes(content)
+        for _ in range(2):
+            untrusted_files.take_over(root, "file", target)
+        assert target.samefile(root / "file")
+        assert target.read_bytes() == content
+    assert sorted(each.name for each in target.parent.iterdir()) == ["key", "taken"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes owners")
+def test_a_file_with_another_name_keeps_its_owner(root: Path) -> None:
+    """A hard link to a file of somebody else does not give it away; an earlier user's is given."""
+    key = root.parent / "service" / "key"
+    os.link(key, root / "hard")
+    os.link(root / "sub" / "file", root.parent / "checkpoint")
+    os.chown(root / "sub" / "file", 61000, 61000)
+    (root / "link").symlink_to(key)
+    untrusted_files.give(root, 61001, range(61000, 61002))
+    assert key.stat().st_uid == 0
+    assert (root / "sub" / "file").stat().st_uid == 61001
+    assert (root / "link").lstat().st_uid == 61001
+    assert root.stat().st_uid == 61001
+
+
+@contextmanager
+def swapping(path: Path, target: Path) -> Iterator[None]:
+    """Replace a folder by a link and back, again and again."""
+    done = threading.Event()
+    real, link = path.with_name("real"), path.with_name("swapped")
+    link.symlink_to(target)
+
+    def swap() -> None:
+        while not done.is_set():
+            path.rename(real)
+            link.rename(path)
+            path.rename(link)
+            real.rename(path)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_swapped_folder_is_never_followed(root: Path, kernel: str) -> None:
+    """Of 3,000 reads and deletions during swaps, none reaches the other folder."""
+    (root / "sub" / "key").write_bytes(b"own")
+    with swapping(root / "sub", root.parent / "service"):
+        for _ in range(3000):
+            try:
+                assert untrusted_files.read(root, "sub/key", MOST) == b"own"
+            except OSError:
+                continue
+        for number in range(1000):
+            try:
+                untrusted_files.write(root, "sub/other", b"%d" % number)
+                untrusted_files.delete(root, "sub/other")
+            except OSError:
+                continue
+    assert [each.name for each in (root.parent / "service").iterdir()] == ["key"]

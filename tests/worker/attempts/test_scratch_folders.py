@@ -1,0 +1,57 @@
+"""A data folder of an earlier version, in which a run wrote into the service's folder."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from db.settings import Settings
+from worker.attempts.scratch_folders import divide_all, make_folders
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Run 1 has a spool, files and links; run 2 has an attempt; run 3 has two nodes."""
+    settings = Settings(data=tmp_path / "data")
+    for folder in ("1", "2", "3", "3/node-1"):
+        run = settings.data / "runs" / folder
+        for name in ("spool", "work", "tmp", "checkpoints/step-1", "log", "mine"):
+            (run / name).mkdir(parents=True)
+        (run / "job-1.json").write_text("{}")
+        (run / "spool" / "1-0.spool").write_bytes(b"steps")
+        (run / "work" / "link").symlink_to("/etc/passwd")
+        (run / "checkpoints" / "step-1.pt").write_bytes(b"state")
+        (run / "checkpoints" / "step-1" / "shard").write_bytes(b"shard")
+    run = settings.run_folder(1)
+    for place in ("link", "quarantine-1", "log/attempt-0001-000002.txt", "checkpoints/step-2.pt"):
+        (run / place).symlink_to("/etc/passwd")
+    os.mkfifo(run / "outcome-1.json")
+    return settings
+
+
+def test_an_earlier_version_s_folders_are_divided(settings: Settings) -> None:
+    """What runs wrote moves, what the service keeps stays, without links; twice changes nothing."""
+    for _ in range(2):
+        divide_all(settings, [2])
+        folder, scratch = settings.run_folder(1), settings.scratch_folder(1)
+        assert {each.name for each in folder.iterdir()} == {"checkpoints", "job-1.json", "log"}
+        assert {each.name for each in scratch.iterdir()} == {"spool", "work", "mine", "checkpoints"}
+        assert [each for each in folder.rglob("*") if each.is_symlink()] == []
+        assert (scratch / "spool" / "1-0.spool").read_bytes() == b"steps"
+        assert (scratch / "work" / "link").is_symlink()
+        for name in ("step-1.pt", "step-1/shard"):  # for a rollback
+            assert (scratch / "checkpoints" / name).samefile(folder / "checkpoints" / name)
+    assert (settings.run_folder(2) / "spool" / "1-0.spool").exists()
+    assert not settings.scratch_folder(2).exists()
+    assert (settings.scratch_folder(3, 1) / "spool" / "1-0.spool").exists()
+    assert not (settings.run_folder(3, 1) / "spool").exists()
+
+
+def test_an_interrupted_division_continues(settings: Settings) -> None:
+    """A kill leaves a partial folder, which the next call completes."""
+    partial = settings.scratch_folder(2).with_name(".0")
+    partial.mkdir(parents=True)
+    (settings.run_folder(2) / "work").rename(partial / "work")
+    _folder, scratch = make_folders(settings, 2)
+    assert {each.name for each in scratch.iterdir()} == {"spool", "work", "mine", "checkpoints"}
+    assert not partial.exists()

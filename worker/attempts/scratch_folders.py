@@ -1,0 +1,97 @@
+"""Folders of a run on this machine: one that the service writes, and one that the run writes."""
+
+import os
+import shutil
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from db.settings import Settings
+from halfstep import untrusted_files
+
+#: What stays in the service's folder of what runs wrote there in earlier versions.
+KEPT = ("checkpoints", "artifacts", "blobs", "log", "incoming")
+
+
+def make_folders(settings: Settings, run_id: int, node: int = 0) -> tuple[Path, Path]:
+    """Create a run's own folder and its scratch folder, and return them.
+
+    What earlier versions had in one folder is divided. Raises OSError.
+    """
+    folder, scratch = settings.run_folder(run_id, node), settings.scratch_folder(run_id, node)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # also if an earlier version created it
+    if not scratch.exists():
+        partial = scratch.with_name(f".{scratch.name}")
+        partial.mkdir(parents=True, exist_ok=True)
+        _divide(folder, partial)
+        partial.rename(scratch)  # the last step: an interrupted division continues
+    scratch.chmod(0o700)
+    return folder, scratch
+
+
+def divide_all(settings: Settings, active: Collection[int]) -> None:
+    """Create the scratch folders of all runs on this machine but those with an attempt.
+
+    That may have a supervisor of an earlier version. Raises OSError.
+    """
+    runs = settings.run_folder(0).parent
+    names = [each.name for each in runs.iterdir()] if runs.is_dir() else []
+    here = {int(name) for name in names if name.isdecimal()}
+    for run_id in here - set(active):
+        for node in (0, *_nodes(settings.run_folder(run_id))):
+            if not settings.scratch_folder(run_id, node).exists():
+                make_folders(settings, run_id, node)
+
+
+def _nodes(folder: Path) -> list[int]:
+    names = (name.partition("node-")[2] for name in untrusted_files.names(folder))
+    return [int(number) for number in names if number.isdecimal()]
+
+
+def _divide(folder: Path, scratch: Path) -> None:
+    """Move what a run wrote in its folder into its scratch folder; delete links.
+
+    Checkpoints are in both, for a rollback.
+    """
+    untrusted_files.delete(folder, "tmp")
+    for name in untrusted_files.names(folder):
+        if untrusted_files.is_folder(folder, name):
+            if name in KEPT or name.startswith(("quarantine-", "node-")):
+                _delete_links(folder / name)
+            else:
+                _move(folder / name, scratch / name)
+        elif not untrusted_files.is_file(folder, name):
+            untrusted_files.delete(folder, name)
+    _share(folder / "checkpoints", scratch / "checkpoints")
+
+
+def _move(folder: Path, target: Path) -> None:
+    """Rename a folder; between two disks copy it, with its links as they are."""
+    if target.exists():  # of an interrupted copy
+        shutil.rmtree(target)
+    try:
+        folder.rename(target)
+    except OSError:
+        shutil.copytree(folder, target, symlinks=True)
+        shutil.rmtree(folder)
+
+
+def _delete_links(folder: Path) -> None:
+    """Delete what is neither a folder nor a regular file."""
+    for _place, folders, files, descriptor in os.fwalk(folder):
+        for name in (*folders, *files):
+            mode = os.lstat(name, dir_fd=descriptor).st_mode
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                os.unlink(name, dir_fd=descriptor)
+
+
+def _share(folder: Path, target: Path) -> None:
+    """Give each file of a folder a second name in another one."""
+    for place, _folders, files in os.walk(folder):
+        other = target / Path(place).relative_to(folder)
+        for name in files:
+            other.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.link(Path(place, name), other / name, follow_symlinks=False)
