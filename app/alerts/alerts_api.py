@@ -230,7 +230,7 @@ def list_unread_alerts(
 
 
 @router.post("/alerts/inbox/reading", status_code=204)
-@unaudited
+@unaudited("Marks the user's own alerts as read.")
 @requires(ACCOUNT)
 def mark_alerts_read(body: Reading, session: Db, principal: SignedIn) -> None:
     """Mark the user's alerts up to the given one as read."""

@@ -135,7 +135,7 @@ def delete_rule(
 
 
 @router.post("/alerts/inbox/reading")
-@unaudited
+@unaudited("Marks the user's own alerts as read.")
 @requires(ACCOUNT)
 def mark_alerts_read(
     session: Db, principal: SignedIn, up_to: Annotated[RowId, Form()]

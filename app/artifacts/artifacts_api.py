@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from app.artifacts.artifact_uploads import BlobUpload
 from app.artifacts.lineage import MOST_NODES, lineage
-from app.auth.audit import audited, set_detail
+from app.auth.audit import audited, set_detail, unaudited
 from app.auth.authentication import SignedIn, Uploader
 from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.auth.project_parameters import in_project, query_project
@@ -335,6 +335,7 @@ UploadedPiece = Annotated[bytes, Depends(_piece)]
 
 @router.put("/artifact-versions/{version_id}/blobs/{sha256}", openapi_extra=OCTETS_BODY)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@unaudited("Content of a version, whose creation is recorded.")
 async def upload_blob(
     version_id: RowId,
     sha256: Annotated[str, Path(pattern=SHA256)],

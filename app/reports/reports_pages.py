@@ -174,7 +174,7 @@ def save_report(
 
 @router.post("/{report_id}/preview")
 @requires(SIGNED_IN)
-@unaudited
+@unaudited("Shows a preview: nothing is stored.")
 def preview(
     report_id: RowId,
     request: Request,

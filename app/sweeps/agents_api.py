@@ -132,7 +132,7 @@ def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn
 
 @router.put("/{sweep_id}/claims/{number}")
 @requires(Permission.SUBMIT_RUN, for_uploads=True)
-@unaudited
+@unaudited("A heartbeat: the claim itself is recorded.")
 def renew_claim(
     sweep_id: SweepId, number: RowId, body: Agent, session: Db, _principal: SignedIn
 ) -> Renewal:
