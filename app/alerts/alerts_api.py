@@ -8,10 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.auth.audit import audited, unaudited
 from app.auth.authentication import AdmittedEarly, SignedIn
 from app.auth.permissions import ACCOUNT, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db, TheSettings
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, RunId, Text
 from app.http.url_policy import forbidden
+from db.access.permissions import Permission
 from db.alerts import alerts, channels, deliveries, rules
 from db.tables import AlertRule, Channel, Delivery
 
@@ -167,7 +169,13 @@ def list_rules(session: Db, principal: SignedIn) -> list[RuleRow]:
 @router.post("/alerts/rules", status_code=201)
 @requires(ACCOUNT)
 @audited("condition", "scope", "run_id")
-def make_rule(body: NewRule, session: Db, principal: SignedIn) -> RuleRow:
+def make_rule(
+    body: Annotated[
+        NewRule, in_project(NewRule, Permission.VIEW_RUN, is_invalid=True, empty_is_none=True)
+    ],
+    session: Db,
+    principal: SignedIn,
+) -> RuleRow:
     """Create a rule, or return an identical one and enable it."""
     return _rule(rules.make(session, principal.user, **body.model_dump()))
 
@@ -222,7 +230,7 @@ def list_unread_alerts(
 
 
 @router.post("/alerts/inbox/reading", status_code=204)
-@unaudited
+@unaudited("Marks the user's own alerts as read.")
 @requires(ACCOUNT)
 def mark_alerts_read(body: Reading, session: Db, principal: SignedIn) -> None:
     """Mark the user's alerts up to the given one as read."""

@@ -11,11 +11,13 @@ from app.alerts import smtp
 from app.auth.audit import audited, unaudited
 from app.auth.authentication import AdmittedEarly, Principal, SignedIn
 from app.auth.permissions import ACCOUNT, requires
+from app.auth.project_parameters import form_project
 from app.dependencies import Db, Posted, TheSettings
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Text, as_run_id
 from app.http.url_policy import forbidden
+from db.access.permissions import Permission
 from db.alerts import alerts, channels, deliveries, rules
 from db.alerts.alert_conditions import CONDITIONS
 from db.errors import Invalid
@@ -66,17 +68,17 @@ def make_rule(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
+    project: Annotated[str | None, form_project(Permission.VIEW_RUN, none="")],
     condition: Annotated[Text, Form()] = "",
     scope: Annotated[Text, Form()] = "",
     value: Annotated[Text, Form()] = "",
     metric: Annotated[Text, Form()] = "",
     run_id: Annotated[Text, Form()] = "",
-    project: Annotated[Text, Form()] = "",
     channel: Annotated[list[RowId] | None, Form()] = None,
 ) -> Response:
     """Create a rule from the form."""
     fields: dict[str, Any] = {"condition": condition, "scope": scope}
-    fields |= {"metric": metric, "project": project}
+    fields |= {"metric": metric, "project": project or ""}
     try:
         rules.make(
             session,
@@ -133,7 +135,7 @@ def delete_rule(
 
 
 @router.post("/alerts/inbox/reading")
-@unaudited
+@unaudited("Marks the user's own alerts as read.")
 @requires(ACCOUNT)
 def mark_alerts_read(
     session: Db, principal: SignedIn, up_to: Annotated[RowId, Form()]

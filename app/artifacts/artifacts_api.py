@@ -15,9 +15,10 @@ from starlette.requests import ClientDisconnect
 
 from app.artifacts.artifact_uploads import BlobUpload
 from app.artifacts.lineage import MOST_NODES, lineage
-from app.auth.audit import audited, set_detail
+from app.auth.audit import audited, set_detail, unaudited
 from app.auth.authentication import SignedIn, Uploader
 from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.project_parameters import in_project, query_project
 from app.dependencies import Db, TheSettings, ingesting
 from app.files.downloads import MEDIA_TYPES, OCTETS, send
 from app.files.file_names import without_specials
@@ -176,7 +177,9 @@ class SavedVersion(BaseModel):
 def list_artifacts(
     session: Db,
     _principal: SignedIn,
-    project: Annotated[Text | None, Query(description="Only of this project")] = None,
+    project: Annotated[
+        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
+    ],
     after: After = "",
     limit: Limit = 100,
 ) -> ArtifactList:
@@ -193,13 +196,12 @@ def find_version(
     session: Db,
     _principal: SignedIn,
     name: Annotated[Text, Query()],
-    project: Annotated[Text, Query()] = projects.DEFAULT,
+    project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
     version: Annotated[
         Text, Query(description="v3, an alias such as latest, or @ and the digest's beginning")
     ] = names.LATEST,
 ) -> VersionDetail:
     """Return a version by name."""
-    check_project(session, Permission.VIEW_RUN, project)
     try:
         named = names.parse_version(version)
     except ValueError as error:
@@ -285,12 +287,14 @@ def download_version_file(
 @router.post("/artifacts", status_code=201)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("project", "name", "type")
-def save_version(body: NewVersion, session: Db, principal: SignedIn) -> SavedVersion:
+def save_version(
+    body: Annotated[NewVersion, in_project(NewVersion, Permission.SUBMIT_RUN)],
+    session: Db,
+    principal: SignedIn,
+) -> SavedVersion:
     """Save content as a version; content that the artifact has already makes no new version."""
-    check_project(session, Permission.SUBMIT_RUN, body.project)
     for alias in body.aliases:
         check_alias(alias)
-    projects.get(session, body.project)
     sizes = {(file.sha256, file.size_bytes) for file in body.files}
     known = artifact_versions.known_blobs(session, body.project, {sha256 for sha256, _ in sizes})
     if new := sizes - known.keys():
@@ -331,6 +335,7 @@ UploadedPiece = Annotated[bytes, Depends(_piece)]
 
 @router.put("/artifact-versions/{version_id}/blobs/{sha256}", openapi_extra=OCTETS_BODY)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@unaudited("Content of a version, whose creation is recorded.")
 async def upload_blob(
     version_id: RowId,
     sha256: Annotated[str, Path(pattern=SHA256)],

@@ -10,6 +10,7 @@ from app.artifacts.lineage import address_of, drawing, lineage
 from app.auth.audit import audited, set_detail
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.project_parameters import query_project
 from app.dependencies import Db
 from app.html.flash import back_to
 from app.html.rendering import page
@@ -31,7 +32,7 @@ def show_artifacts(
     request: Request,
     session: Db,
     principal: SignedIn,
-    project: Annotated[Text | None, Query()] = None,
+    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
     after: After = "",
 ) -> HTMLResponse:
     """Show the artifacts of one or all visible projects."""

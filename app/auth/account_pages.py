@@ -11,10 +11,12 @@ from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, Principal, SignedIn, sign_in
 from app.auth.login_throttling import client_of
 from app.auth.permissions import ACCOUNT, requires
+from app.auth.project_parameters import form_project
 from app.dependencies import Db, Hashing
 from app.html.rendering import page
 from app.http.parameters import RowId, Text
 from db.access import accounts, login_attempts, projects
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import FULL, LARGEST_ID, SignInSession, User
 
@@ -78,9 +80,9 @@ def make_token(
     session: Db,
     principal: SignedIn,
     at_browser: AtBrowser,
+    project: Annotated[str | None, form_project(Permission.VIEW_RUN, none=ANY)],
     name: Annotated[Text, Form()] = "",
     kind: Annotated[Text, Form()] = FULL,
-    project: Annotated[Text, Form()] = ANY,
     run_id: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
 ) -> HTMLResponse:
@@ -91,7 +93,7 @@ def make_token(
             principal.user,
             name,
             kind,
-            project=None if project == ANY else project,
+            project=project,
             run_id=_number("run_id", run_id, LARGEST_ID),
             days=_number("days", days, accounts.MOST_TOKEN_DAYS),
         )

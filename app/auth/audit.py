@@ -41,10 +41,20 @@ def audited(*fields: str) -> Callable[[Endpoint], Endpoint]:
     return declare
 
 
-def unaudited(endpoint: Endpoint) -> Endpoint:
-    """Declare that a POST changes nothing that others see, so it is not audited."""
-    endpoint.__dict__["is_audited"] = False
-    return endpoint
+def unaudited(reason: str) -> Callable[[Endpoint], Endpoint]:
+    """Declare why the audit log does not record a route that takes data."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.__dict__["unaudited"] = reason
+        return endpoint
+
+    return declare
+
+
+def reason_unaudited(endpoint: object) -> str:
+    """Return why the audit log does not record a route; empty if it does."""
+    reason: str = getattr(endpoint, "unaudited", "")
+    return reason
 
 
 def audited_fields(endpoint: object) -> tuple[str, ...]:
@@ -90,7 +100,7 @@ def _word(value: Any) -> str:
 
 def record(session: Session, user: User, request: Request, token: str | None, detail: str) -> None:
     """Record a request that changes data when its session commits. token: its name."""
-    if not getattr(request.scope["endpoint"], "is_audited", True):
+    if reason_unaudited(request.scope["endpoint"]):
         return
     run_id = str(request.path_params.get("run_id", ""))
     # An invalid id is rejected later by the route's parameters, and nothing is recorded.

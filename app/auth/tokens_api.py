@@ -9,10 +9,12 @@ from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
 from app.auth.permissions import ACCOUNT, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
 from db.access import accounts
+from db.access.permissions import Permission
 
 router = APIRouter(prefix="/tokens", tags=["tokens"])
 
@@ -76,7 +78,10 @@ def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limi
 @requires(ACCOUNT)
 @audited("name", "kind", "project", "run_id", "days")
 def make_token(
-    body: TokenName, session: Db, principal: SignedIn, _at_browser: AtBrowser
+    body: Annotated[TokenName, in_project(TokenName, Permission.VIEW_RUN, is_invalid=True)],
+    session: Db,
+    principal: SignedIn,
+    _at_browser: AtBrowser,
 ) -> NewToken:
     """Create a token. Requires a browser, since a stolen token could otherwise create others."""
     token, row = accounts.make_api_token(

@@ -8,10 +8,11 @@ from pydantic import BaseModel, Field
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
 from app.auth.permissions import ADMIN, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text
 from db.access import accounts, people, projects
-from db.access.permissions import MEMBER
+from db.access.permissions import MEMBER, Permission
 
 router = APIRouter(prefix="/users", tags=["people"])
 
@@ -75,7 +76,12 @@ def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int =
 @router.post("", status_code=201)
 @requires(ADMIN)
 @audited("name", "role", "project")
-def invite(body: Invitation, session: Db, _principal: SignedIn, _at_browser: AtBrowser) -> Invited:
+def invite(
+    body: Annotated[Invitation, in_project(Invitation, Permission.MANAGE_MEMBERS)],
+    session: Db,
+    _principal: SignedIn,
+    _at_browser: AtBrowser,
+) -> Invited:
     """Create an account. Requires a browser, since a stolen token could otherwise create one."""
     user = people.invite(session, body.name, project=body.project, role=body.role)
     token = accounts.make_link_token(session, user)

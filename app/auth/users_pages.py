@@ -9,12 +9,13 @@ from sqlalchemy.orm import Session
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, Principal, SignedIn
 from app.auth.permissions import ADMIN, requires
+from app.auth.project_parameters import form_project
 from app.dependencies import Db
 from app.html.rendering import page
 from app.http.parameters import RowId, Text
 from app.http.path_prefix import public_address
 from db.access import accounts, people, projects
-from db.access.permissions import MEMBER, ROLES
+from db.access.permissions import MEMBER, ROLES, Permission
 from db.errors import HalfstepError, Invalid
 
 router = APIRouter(prefix="/people")
@@ -35,8 +36,8 @@ def invite(
     session: Db,
     principal: SignedIn,
     _at_browser: AtBrowser,
+    project: Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
     name: Annotated[Text, Form()] = "",
-    project: Annotated[Text, Form()] = projects.DEFAULT,
     role: Annotated[Text, Form()] = MEMBER,
 ) -> HTMLResponse:
     """Create an account and show its sign-in link once."""

@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session
 from app.auth.permissions import check_project
 from app.compare import comparison
 from app.http.parameters import as_run_ids
-from db.access import projects
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import notes, runs
@@ -16,14 +15,13 @@ def subject_of(
 ) -> tuple[str, str]:
     """Return the subject of a note, a project or runs, and the path of its page.
 
-    permission: required in the project, or in the project of each run.  run_ids: comma-separated.
+    permission: required in the project of each run.  project: resolved.  run_ids: comma-separated.
     Raises NotFound, Forbidden, Invalid.
     """
     if project is not None and run_ids:
         raise Invalid({"runs": f"{run_ids[:100]!r} and a project; allowed: one of the two"})
     if project is not None:
-        check_project(session, permission, project)
-        return notes.of_project(projects.get(session, project).name), "/projects"
+        return notes.of_project(project), "/projects"
     ids = as_run_ids("runs", run_ids, most=comparison.MOST_RUNS)
     for name in {runs.get(session, run_id).project for run_id in ids}:
         check_project(session, permission, name)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import in_project, query_project
 from app.compare.notes import subject_of
 from app.dependencies import Db
 from app.http.parameters import Body, Text, flaw
@@ -46,7 +47,7 @@ class NewNote(Body):
 def read_note(
     session: Db,
     _principal: SignedIn,
-    project: Annotated[Text | None, Query()] = None,
+    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
     runs: Annotated[Text, Query()] = "",
 ) -> Note:
     """Return the note on a project, or on a comparison of runs."""
@@ -57,7 +58,11 @@ def read_note(
 @router.put("")
 @requires(SIGNED_IN)
 @audited("project", "runs")
-def write_note(body: NewNote, session: Db, principal: SignedIn) -> Note:
+def write_note(
+    body: Annotated[NewNote, in_project(NewNote, Permission.SUBMIT_RUN)],
+    session: Db,
+    principal: SignedIn,
+) -> Note:
     """Replace a note. Requires permission to submit to the project, or to that of each run."""
     subject, _page = subject_of(session, Permission.SUBMIT_RUN, body.project, body.runs)
     if wrong := flaw(body.note):

@@ -9,9 +9,10 @@ from fastapi.responses import HTMLResponse, Response
 from app.auth.audit import audited
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import form_project, query_project
 from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
-from app.dependencies import Db, Posted
+from app.dependencies import Db
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import Text, as_run_ids, flaw
@@ -29,7 +30,7 @@ def edit_note(
     request: Request,
     session: Db,
     principal: SignedIn,
-    project: Annotated[Text | None, Query()] = None,
+    project: Annotated[str | None, query_project(Permission.SUBMIT_RUN)],
     runs: Annotated[Text, Query()] = "",
 ) -> HTMLResponse:
     """Show the form to edit the note of a project, or of a comparison of runs."""
@@ -44,16 +45,13 @@ def edit_note(
 def write_note(
     request: Request,
     session: Db,
-    posted: Posted,
     principal: SignedIn,
-    project: Annotated[Text | None, Form()] = None,
+    project: Annotated[str | None, form_project(Permission.SUBMIT_RUN)],
     runs: Annotated[Text, Form()] = "",
     note: Annotated[str, Form()] = "",
     seen: Annotated[str, Form()] = "",
 ) -> Response:
     """Save a note, or show the form with its errors."""
-    if "project" in posted:
-        project = project or ""  # FastAPI reads an empty field, the first project, as none
     subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     problem = flaw(note)
     try:

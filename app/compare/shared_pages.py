@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.auth.audit import unaudited
 from app.auth.authentication import LinkNeeded, check_came_from_here, cookie_name, is_secure
 from app.auth.permissions import SHARED_LINK, access_of, check, requires
 from app.compare import comparison
@@ -95,6 +96,7 @@ def open_link(request: Request) -> HTMLResponse:
 
 
 @router.post("")
+@unaudited("Moves a secret into a cookie: nothing is stored.")
 def redeem(
     request: Request,
     database: TheDatabase,

@@ -15,13 +15,14 @@ from starlette.concurrency import run_in_threadpool
 from app.artifacts.artifact_uploads import BlobUpload
 from app.auth import audit
 from app.auth.authentication import Uploader
-from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import resolve
 from app.dependencies import TheSettings
 from app.files.downloads import RETRY_SECONDS
 from app.files.file_uploads import take_file
 from app.http.parameters import RowId, RunId, Text
 from app.reports.reports import writable
-from db.access import permissions, projects
+from db.access import permissions
 from db.access.permissions import Permission
 from db.database import Database
 from db.errors import HalfstepError, Invalid, NotFound, StorageUnreachable
@@ -165,8 +166,7 @@ def _store_of_project(
     entry = Entry(f"{sha256[:16]}.{ENDINGS[kind]}", len(content), sha256)
     with database.writing() as session:
         permissions.limit(session, request.state.grants)
-        check_project(session, Permission.SUBMIT_RUN, project)
-        projects.get(session, project)
+        resolve(session, Permission.SUBMIT_RUN, project)
         if not artifact_versions.known_blobs(session, project, {sha256}):
             quotas.check_storage(session, project, len(content))
         version_id = artifact_versions.save(

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.auth import audit
+from app.auth.audit import unaudited
 from app.auth.authentication import Sender, check_may_upload
 from app.dependencies import Db, TheSettings, ingesting
 from app.files import spool_ingest as pieces
@@ -29,6 +30,9 @@ from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTE
 from halfstep.telemetry.plain_json import json_safe
 
 router = APIRouter(prefix="/ingest", tags=["watched runs"])
+
+#: Why the audit log does not record what a run uploads.
+TELEMETRY = "Data of a run, whose beginning and end are recorded."
 
 Sequence = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 Offset = Annotated[int, Query(ge=0, le=LARGEST_COUNT)]
@@ -178,6 +182,7 @@ AtPosition = Annotated[SpoolPosition, Depends(_position)]
 
 
 @router.put("/{run_id}/{attempt}/{sequence}", openapi_extra=OCTETS)
+@unaudited(TELEMETRY)
 async def send_spool(position: AtPosition, request: Request, body: Piece) -> Position:
     """Record a piece of `<attempt>-<sequence>.spool`, plain or gzip, from `offset` of it on.
 
@@ -187,6 +192,7 @@ async def send_spool(position: AtPosition, request: Request, body: Piece) -> Pos
 
 
 @router.put("/{run_id}/{attempt}/sidecar/{sequence}", openapi_extra=OCTETS)
+@unaudited(TELEMETRY)
 async def send_sidecar_spool(position: AtPosition, request: Request, body: Piece) -> Position:
     """Record a piece of the spool of the attempt's sidecar: its log lines and system samples."""
     return await _take(request, position._replace(writer="sidecar"), body)
@@ -200,6 +206,7 @@ async def _take(request: Request, position: SpoolPosition, body: bytes) -> Posit
 
 
 @router.put("/{run_id}/{attempt}/files/{path:path}", openapi_extra=OCTETS)
+@unaudited(TELEMETRY)
 async def send_file(
     run_id: RowId,
     attempt: RowId,
@@ -227,9 +234,11 @@ async def send_file(
 
 
 @router.post("/{run_id}/{attempt}/end")
-def end(run_id: RowId, attempt: RowId, body: End, session: Db, sender: Sender) -> Recorded:
+def end(
+    run_id: RowId, attempt: RowId, body: End, session: Db, sender: Sender, request: Request
+) -> Recorded:
     """Record the end of an attempt's process. A later attempt may continue the run."""
-    ingest.end(
+    has_ended = ingest.end(
         session,
         sender,
         run_id,
@@ -240,6 +249,8 @@ def end(run_id: RowId, attempt: RowId, body: End, session: Db, sender: Sender) -
         exit_code=body.exit_code,
         lost_bytes=body.lost_bytes or 0,
     )
+    if has_ended:
+        audit.record_now(session, request, sender, f"the process has ended: {body.status}", run_id)
     return Recorded(run=run_id, status=body.status)
 
 

@@ -2,10 +2,11 @@
 
 from fastapi import APIRouter, Request
 
+from app.auth.audit import unaudited
 from app.auth.authentication import Sender
 from app.dependencies import TheDatabase, ingesting
 from app.files import json_lines
-from app.files.ingest_api import Piece
+from app.files.ingest_api import TELEMETRY, Piece
 from app.files.json_lines import Logged
 from app.http.parameters import RunId
 from app.http.rate_limit import RateLimit
@@ -27,6 +28,7 @@ LINES = {
 
 
 @router.post("/log", openapi_extra=LINES)
+@unaudited(TELEMETRY)
 async def log_lines(
     run_id: RunId, request: Request, sender: Sender, database: TheDatabase, body: Piece
 ) -> Logged:

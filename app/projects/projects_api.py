@@ -8,7 +8,8 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, check_project, requires
+from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, requires
+from app.auth.project_parameters import in_project, query_project
 from app.dependencies import Db
 from app.http.parameters import Body, Text
 from db.access import people, projects
@@ -95,9 +96,15 @@ def make_project(body: ProjectName, session: Db, _principal: SignedIn) -> Projec
 @router.patch("")
 @requires(SIGNED_IN)
 @audited("name", "viewers_download")
-def change_project(body: ProjectChange, session: Db, _principal: SignedIn) -> ProjectRow:
+def change_project(
+    body: Annotated[
+        ProjectChange,
+        in_project(ProjectChange, Permission.MANAGE_MEMBERS, field="name", action="change"),
+    ],
+    session: Db,
+    _principal: SignedIn,
+) -> ProjectRow:
     """Change the permissions of viewers. For maintainers."""
-    check_project(session, Permission.MANAGE_MEMBERS, body.name, "change")
     project = projects.get(session, body.name)
     project.viewers_download = body.viewers_download
     return _rows(session, [project])[0]
@@ -106,7 +113,11 @@ def change_project(body: ProjectChange, session: Db, _principal: SignedIn) -> Pr
 @router.patch("/name")
 @requires(ADMIN)
 @audited("name", "new_name")
-def rename_project(body: Rename, session: Db, _principal: SignedIn) -> ProjectRow:
+def rename_project(
+    body: Annotated[Rename, in_project(Rename, Permission.MANAGE_MEMBERS, field="name")],
+    session: Db,
+    _principal: SignedIn,
+) -> ProjectRow:
     """Rename a project with its runs, sweeps, roles, tokens and rules. For admins."""
     return _rows(session, [projects.rename(session, body.name, body.new_name)])[0]
 
@@ -114,7 +125,11 @@ def rename_project(body: Rename, session: Db, _principal: SignedIn) -> ProjectRo
 @router.delete("", status_code=204)
 @requires(ADMIN)
 @audited("name")
-def delete_project(session: Db, _principal: SignedIn, name: Annotated[Text, Query()]) -> None:
+def delete_project(
+    session: Db,
+    _principal: SignedIn,
+    name: Annotated[str, query_project(Permission.MANAGE_MEMBERS, alias="name", is_required=True)],
+) -> None:
     """Delete a project without runs, with its sweeps. For admins."""
     projects.delete_empty(session, name)
 
@@ -122,7 +137,11 @@ def delete_project(session: Db, _principal: SignedIn, name: Annotated[Text, Quer
 @router.put("/quota")
 @requires(ADMIN)
 @audited("name", "devices", "queued", "stored_gib", "share")
-def set_quota(body: Quota, session: Db, _principal: SignedIn) -> ProjectRow:
+def set_quota(
+    body: Annotated[Quota, in_project(Quota, Permission.MANAGE_MEMBERS, field="name")],
+    session: Db,
+    _principal: SignedIn,
+) -> ProjectRow:
     """Set the limits of a project; omitted ones are removed. For admins."""
     project = projects.get(session, body.name)
     quotas.set_limits(project, body.model_dump(exclude={"name"}))
@@ -142,10 +161,11 @@ def _rows(session: Session, rows: list[Project]) -> list[ProjectRow]:
 @router.get("/roles")
 @requires(SIGNED_IN)
 def list_members(
-    session: Db, _principal: SignedIn, project: Annotated[Text, Query()] = projects.DEFAULT
+    session: Db,
+    _principal: SignedIn,
+    project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
 ) -> list[Member]:
     """List the members of a visible project with their roles."""
-    check_project(session, Permission.VIEW_RUN, project)
     rows = projects.members(session, project)
     return [Member(project=project, user=user.name, role=role) for user, role in rows]
 
@@ -153,9 +173,12 @@ def list_members(
 @router.put("/roles", status_code=204)
 @requires(ACCOUNT)
 @audited("user", "role", "project")
-def set_role(body: Member, session: Db, _principal: SignedIn) -> None:
+def set_role(
+    body: Annotated[Member, in_project(Member, Permission.MANAGE_MEMBERS)],
+    session: Db,
+    _principal: SignedIn,
+) -> None:
     """Grant a user a role, which replaces the previous one. For maintainers."""
-    check_project(session, Permission.MANAGE_MEMBERS, body.project)
     user = people.named(session, body.user)
     projects.set_role(session, user, body.project, body.role)
 
@@ -167,8 +190,7 @@ def take_role(
     session: Db,
     _principal: SignedIn,
     user: Annotated[Text, Query()],
-    project: Annotated[Text, Query()] = projects.DEFAULT,
+    project: Annotated[str, query_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
 ) -> None:
     """Revoke a user's role. For maintainers."""
-    check_project(session, Permission.MANAGE_MEMBERS, project)
     projects.take_role(session, people.named(session, user), project)

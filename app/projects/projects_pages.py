@@ -8,7 +8,8 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, check_project, requires
+from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, requires
+from app.auth.project_parameters import form_project
 from app.dependencies import Db, Posted
 from app.html.flash import back_to
 from app.html.rendering import page
@@ -21,7 +22,7 @@ from db.runs import notes
 
 router = APIRouter(prefix="/projects")
 
-Project = Annotated[Text, Form()]
+Project = Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)]
 
 
 @router.get("")
@@ -52,7 +53,7 @@ def rename_project(
     request: Request,
     session: Db,
     principal: SignedIn,
-    project: Project = projects.DEFAULT,
+    project: Project,
     new_name: Annotated[Text, Form()] = "",
 ) -> Response:
     """Rename a project."""
@@ -69,7 +70,7 @@ def rename_project(
 @requires(ADMIN)
 @audited("project")
 def delete_project(
-    request: Request, session: Db, principal: SignedIn, project: Project = projects.DEFAULT
+    request: Request, session: Db, principal: SignedIn, project: Project
 ) -> Response:
     """Delete an empty project."""
     try:
@@ -87,11 +88,10 @@ def change_project(
     request: Request,
     session: Db,
     _principal: SignedIn,
-    project: Project = projects.DEFAULT,
+    project: Project,
     viewers_download: Annotated[bool, Form()] = False,
 ) -> Response:
     """Change the permissions of viewers."""
-    check_project(session, Permission.MANAGE_MEMBERS, project, "change")
     projects.get(session, project).viewers_download = viewers_download
     return back_to(request, "/projects", "Saved.")
 
@@ -104,7 +104,7 @@ def set_quota(
     session: Db,
     principal: SignedIn,
     posted: Posted,
-    project: Project = projects.DEFAULT,
+    project: Project,
 ) -> Response:
     """Set the limits of a project; an empty field is no limit."""
     row = projects.get(session, project)
@@ -123,12 +123,11 @@ def set_role(
     request: Request,
     session: Db,
     principal: SignedIn,
-    project: Project = projects.DEFAULT,
+    project: Project,
     user: Annotated[Text, Form()] = "",
     role: Annotated[Text, Form()] = "",
 ) -> Response:
     """Grant a user a role in a project."""
-    check_project(session, Permission.MANAGE_MEMBERS, project)
     try:
         projects.set_role(session, people.named(session, user), project, role)
     except Invalid as error:
@@ -145,11 +144,10 @@ def take_role(
     request: Request,
     session: Db,
     _principal: SignedIn,
-    project: Project = projects.DEFAULT,
+    project: Project,
     user: Annotated[Text, Form()] = "",
 ) -> Response:
     """Revoke a user's role in a project."""
-    check_project(session, Permission.MANAGE_MEMBERS, project)
     projects.take_role(session, people.named(session, user), project)
     return back_to(request, "/projects", "The role is revoked.")
 

@@ -3,6 +3,7 @@
 from sqlalchemy.orm import Session
 
 from app.auth.permissions import check_project
+from app.auth.project_parameters import resolve
 from app.http.parameters import flaw
 from app.reports import blocks
 from app.reports.blocks import Panel
@@ -34,8 +35,7 @@ def content_of(title: str, text: str) -> Content:
 
 def create(session: Session, user: User, project: str, content: Content) -> Report:
     """Create a report. Raises NotFound, Forbidden, Invalid."""
-    check_project(session, WRITE, project, ACTION)
-    return reports.create(session, user, project, content)
+    return reports.create(session, user, resolve(session, WRITE, project, ACTION), content)
 
 
 def writable(session: Session, report_id: int, *, lock: bool = False) -> Report:

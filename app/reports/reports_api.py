@@ -2,18 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import in_project, query_project
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
-from app.reports.reports import check_deletable, content_of, create, writable
-from db.access import projects
+from app.reports.reports import ACTION, WRITE, check_deletable, content_of, create, writable
 from db.access.permissions import Permission
 from db.runs import reports
 from db.tables import Report, User
@@ -79,14 +79,13 @@ class Reports(ListPage):
 def list_reports(
     session: Db,
     _principal: SignedIn,
-    project: Annotated[Text | None, Query(description="Only of this project")] = None,
+    project: Annotated[
+        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
+    ],
     after: After = "",
     limit: Limit = 100,
 ) -> Reports:
     """List the reports of visible projects."""
-    if project is not None:
-        check_project(session, Permission.VIEW_RUN, project)
-        projects.get(session, project)
     names = None if project is None else [project]
     page = reports.listed(session, names, after=after, limit=limit)
     rows = [ReportRow(**_row(*row)) for row in page.rows]
@@ -96,7 +95,11 @@ def list_reports(
 @router.post("", status_code=201)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("title", "project")
-def create_report(body: NewReport, session: Db, principal: SignedIn) -> ReportContent:
+def create_report(
+    body: Annotated[NewReport, in_project(NewReport, WRITE, action=ACTION)],
+    session: Db,
+    principal: SignedIn,
+) -> ReportContent:
     """Create a report. Requires permission to submit to the project."""
     content = content_of(body.title, body.text)
     return _content(session, create(session, principal.user, body.project, content))

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from app.auth.audit import audited, unaudited
 from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN, requires
+from app.auth.project_parameters import query_project
 from app.compare.comparison import AXES, SERIES
 from app.compare.shared_links_pages import report_sharing_panel
 from app.dependencies import Db, Posted, TheSettings
@@ -29,6 +30,7 @@ from app.reports.reports import (
 )
 from app.submission.submission import may_submit_to
 from db.access import projects
+from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import reports
 from db.runs.reports import LENGTHS
@@ -50,13 +52,12 @@ def list_reports(
     request: Request,
     session: Db,
     principal: SignedIn,
-    project: Annotated[Text | None, Query()] = None,
+    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
     after: After = "",
 ) -> HTMLResponse:
     """List the reports of one visible project, or of all."""
     names = [each.name for each in projects.listed(session, principal.grants.projects)]
-    chosen = project if project in names else None
-    only = None if chosen is None else [chosen]
+    only = None if project is None else [project]
     listed = reports.listed(session, only, after=after, limit=PAGE_SIZE)
     return page(
         request,
@@ -66,7 +67,7 @@ def list_reports(
         total=listed.total,
         next=listed.next,
         projects=names,
-        project=chosen,
+        project=project,
         may_write=bool(may_submit_to(session, principal.grants)),
     )
 
@@ -77,14 +78,14 @@ def new_report(
     request: Request,
     session: Db,
     principal: SignedIn,
-    project: Annotated[Text, Query()] = "",
+    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
     runs: Annotated[Text, Query()] = "",
     metrics: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
     x: Annotated[Text, Query()] = "step",
     smoothing: Annotated[Text, Query()] = "",
 ) -> HTMLResponse:
     """Show the form of a new report, or the form to add a panel of these runs to a report."""
-    values = {"project": project, "panel_runs": runs, "panel_metrics": ", ".join(metrics)}
+    values = {"project": project or "", "panel_runs": runs, "panel_metrics": ", ".join(metrics)}
     values |= {"panel_x": x, "panel_smoothing": smoothing}
     return _new(request, session, principal, values)
 
@@ -173,7 +174,7 @@ def save_report(
 
 @router.post("/{report_id}/preview")
 @requires(SIGNED_IN)
-@unaudited
+@unaudited("Shows a preview: nothing is stored.")
 def preview(
     report_id: RowId,
     request: Request,

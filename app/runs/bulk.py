@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from app.auth.permissions import Forbidden, check, check_project
+from app.auth.permissions import Forbidden, check
 from db.access import projects
 from db.access.permissions import Permission
 from db.errors import Conflict, Invalid, NotFound
@@ -57,13 +57,9 @@ def act(
 ) -> tuple[list[int], list[Failure]]:
     """Apply an action to runs; return those that succeeded, and those that failed.
 
-    tag: to add or to remove.  project: the destination.  Raises NotFound or Forbidden for the
-    destination.
+    tag: to add or to remove.  project: the destination, resolved for a move.
     """
     done, refused = [], []
-    if action == MOVE:
-        check_project(session, Permission.MOVE_RUN, project)
-        projects.get(session, project)
     # In order of id, as all code locks runs: other orders could deadlock.
     for run_id in sorted(set(run_ids)):
         try:

@@ -9,6 +9,7 @@ from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db
 from app.http.parameters import Body, RunId, Text
 from app.runs import bulk
@@ -49,7 +50,11 @@ class BulkResult(BaseModel):
 @router.post("/bulk")
 @requires(SIGNED_IN, token_permission=Permission.CONTROL_RUN)
 @audited("action", "tag", "project")
-def act_on_runs(body: BulkAction, session: Db, principal: SignedIn) -> BulkResult:
+def act_on_runs(
+    body: Annotated[BulkAction, in_project(BulkAction, Permission.MOVE_RUN)],
+    session: Db,
+    principal: SignedIn,
+) -> BulkResult:
     """Apply one action to many runs; runs for which it fails are returned with the reason."""
     if bool(body.tag.strip()) != (body.action in bulk.TAGGING):
         text = f"{body.tag[:100]!r} with {body.action}; allowed: a text with add_tag, "

@@ -89,7 +89,7 @@ def read_preferences(
 
 @router.put("/panels", status_code=204)
 @requires(ACCOUNT)
-@unaudited
+@unaudited("The user's own arrangement of charts.")
 def write_panels(body: NewPanelArrangement, session: Db, principal: SignedIn) -> None:
     """Store the arrangement of a recipe's panels."""
     content = body.model_dump(mode="json", exclude={"recipe"})
@@ -98,7 +98,7 @@ def write_panels(body: NewPanelArrangement, session: Db, principal: SignedIn) ->
 
 @router.put("/toolbar", status_code=204)
 @requires(ACCOUNT)
-@unaudited
+@unaudited("The user's own arrangement of charts.")
 def write_toolbar(body: Toolbar, session: Db, principal: SignedIn) -> None:
     """Store the choices above the charts."""
     chart_preferences.write(session, principal.user, TOOLBAR, body.model_dump(mode="json"))

@@ -11,9 +11,10 @@ from starlette.datastructures import FormData
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn, local_path
-from app.auth.permissions import SIGNED_IN, check, check_project, requires
+from app.auth.permissions import SIGNED_IN, check, requires
+from app.auth.project_parameters import form_project
 from app.dependencies import Db, Posted
-from app.http.parameters import RunId, Text, as_run_id
+from app.http.parameters import RunId, as_run_id
 from app.runs import continue_run
 from app.submission.submission import PriorityNumber
 from db.access import projects
@@ -71,10 +72,12 @@ def set_priority(
 @requires(Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
-    run_id: RunId, session: Db, principal: SignedIn, project: Annotated[Text, Form()] = ""
+    run_id: RunId,
+    session: Db,
+    principal: SignedIn,
+    project: Annotated[str, form_project(Permission.MOVE_RUN, default=projects.DEFAULT)],
 ) -> RedirectResponse:
     """Move a run to another project."""
-    check_project(session, Permission.MOVE_RUN, project)
     projects.move(session, run_id, principal.user, project)
     return _back(run_id)
 

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db, TheSettings
 from app.files import weight_uploads
 from app.http.parameters import Body, RunId, Sort, Text, flaws
@@ -182,8 +183,8 @@ def list_runs(
     return written(listed)
 
 
-def _lost(_user: AdmittedEarly, submission: Submission, settings: TheSettings) -> dict[str, str]:
-    return weight_uploads.lost(settings, submission.config)
+def _lost(_user: AdmittedEarly, body: Submission, settings: TheSettings) -> dict[str, str]:
+    return weight_uploads.lost(settings, body.config)
 
 
 #: Resolved before the session, so that no transaction waits for a bucket.
@@ -194,7 +195,7 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("name", "recipe", "project")
 def submit_run(
-    submission: Submission,
+    body: Annotated[Submission, in_project(Submission, Permission.SUBMIT_RUN, is_invalid=True)],
     lost: Lost,
     session: Db,
     settings: TheSettings,
@@ -205,7 +206,7 @@ def submit_run(
     ] = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
-    run = submit(session, principal.user, submission, idempotency_key=idempotency_key, known=lost)
+    run = submit(session, principal.user, body, idempotency_key=idempotency_key, known=lost)
     audit.set_runs(session, [run.id])
     return summarise(session, run, principal.user.name, settings)
 
@@ -256,10 +257,13 @@ def edit_run(
 @requires(Permission.MOVE_RUN)
 @audited("project")
 def move_run(
-    run_id: RunId, body: Destination, session: Db, settings: TheSettings, principal: SignedIn
+    run_id: RunId,
+    body: Annotated[Destination, in_project(Destination, Permission.MOVE_RUN)],
+    session: Db,
+    settings: TheSettings,
+    principal: SignedIn,
 ) -> RunSummary:
     """Move a run to another project. Requires the maintainer role in both."""
-    check_project(session, Permission.MOVE_RUN, body.project)
     projects.move(session, run_id, principal.user, body.project)
     return _summary(session, run_id, settings)
 

@@ -157,7 +157,7 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 @router.post("/runs/new")
-@unaudited
+@unaudited("Shows a form: nothing is stored.")
 @requires(ANY_SUBMITTER)
 def other_recipe(
     request: Request, session: Db, posted: Posted, principal: SignedIn

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from sqlalchemy.orm import Session
 
-from app.auth.permissions import check_project
+from app.auth.project_parameters import resolve
 from app.submission import config_schema, forms
 from app.submission.submission import Submission, check, usual_project
 from db.access.permissions import Permission
@@ -30,7 +30,7 @@ def save(
     project = submission.project
     if project is None:
         project = usual_project(session, user)
-    check_project(session, Permission.SUBMIT_RUN, project)
+    project = resolve(session, Permission.SUBMIT_RUN, project)
     submission = submission.model_copy(update={"project": project})
     if wrong := {**known, **check(session, submission).errors}:
         raise Invalid(wrong)

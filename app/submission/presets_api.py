@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project, requires
+from app.auth.project_parameters import in_project, query_project
 from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text, flaw
 from app.submission.presets import save
@@ -59,8 +60,11 @@ class PresetRow(BaseModel):
 def list_presets(
     session: Db,
     principal: SignedIn,
+    project: Annotated[
+        str | None,
+        query_project(Permission.VIEW_RUN, description="Only presets of this project"),
+    ],
     name: Annotated[Text | None, Query(description="Only presets of this name")] = None,
-    project: Annotated[Text | None, Query(description="Only presets of this project")] = None,
 ) -> list[PresetRow]:
     """List the presets of projects to which the user may submit, by name, at most 500."""
     names = may_submit_to(session, principal.grants)
@@ -72,7 +76,11 @@ def list_presets(
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("name", "recipe", "project")
-def save_preset(body: NewPreset, session: Db, principal: SignedIn) -> PresetRow:
+def save_preset(
+    body: Annotated[NewPreset, in_project(NewPreset, Permission.SUBMIT_RUN)],
+    session: Db,
+    principal: SignedIn,
+) -> PresetRow:
     """Save a preset, replacing the project's preset of that name.
 
     Requires permission to submit to the project.

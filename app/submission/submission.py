@@ -8,7 +8,7 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
-from app.auth.permissions import NO_SUBMITTING
+from app.auth import project_parameters
 from app.http.parameters import LARGEST_STEP, flaw, flaws, outsized
 from app.submission import command_lines, config_schema, forms
 from app.submission.command_lines import Command
@@ -20,7 +20,7 @@ from db.names import cleaned
 from db.queue import estimates, quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.runs import groups, run_metadata, runs
-from db.tables import LARGEST_ID, TRAIN, Project, Run, User
+from db.tables import LARGEST_ID, TRAIN, Run, User
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -101,7 +101,9 @@ def submit(
     grants = permissions.limits(session)
     if grants is None:  # the server submits a run of a sweep
         grants = permissions.grants(session, user)
-        errors |= check_project(session, grants, submission.project or projects.DEFAULT)
+        errors |= project_parameters.errors_of(
+            session, grants, submission.project or projects.DEFAULT
+        )
         errors |= check_sources(session, grants, submission, checked.config)
     if errors:
         raise Invalid(errors)
@@ -185,19 +187,6 @@ def check_commands(session: Session, user: User) -> dict[str, str]:
     return {"command": f"{text}; allowed: a recipe"}
 
 
-def check_project(session: Session, grants: Grants, project: str) -> dict[str, str]:
-    """Return the error of a run's project, if any."""
-    is_there = grants.may(Permission.SUBMIT_RUN, project) and (
-        project == projects.DEFAULT or session.get(Project, project) is not None
-    )
-    if is_there:
-        return {}
-    allowed = ", ".join(map(repr, may_submit_to(session, grants)))
-    if not allowed:
-        return {"project": NO_SUBMITTING}
-    return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
-
-
 def _project(session: Session, grants: Grants, submission: Submission) -> str:
     """Return the project of a run: by default its parent's, or the first allowed one."""
     if submission.project is not None:
@@ -229,7 +218,7 @@ def _check_permissions(
 ) -> dict[str, str]:
     """Return errors for parts of a run that the user has no permission for."""
     project = _project(session, grants, submission)
-    errors = check_project(session, grants, project)
+    errors = project_parameters.errors_of(session, grants, project)
     if submission.priority > 0 and not grants.may(Permission.PRIORITIZE_RUN, project):
         allowed = "allowed: at most 0 without permission to prioritize runs of this project"
         errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
@@ -268,8 +257,7 @@ def check_sources(
 
 def may_submit_to(session: Session, grants: Grants) -> list[str]:
     """Return the projects to which the user may submit."""
-    known = projects.listed(session, grants.projects)
-    return [row.name for row in known if grants.may(Permission.SUBMIT_RUN, row.name)]
+    return project_parameters.permitted(session, grants, Permission.SUBMIT_RUN)
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:

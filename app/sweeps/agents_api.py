@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from app.auth.audit import audited, set_runs, unaudited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text
 from app.submission import config_schema
@@ -83,7 +84,11 @@ class Renewal(BaseModel):
 @router.post("/agents", status_code=201)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
 @audited("name", "project")
-def begin_agent_sweep(body: AgentSweep, session: Db, principal: SignedIn) -> SweepDetail:
+def begin_agent_sweep(
+    body: Annotated[AgentSweep, in_project(AgentSweep, Permission.SUBMIT_RUN, is_invalid=True)],
+    session: Db,
+    principal: SignedIn,
+) -> SweepDetail:
     """Begin a sweep for agents. Error 422 names each invalid field."""
     submission = SweepSubmission(agents=True, **body.model_dump())
     return detail(session, sweep_submission.begin(session, principal.user, submission))
@@ -127,7 +132,7 @@ def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn
 
 @router.put("/{sweep_id}/claims/{number}")
 @requires(Permission.SUBMIT_RUN, for_uploads=True)
-@unaudited
+@unaudited("A heartbeat: the claim itself is recorded.")
 def renew_claim(
     sweep_id: SweepId, number: RowId, body: Agent, session: Db, _principal: SignedIn
 ) -> Renewal:

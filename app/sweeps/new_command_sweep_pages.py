@@ -40,7 +40,7 @@ def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLRespons
 
 
 @router.post("/sweeps/new/command")
-@unaudited
+@unaudited("Shows a form: nothing is stored.")
 @requires(RUN_COMMANDS)
 def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
     """Show the form with the values of a run's form."""

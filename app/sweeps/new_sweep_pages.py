@@ -60,7 +60,7 @@ def new_sweep(
 
 
 @router.post("/sweeps/new")
-@unaudited
+@unaudited("Shows a form: nothing is stored.")
 @requires(ANY_SUBMITTER)
 def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
     """Show the form with the values of a run's form."""

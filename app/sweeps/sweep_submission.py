@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
+from app.auth import project_parameters
 from app.http.parameters import LARGEST_INTEGER, flaw, flaws, nonfinite, outsized
 from app.submission import command_lines, config_schema
 from app.submission.command_lines import Command, Parameter
@@ -117,7 +118,7 @@ class Checked(NamedTuple):
 
 def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     """Validate a sweep; return what to run and the errors."""
-    errors = _check_plan(submission)
+    errors = _check_plan(submission) | _check_project(session, user, submission)
     if submission.command is not None:
         submission = submission.model_copy(
             update={"command": _declared(submission.command, submission.space)}
@@ -145,6 +146,13 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     goal, unknown = _goal(submission, first.config)
     errors = first.errors | wrong | unknown
     return Checked(first.command, first.config, space, goal, runs, errors)
+
+
+def _check_project(session: Session, user: User, submission: SweepSubmission) -> dict[str, str]:
+    """Reject a project to which the user may not submit."""
+    grants = permissions.limits(session) or permissions.grants(session, user)
+    project = usual_project(session, user) if submission.project is None else submission.project
+    return project_parameters.errors_of(session, grants, project)
 
 
 def _check_searched(session: Session, space: SpaceGiven) -> dict[str, str]:

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import in_project
 from app.dependencies import Db, TheDatabase, TheLive, TheSettings
 from app.files import weight_uploads
 from app.http.active_requests import STREAM
@@ -123,10 +124,8 @@ def list_sweeps(
     )
 
 
-def _lost(
-    _user: AdmittedEarly, submission: SweepSubmission, settings: TheSettings
-) -> dict[str, str]:
-    return weight_uploads.lost(settings, submission.config)
+def _lost(_user: AdmittedEarly, body: SweepSubmission, settings: TheSettings) -> dict[str, str]:
+    return weight_uploads.lost(settings, body.config)
 
 
 #: Checked before the session opens, so that no transaction waits for a bucket.
@@ -137,7 +136,9 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("name", "recipe", "project")
 def begin_sweep(
-    submission: SweepSubmission,
+    body: Annotated[
+        SweepSubmission, in_project(SweepSubmission, Permission.SUBMIT_RUN, is_invalid=True)
+    ],
     lost: Lost,
     session: Db,
     principal: SignedIn,
@@ -148,7 +149,7 @@ def begin_sweep(
 ) -> SweepDetail:
     """Submit a sweep. Error 422 names each invalid field, its value and what is allowed."""
     sweep = sweep_submission.begin(
-        session, principal.user, submission, idempotency_key=idempotency_key, known=lost
+        session, principal.user, body, idempotency_key=idempotency_key, known=lost
     )
     return detail(session, sweep)
 
@@ -185,10 +186,12 @@ def list_trials(
 @requires(Permission.MOVE_RUN)
 @audited("project")
 def move_sweep(
-    sweep_id: SweepId, body: Destination, session: Db, principal: SignedIn
+    sweep_id: SweepId,
+    body: Annotated[Destination, in_project(Destination, Permission.MOVE_RUN)],
+    session: Db,
+    principal: SignedIn,
 ) -> SweepDetail:
     """Move a sweep with its runs to another project. For maintainers of both projects."""
-    check_project(session, Permission.MOVE_RUN, body.project)
     projects.move_sweep(session, sweep_id, principal.user, body.project)
     return detail(session, sweeps.get(session, sweep_id))
 

@@ -3,18 +3,19 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.permissions import SIGNED_IN, requires
+from app.auth.project_parameters import form_project
 from app.compare.comparison import MOST_RUNS
 from app.compare.parity import is_seed
 from app.dependencies import Db, Posted
 from app.html.rendering import page
-from app.http.parameters import RowId, Text
+from app.http.parameters import RowId
 from app.projects.project_transfer import elsewhere
 from app.sweeps import (
     new_agent_sweep_pages,
@@ -167,10 +168,12 @@ def extend(
 @requires(Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
-    sweep_id: RowId, session: Db, principal: SignedIn, project: Annotated[Text, Form()] = ""
+    sweep_id: RowId,
+    session: Db,
+    principal: SignedIn,
+    project: Annotated[str, form_project(Permission.MOVE_RUN, default=projects.DEFAULT)],
 ) -> RedirectResponse:
     """Move a sweep with its runs to another project."""
-    check_project(session, Permission.MOVE_RUN, project)
     projects.move_sweep(session, sweep_id, principal.user, project)
     return _back(sweep_id)
 

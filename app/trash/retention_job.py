@@ -5,9 +5,9 @@ from threading import Event
 
 from sqlalchemy.orm import Session
 
-from app.auth.permissions import Forbidden, check_project
+from app.auth.permissions import Forbidden
+from app.auth.project_parameters import resolve
 from app.files.downloads import RETRY_SECONDS
-from db.access import projects
 from db.access.permissions import Grants, Permission
 from db.database import Database, is_outage
 from db.errors import Invalid
@@ -40,8 +40,7 @@ def project_of(session: Session, grants: Grants, scope: str) -> str | None:
         text = f"{scope[:100]!r} is not allowed; allowed: all, or in:PROJECT"
         raise Invalid({"scope": text})
     project = scope.removeprefix(OF_PROJECT)
-    check_project(session, Permission.MANAGE_MEMBERS, project, "set retention rules of")
-    return projects.get(session, project).name
+    return resolve(session, Permission.MANAGE_MEMBERS, project, "set retention rules of")
 
 
 def prune_due(settings: Settings, database: Database, stopping: Event) -> None:

@@ -311,15 +311,15 @@ def end(
     error: str | None,
     exit_code: int | None = None,
     lost_bytes: int = 0,
-) -> None:
-    """Close an attempt whose process has ended.
+) -> bool:
+    """Close an attempt whose process has ended; return whether the run had not ended before.
 
     how: a key of HOW_IT_ENDED.  exit_code: negative for a signal.  lost_bytes: damaged bytes of the
     spool.  Idempotent.
     """
     run, place = lock_attempt(session, user, run_id, attempt)
     if run.status in ENDED:
-        return
+        return False
     if lost_bytes:
         text = f"{lost_bytes:,} bytes of its spool were damaged: what they held is lost"
         record(session, run, place, [], end=(place.sequence, place.offset), remarks=[text])
@@ -335,6 +335,7 @@ def end(
     if how == "interrupted":
         run.stop_reason = INTERRUPTED
     run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
+    return True
 
 
 def _reason(how: str | None, error: str | None, exit_code: int | None) -> str | None:

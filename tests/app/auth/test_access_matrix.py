@@ -1,12 +1,13 @@
 """Every route for every kind of identity, on an installation with rows in every table.
 
-No route is known by name: paths, parameters and fields are read from the server's own routes.
+Paths, parameters and fields are read from the server's own routes; valid requests are those of
+tests.app.auth.valid_requests, which test_valid_requests.py sends as the owner of the rows.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pytest
@@ -15,21 +16,19 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
 from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel
-from sqlalchemy import select, update
-from starlette.testclient import TestClient
+from sqlalchemy import select
 
-from app.auth.authentication import cookie_name
-from db.access import accounts, shared_links
 from db.database import Database
 from db.settings import Settings
-from db.tables import ApiToken, SharedLink, SignInSession, User
+from db.tables import User
+from tests.app.auth import valid_requests
 from tests.app.auth.authentication_made import PUBLIC
+from tests.app.auth.identities import IDENTITIES, Caller
 from tests.app.installation import (
     FILE_MARK,
     HIDDEN,
     MARK,
     NEAR,
-    OPEN,
     Installation,
     Side,
     empty_tables,
@@ -43,6 +42,8 @@ if os.environ.get("HALFSTEP_FAULTS") != "full":
     # On PostgreSQL in `make test-journeys`: the conditions themselves are tested on both.
     pytestmark.append(pytest.mark.only_on("sqlite"))
 SAFE = ("GET", "HEAD", "OPTIONS")
+#: Routes that end the session of their caller.
+ENDING = ("/sign-out", "/account/password", "/account/sign-ins/deletion")
 
 
 @dataclass(frozen=True)
@@ -182,100 +183,6 @@ def _is_of(table: str, row: Any, side: Side) -> bool:
     )
 
 
-@dataclass
-class Caller:
-    """A caller. user: may change own rows; sees: whether the hidden project's texts are visible."""
-
-    client: TestClient
-    user: User | None = None
-    sees: bool = False
-    is_refused: bool = False
-
-
-Identity = Callable[[FastAPI, Database, Installation], Caller]
-
-
-def _client(app: FastAPI, **headers: str) -> TestClient:
-    options: dict[str, Any] = {"base_url": "http://localhost", "follow_redirects": False}
-    return TestClient(app, headers=headers, raise_server_exceptions=False, **options)
-
-
-def _by_token(name: str, *, sees: bool = False, **of: Any) -> Identity:
-    def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
-        user = installed.users[name]
-        with database.writing() as session:
-            token, _row = accounts.make_api_token(session, user, "attack", **of)
-        return Caller(_client(app, Authorization=f"Bearer {token}"), user, sees)
-
-    return caller
-
-
-def _by_session(name: str, *, sees: bool = False) -> Identity:
-    def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
-        user = installed.users[name]
-        with database.writing() as session:
-            secret, row = accounts.start_session(session, user)
-            csrf = row.csrf_token
-        client = _client(app, **{"x-csrf-token": csrf, "origin": "http://localhost"})
-        client.cookies.set(cookie_name(app.state.settings), secret, domain="localhost.local")
-        return Caller(client, user, sees)
-
-    return caller
-
-
-def _ended(identity: Identity, *statements: Any) -> Identity:
-    """Return an identity with an expired or revoked secret."""
-
-    def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
-        found = identity(app, database, installed)
-        with database.writing() as session:
-            for statement in statements:
-                session.execute(statement)
-        return Caller(found.client, is_refused=True)
-
-    return caller
-
-
-def _by_link(app: FastAPI, database: Database, installed: Installation) -> Caller:
-    with database.writing() as session:
-        secret, row = shared_links.make(
-            session, installed.open.owner, installed.open.runs[:1], days=1
-        )
-        link_id = row.id
-    client = _client(app, origin="http://localhost")
-    answer = client.post("/shared", data={"secret": secret})
-    assert answer.status_code == 303
-    assert "agora run" in client.get(f"/shared/{link_id}").text
-    name = f"{cookie_name(app.state.settings)}-link"
-    client.cookies.set(name, secret, domain="localhost.local", path="/")
-    return Caller(client, is_refused=True)
-
-
-EXPIRED = update(ApiToken).where(ApiToken.name == "attack").values(expires_at=1.0)
-IDENTITIES: dict[str, Identity] = {
-    "anonymous": lambda app, _database, _installed: Caller(_client(app), is_refused=True),
-    "unknown token": lambda app, _database, _installed: Caller(
-        _client(app, Authorization="Bearer hs_unknown"), is_refused=True
-    ),
-    "expired token": _ended(_by_token("owner"), EXPIRED),
-    "revoked token": _ended(_by_token("owner"), ApiToken.__table__.delete()),
-    "expired session": _ended(_by_session("owner"), update(SignInSession).values(expires_at=1.0)),
-    "ended session": _ended(_by_session("owner"), SignInSession.__table__.delete()),
-    "deactivated": _ended(_by_token("owner"), update(User).values(deactivated_at=1.0)),
-    "read-only link": _by_link,
-    "ended link": _ended(_by_link, update(SharedLink).values(expires_at=1.0)),
-    "outsider": _by_token("outsider"),
-    "outsider's browser": _by_session("outsider"),
-    "left the project": _by_token("left"),
-    "limited token": _by_token("both", project=OPEN),
-    "limited token to read": _by_token("both", kind="read", project=OPEN),
-    "limited token to steer": _by_token("both", kind="control", project=OPEN),
-    "limited token of the operator": _by_token("operator", project=OPEN),
-    "token to send": _by_token("both", kind="write"),
-    "viewer": _by_token("viewer", sees=True),
-    "viewer's browser": _by_session("viewer", sees=True),
-    "token to read": _by_token("owner", kind="read", sees=True),
-}
 #: The others run in `make test-all`: test_authentication.py tests all routes without a sign-in,
 #: test_shared_links.py with a link, test_access.py with a limited token.
 KINDS = ("outsider's browser", "token to send", "viewer")
@@ -301,12 +208,14 @@ def test_no_route_opens_what_an_identity_may_not_see(
     mine = [] if caller.user is None else _account_of(database, caller.user)
     requests, wrong = 0, []
     # Those that change nothing come first: later ones may store what they send as the caller's own.
-    for route in sorted(routes_of(app), key=lambda each: each.method not in SAFE):
+    # Those that end the caller's session come last: nothing after them would be tested.
+    order = sorted(routes_of(app), key=lambda each: (each.path in ENDING, each.method not in SAFE))
+    for route in order:
         if route.is_stream and not caller.is_refused and ("_id" not in route.path or caller.sees):
             continue  # it would not end
         for variant in range(3):
             address, options = request_of(route, installed.hidden, user, variant)
-            answer = caller.client.request(route.method, address, **options)
+            answer = caller.request(route.method, address, **options)
             requests += 1
             said = f"{route} {options}: {answer.status_code} {answer.text[:300]}"
             sent = address + str(options)
@@ -320,7 +229,70 @@ def test_no_route_opens_what_an_identity_may_not_see(
     assert requests > 300
 
 
-def _faults(caller: Caller, route: Route, answer: Any, sent: str) -> Iterator[str]:
+#: Routes by which an identity with a role in the hidden project may change its rows.
+ALLOWED = {
+    # Of a member: it works the sweep of another member.
+    "token to send": {
+        "POST /api/v1/sweeps/{sweep_id}/claims",
+        "PUT /api/v1/sweeps/{sweep_id}/claims/{number}",
+        "POST /api/v1/sweeps/{sweep_id}/claims/{number}/end",
+        "POST /api/v1/sweeps/{sweep_id}/claims/{number}/return",
+    },
+}
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("name", CALLERS)
+def test_no_valid_request_changes_what_an_identity_may_not_change(
+    app: FastAPI,
+    settings: Settings,
+    database: Database,
+    installed: Installation,
+    name: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Requests that succeed for the owner, of every writing route, change no hidden row."""
+    rows = valid_requests.add_rows(database, installed.hidden)
+    caller = IDENTITIES[name](app, database, installed)
+    hidden = replace(installed.hidden, runs=[*installed.hidden.runs, *rows.runs])
+    changes_nothing = name.startswith(CHANGE_NOTHING)
+    but = 0 if changes_nothing or caller.user is None else caller.user.id
+    snapshot = valid_requests.Snapshot(settings)
+    before = rows_of(database, hidden, but=but)
+    mine = [] if caller.user is None else _account_of(database, caller.user)
+    requests, succeeded, wrong = 0, 0, []
+    for route in valid_requests.writing_routes(app):
+        if route.path in PUBLIC:
+            continue
+        snapshot.restore()
+        address, options = valid_requests.request_of(app, route, hidden, rows)
+        answer = caller.request(route.method, address, **options)
+        requests += 1
+        said = f"{route} {options}: {answer.status_code} {answer.text[:300]}"
+        is_allowed = str(route) in ALLOWED.get(name, ())
+        if answer.status_code < 400 and not _is_sign_in(answer):
+            succeeded += 1
+        if not is_allowed:
+            sent = address + str(options)
+            wrong += [f"{why}: {said}" for why in _faults(caller, route, answer, sent)]
+            if snapshot.has_changed() and rows_of(database, hidden, but=but) != before:
+                wrong.append(f"changes a hidden row: {said}")
+        is_own = changes_nothing and caller.user is not None and snapshot.has_changed()
+        if is_own and _account_of(database, caller.user) != mine:
+            wrong.append(f"changes the account: {said}")
+    record_property("requests", requests)
+    record_property("succeeded", succeeded)
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+    assert requests > 160
+
+
+def _is_sign_in(answer: Any) -> bool:
+    """Return whether a response redirects to the sign-in."""
+    return answer.status_code == 303 and "/sign-in" in answer.headers.get("location", "")
+
+
+def _faults(caller: Caller, route: Any, answer: Any, sent: str) -> Iterator[str]:
     if answer.status_code >= 500:
         yield "a server's error"
     if MARK in answer.text and not caller.sees:
@@ -331,8 +303,7 @@ def _faults(caller: Caller, route: Route, answer: Any, sent: str) -> Iterator[st
     if is_named and route.method in SAFE and not caller.sees:
         yield "shows a hidden project's name"
     if caller.is_refused:
-        is_led = answer.status_code == 303 and "/sign-in" in answer.headers.get("location", "")
-        if not is_led and answer.status_code not in (401, 404, 405):
+        if not _is_sign_in(answer) and answer.status_code not in (401, 404, 405):
             yield "lets in one who may not"
     elif (
         not caller.sees

@@ -52,6 +52,21 @@ def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
     assert [each["status"] for each in run["statuses"]] == ["running"]
 
 
+def test_beginning_and_end_are_in_the_audit_log_once(
+    uploader: Uploader, script: TestClient
+) -> None:
+    """Repeated calls, as by an uploader without a response, record nothing more."""
+    for _ in range(2):
+        uploader.begin(project="")
+    for _ in range(2):
+        assert uploader.end("failed", error="it raised").status_code == 200
+    recorded = script.get("/api/v1/audit").json()["audit_events"]
+    assert [(each["run_id"], each["detail"]) for each in recorded] == [
+        (1, "the process has ended: failed"),
+        (1, "a watched run began"),
+    ]
+
+
 def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
     """Steps, events and metrics are recorded as a worker's are; the precision is found out."""
     uploader.begin()
