@@ -30,6 +30,9 @@ HASHING = 4
 #: Requests that may wait for that.
 MOST_HASHING = 100
 
+#: Uploaded images encoded concurrently, up to 250 MB each, and requests that may wait for that.
+ENCODING, MOST_ENCODING = 2, 100
+
 Done = TypeVar("Done")
 
 
