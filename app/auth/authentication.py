@@ -199,6 +199,8 @@ def _check_run(database: Database, request: Request, known: accounts.KnownToken)
     if run_id is not None:
         with database.read_only() as session:
             project = session.scalar(select(Run.project).where(Run.id == run_id))
+        if project is not None and not known.grants.may(Permission.SUBMIT_RUN, project):
+            project = None  # as for a missing run
         check_may_upload(known, run_id, project)
 
 
