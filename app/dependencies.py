@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
 from app.http.active_requests import ActiveRequests, Queue
+from app.http.media_types import is_form
 from app.live.live import Live
 from app.live.run_states import RunStates
 from db.database import Database
@@ -126,10 +127,7 @@ async def _end(opened: AbstractContextManager[Session], *error: Any) -> None:
 
 
 async def _posted(request: Request) -> FormData:
-    kind = request.headers.get("content-type", "").partition(";")[0]
-    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-        return await request.form()
-    return FormData()
+    return await request.form() if is_form(request.headers) else FormData()
 
 
 TheLive = Annotated[Live, Depends(_live)]
