@@ -10,7 +10,9 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
+from app.auth.login_throttling import network_of
 from app.http.active_requests import ActiveRequests, Queue
+from app.http.credentials import secret_of
 from app.http.media_types import is_form
 from app.live.live import Live
 from app.live.run_states import RunStates
@@ -39,7 +41,8 @@ Done = TypeVar("Done")
 
 async def _turn(request: Request) -> AsyncIterator[None]:
     active_requests: ActiveRequests = request.app.state.active_requests
-    client = _client(request)
+    address = network_of(request.client.host if request.client else "")
+    client = active_requests.client_of(secret_of(request), address)
     active_requests.queue(client)
     try:
         async with request.app.state.turns:
@@ -52,12 +55,6 @@ async def _hashing(request: Request) -> AsyncIterator[None]:
     queue: Queue = request.app.state.hashing
     async with queue.turn():
         yield
-
-
-def _client(request: Request) -> str:
-    """Return the key under which requests are counted before authentication."""
-    address = request.client.host if request.client else ""
-    return request.headers.get("authorization") or request.headers.get("cookie") or address
 
 
 #: Precedes the database turn, which must not be held while passwords are hashed.

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
-from app.auth.authentication import cookie_name
+from app.http.credentials import cookie_name
 from db.access import accounts, shared_links
 from db.database import Database
 from db.settings import Settings
