@@ -4,6 +4,7 @@ import ipaddress
 import re
 import secrets
 import socket
+from json import detect_encoding
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -183,6 +184,9 @@ class BodyLimit:
                 raise HTTPException(413, detail)
             if is_checked:
                 text.extend(message.get("body", b""))
+                if not detect_encoding(bytes(text[:4])).startswith("utf-8"):
+                    # Bytes of another encoding could hide brackets from the limit of nesting.
+                    raise HTTPException(415, "The JSON is not in UTF-8, the allowed encoding.")
                 if not message.get("more_body") and await run_in_threadpool(is_deep, text):
                     detail = f"The JSON is nested too deeply; allowed: {JSON_DEPTH} levels."
                     raise HTTPException(413, detail)

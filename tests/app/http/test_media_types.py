@@ -66,6 +66,18 @@ def test_nested_json_is_rejected_in_any_spelling(
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_json_in_another_encoding_is_rejected(
+    running: Run, script: TestClient, encoding: str
+) -> None:
+    """Its bytes can hide brackets from the limit of nesting: U+0122 contains that of a quote."""
+    text = f'{{"\u0122": "", "recipe": "digits", "config": {"[" * 800}{"]" * 800}}}'
+    headers = {"content-type": "application/json"}
+    for body in (text, text.replace("\u0122", "x"), '{"recipe": "digits"}'):
+        answer = script.post("/api/v1/runs", content=body.encode(encoding), headers=headers)
+        assert (answer.status_code, "UTF-8" in answer.json()["detail"]) == (415, True)
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_nested_text_of_another_type_is_no_error_of_the_server(
     running: Run, script: TestClient, kind: str
