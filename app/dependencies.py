@@ -33,8 +33,8 @@ HASHING = 4
 #: Requests that may wait for that.
 MOST_HASHING = 100
 
-#: Uploaded images encoded concurrently, up to 250 MB each, and requests that may wait for that.
-ENCODING, MOST_ENCODING = 2, 100
+#: Uploaded images encoded concurrently, up to 440 MB each, and requests that may wait for that.
+ENCODING, MOST_ENCODING = 1, 100
 
 Done = TypeVar("Done")
 

@@ -15,7 +15,7 @@ from db.errors import Invalid
 
 #: Largest width or height.
 MOST_SIDE = 16_384
-#: Largest number of pixels, of all frames together: up to 250 MB while they are encoded.
+#: Largest number of pixels, of all frames together: up to 440 MB while they are encoded, for WebP.
 MOST_PIXELS = 25_000_000
 MOST_FRAMES = 1000
 LIMITS = (
@@ -73,8 +73,9 @@ def _encoded(image: Image.Image, kind: str) -> bytes:
     durations = []  # of frames, in milliseconds
     for frame in Frames(image) if is_moving else [image]:
         _check_size(image, len(frames) + 1)
-        frames.append(_plain(frame, kind, is_moving=is_moving))
+        frame.load()
         durations.append(_bounded(frame.info.get("duration", 0)))
+        frames.append(_plain(frame, kind, is_moving=is_moving))
     options = dict(OPTIONS[kind])
     if is_moving:
         options |= {"save_all": True, "append_images": frames[1:], "duration": durations}
@@ -94,15 +95,17 @@ def _check_size(image: Image.Image, frames: int) -> None:
 
 
 def _plain(frame: Image.Image, kind: str, *, is_moving: bool) -> Image.Image:
-    """Return a frame's pixels only, upright."""
-    upright = frame if is_moving else ImageOps.exif_transpose(frame)
-    is_kept = kind == "PNG" and not is_moving and upright.mode in PNG_MODES
-    if not is_kept:
-        has_alpha = kind != "JPEG" and upright.has_transparency_data
-        upright = upright.convert("RGBA" if has_alpha else "RGB")
-    transparency = upright.info.get("transparency") if is_kept else None
-    upright.info = {} if transparency is None else {"transparency": transparency}
-    return upright
+    """Return a frame's pixels only, upright. A single one is not copied, for the memory."""
+    frame = frame.copy() if is_moving else frame
+    if not is_moving:
+        ImageOps.exif_transpose(frame, in_place=True)
+    is_kept = kind == "PNG" and not is_moving and frame.mode in PNG_MODES
+    mode = "RGBA" if kind != "JPEG" and frame.has_transparency_data else "RGB"
+    if not is_kept and frame.mode != mode:
+        frame = frame.convert(mode)
+    transparency = frame.info.get("transparency") if is_kept else None
+    frame.info = {} if transparency is None else {"transparency": transparency}
+    return frame
 
 
 def _bounded(number: float) -> int:
