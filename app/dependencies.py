@@ -10,7 +10,10 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
+from app.auth.login_throttling import network_of
 from app.http.active_requests import ActiveRequests, Queue
+from app.http.credentials import secret_of
+from app.http.media_types import is_form
 from app.live.live import Live
 from app.live.run_states import RunStates
 from db.database import Database
@@ -30,12 +33,16 @@ HASHING = 4
 #: Requests that may wait for that.
 MOST_HASHING = 100
 
+#: Uploaded images encoded concurrently, up to 440 MB each, and requests that may wait for that.
+ENCODING, MOST_ENCODING = 1, 100
+
 Done = TypeVar("Done")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
     active_requests: ActiveRequests = request.app.state.active_requests
-    client = _client(request)
+    address = network_of(request.client.host if request.client else "")
+    client = active_requests.client_of(secret_of(request), address)
     active_requests.queue(client)
     try:
         async with request.app.state.turns:
@@ -48,12 +55,6 @@ async def _hashing(request: Request) -> AsyncIterator[None]:
     queue: Queue = request.app.state.hashing
     async with queue.turn():
         yield
-
-
-def _client(request: Request) -> str:
-    """Return the key under which requests are counted before authentication."""
-    address = request.client.host if request.client else ""
-    return request.headers.get("authorization") or request.headers.get("cookie") or address
 
 
 #: Precedes the database turn, which must not be held while passwords are hashed.
@@ -123,10 +124,7 @@ async def _end(opened: AbstractContextManager[Session], *error: Any) -> None:
 
 
 async def _posted(request: Request) -> FormData:
-    kind = request.headers.get("content-type", "").partition(";")[0]
-    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
-        return await request.form()
-    return FormData()
+    return await request.form() if is_form(request.headers) else FormData()
 
 
 TheLive = Annotated[Live, Depends(_live)]

@@ -10,7 +10,14 @@ from fastapi import APIRouter, FastAPI
 
 from app import api_routes, page_routes
 from app.auth.sso import Provider
-from app.dependencies import HASHING, INGESTING, MOST_HASHING, TURNS
+from app.dependencies import (
+    ENCODING,
+    HASHING,
+    INGESTING,
+    MOST_ENCODING,
+    MOST_HASHING,
+    TURNS,
+)
 from app.files import downloads, image_downloads
 from app.http import assets, http_errors, monitoring_metrics
 from app.http.active_requests import ActiveRequests, ActiveRequestsMiddleware, Queue
@@ -59,6 +66,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.turns = asyncio.Semaphore(TURNS)
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.hashing = Queue(HASHING, MOST_HASHING, "passwords are verified")
+    app.state.encoding = Queue(ENCODING, MOST_ENCODING, "images are encoded")
     # A check that timed out continues in its thread until the database answers.
     app.state.readiness_checks = CapacityLimiter(2)
     app.state.noting = set()

@@ -5,6 +5,8 @@ An exception's docstring is its default message.
 
 from typing import ClassVar, Self
 
+from halfstep import field_errors
+
 
 class HalfstepError(Exception):
     """An error occurred."""
@@ -36,12 +38,13 @@ class Changed(Conflict):
 class Invalid(HalfstepError):
     """A value is not allowed.
 
-    `errors` maps the path of each field ("training.batch_size") to its error message.
+    `errors` maps the path of each field ("training.batch_size") to its error message. Of many, or
+    long ones, only a part is reported.
     """
 
     def __init__(self, errors: dict[str, str]) -> None:
-        self.errors = errors
-        super().__init__("; ".join(f"{field}: {message}" for field, message in errors.items()))
+        self.errors = field_errors.bounded(errors)
+        super().__init__(field_errors.summary(self.errors))
 
 
 class OverQuota(Invalid):

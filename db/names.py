@@ -50,6 +50,11 @@ def cleaned(name: str) -> str:
     return "".join(shown).strip()
 
 
+def without_invisible(name: str) -> str:
+    """Return a name from elsewhere as it is shown: no invisible characters, single spaces."""
+    return " ".join("".join(c for c in name if c.isspace() or not is_invisible(c)).split())
+
+
 def checked_name(name: str, *, most: int, field: str = "name") -> str:
     """Return a name without surrounding spaces. Raises Invalid if it is not allowed."""
     name = unicodedata.normalize("NFC", name.strip())

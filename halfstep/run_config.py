@@ -178,9 +178,13 @@ def parse_config(recipe: type[Configurable], values: JsonObject) -> RunConfig[An
     try:
         return config_model(recipe).model_validate(values)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, e['loc']))} is {e['input']!r}: {_wrong(recipe, e)}"
+        errors = {
+            ".".join(map(str, e["loc"])): f"{e['input']!r:.200}: {_wrong(recipe, e)}"
             for e in error.errors()
+        }
+        lines = [
+            text if path == field_errors.FURTHER else f"{path} is {text}"
+            for path, text in field_errors.bounded(errors).items()
         ]
         raise ConfigError("\n".join(lines)) from error
 

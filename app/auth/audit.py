@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from app.auth.login_throttling import network_of
 from app.dependencies import Posted
+from app.http.media_types import is_json
 from db.access import accounts
 from db.access.audit import DETAIL_CHARACTERS
 from db.database import Database, now
@@ -71,7 +72,7 @@ async def _detail(request: Request, posted: Posted) -> str:
     if not fields:
         return ""
     sent: dict[str, Any] = {**request.query_params, **posted}
-    if "json" in request.headers.get("content-type", ""):
+    if is_json(request.headers):
         try:
             body = await request.json()
         except ValueError:  # the route reports it

@@ -21,12 +21,12 @@ from app.auth import audit
 from app.auth.permissions import access_of, admit
 from app.dependencies import SAFE_METHODS, Db, Posted
 from app.http.active_requests import ActiveRequests, active_request_of
+from app.http.credentials import bearer_token, cookie_of, is_secure
 from app.http.parameters import check_known
 from db.access import accounts, permissions
 from db.access.permissions import Grants, Permission
 from db.database import Database
 from db.errors import HalfstepError
-from db.settings import Settings
 from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, WRITE, Run, SignInSession, User
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _signed_in(
     detail: audit.Detail,
     background: BackgroundTasks,
 ) -> Principal:
-    token = _token(request)
+    token = bearer_token(request)
     if token is not None:
         known = _full_token(request, session, token)
         if not known.is_noted and request.method not in SAFE_METHODS:
@@ -176,7 +176,7 @@ def _audited(
 
 async def _sender(request: Request, background: BackgroundTasks) -> User:
     """Return the sender of a watched run, before its body is read and without holding a session."""
-    token, database = _token(request), request.app.state.database
+    token, database = bearer_token(request), request.app.state.database
     if token is None:
         raise SignInNeeded
     async with request.app.state.turns:
@@ -188,6 +188,8 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
     if known.kind not in (FULL, *SENDING):
         raise NotForSending
     request.state.known, request.state.token = known, known.name
+    active_requests: ActiveRequests = request.app.state.active_requests
+    active_requests.note_valid(token)
     if not known.is_noted:
         _note_later(request, token, background)
     return known.user
@@ -199,6 +201,8 @@ def _check_run(database: Database, request: Request, known: accounts.KnownToken)
     if run_id is not None:
         with database.read_only() as session:
             project = session.scalar(select(Run.project).where(Run.id == run_id))
+        if project is not None and not known.grants.may(Permission.SUBMIT_RUN, project):
+            project = None  # as for a missing run
         check_may_upload(known, run_id, project)
 
 
@@ -227,7 +231,7 @@ Sender = Annotated[User, Depends(_sender)]
 
 async def _uploader(request: Request, background: BackgroundTasks) -> User:
     """Return the uploader of a file, before its body is read and without holding a session."""
-    token, database = _token(request), request.app.state.database
+    token, database = bearer_token(request), request.app.state.database
     async with request.app.state.turns:
         user, is_noted = await run_in_threadpool(_authorized, request, database, token)
     if token is not None and not is_noted:
@@ -256,7 +260,7 @@ Uploader = Annotated[User, Depends(_uploader)]
 
 async def _admitted_early(request: Request, posted: Posted) -> User:
     """Authorize a request before its session opens, for a check that waits for the network."""
-    token, database = _token(request), request.app.state.database
+    token, database = bearer_token(request), request.app.state.database
     posted_token = str(posted.get("csrf_token", ""))
     async with request.app.state.turns:
         user, _is_noted = await run_in_threadpool(
@@ -266,12 +270,6 @@ async def _admitted_early(request: Request, posted: Posted) -> User:
 
 
 AdmittedEarly = Annotated[User, Depends(_admitted_early)]
-
-
-def _token(request: Request) -> str | None:
-    """Return the bearer token; None for a browser."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def principal_of(request: Request) -> Principal | None:
@@ -342,35 +340,6 @@ def sign_in(
         samesite="lax",
         secure=is_secure(request),
     )
-
-
-def cookie_of(request: Request) -> str:
-    """Return the name of the session cookie; over TLS with a prefix that other hosts cannot set.
-
-    A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie. That
-    name is for cookies of the whole host, so below a path prefix it is `__Secure-`, which plain
-    HTTP cannot set.
-    """
-    settings = request.app.state.settings
-    name = cookie_name(settings)
-    if not is_secure(request):
-        return name
-    return f"__Secure-{name}" if settings.path_prefix else f"__Host-{name}"
-
-
-def is_secure(request: Request) -> bool:
-    """Return whether the request came over TLS, perhaps terminated by a trusted proxy."""
-    return request.url.scheme == "https"
-
-
-def cookie_name(settings: Settings) -> str:
-    """Return the name of the cookie, with the port: browsers share cookies between ports of a host.
-
-    The port is that of the public address, which all servers behind it have in common.
-    """
-    public = urlsplit(settings.public_url)
-    usual = 443 if public.scheme == "https" else 80
-    return f"halfstep-{(public.port or usual) if settings.public_url else settings.port}"
 
 
 def check_came_from_here(request: Request) -> None:

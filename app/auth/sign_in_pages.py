@@ -8,20 +8,13 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from app.auth import audit
-from app.auth.authentication import (
-    NoPasswords,
-    SignedIn,
-    check_came_from_here,
-    cookie_of,
-    is_secure,
-    local_path,
-    sign_in,
-)
+from app.auth.authentication import NoPasswords, SignedIn, check_came_from_here, local_path, sign_in
 from app.auth.login_throttling import client_of
 from app.auth.permissions import ACCOUNT, requires
 from app.auth.sso import MINUTES, Claims, Provider, SsoFailed
 from app.dependencies import Db, Hashing, TheDatabase, TheSettings
 from app.html.rendering import page
+from app.http.credentials import cookie_of, is_secure
 from app.http.parameters import Text
 from db.access import accounts, login_attempts, oidc_role_mapping
 from db.access.login_attempts import TooManyAttempts

@@ -1,24 +1,22 @@
 """Single sign-on: OpenID Connect's authorization code flow, with PKCE, state and nonce.
 
-The state between the two requests is encrypted in a cookie, so that only the browser that began a
-sign-in can finish it.
+Authlib speaks the protocol. The state between the two requests is encrypted in a cookie, so that
+only the browser that began a sign-in can finish it.
 """
 
-import base64
-import hashlib
 import hmac
 import json
 import logging
-import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
-import httpx2
-from joserfc import jwt
-from joserfc.errors import JoseError
-from joserfc.jwk import KeySet
+from authlib.common.security import generate_token
+from authlib.integrations.base_client import BaseApp, OAuth2Mixin, OpenIDMixin
+from authlib.integrations.httpx_client import OAuth2Client
+from authlib.oidc.discovery import get_well_known_url
 
 from db.access import oidc_role_mapping
 from db.access import secrets as encryption
@@ -32,9 +30,15 @@ logger = logging.getLogger(__name__)
 MINUTES = 10
 #: Lifetime of the cached endpoints and keys of the provider.
 KNOWN_SECONDS = 600.0
+#: Signatures that are accepted, whatever the provider announces: with public keys only.
 ALGORITHMS = ["RS256", "RS512", "PS256", "ES256", "EdDSA"]
 LEEWAY_SECONDS = 60
 ANSWER_BYTES = 1 << 20
+#: What is used of the provider's metadata; Authlib would take settings of its client from the rest.
+METADATA = (
+    *("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint"),
+    "_loaded_at",  # Authlib's own
+)
 
 
 class SsoFailed(HalfstepError):
@@ -50,6 +54,22 @@ class Claims:
     groups: frozenset[str]
 
 
+class _Client(OAuth2Client):  # type: ignore[misc] # Authlib has no types
+    """HTTP client for short responses."""
+
+    def request(self, method: str, url: str, **options: Any) -> Any:
+        response = super().request(method, url, **options)
+        if len(response.content) > ANSWER_BYTES:
+            raise ValueError(f"{url} answered {len(response.content):,} bytes")
+        return response
+
+
+class _Application(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
+    """This server as a client of the provider."""
+
+    client_cls = _Client
+
+
 class Provider:
     """OIDC provider of these settings; thread-safe. Raises Invalid for invalid roles."""
 
@@ -59,63 +79,41 @@ class Provider:
         except ValueError as error:
             raise Invalid({"HALFSTEP_OIDC_ROLES": str(error)}) from error
         self._settings = settings
-        self._known: tuple[float, dict[str, Any], KeySet] | None = None
+        self._known: tuple[float, _Application] | None = None
 
     def begin(self, target: str) -> tuple[str, str]:
         """Return the URL to redirect the browser to, and the cookie to set.
 
         target: local path after the sign-in.  Raises SsoFailed.
         """
-        about, _keys = self._discovered()
-        begun = {name: secrets.token_urlsafe(32) for name in ("state", "nonce", "verifier")}
-        digest = hashlib.sha256(begun["verifier"].encode()).digest()
-        query = {
-            "response_type": "code",
-            "client_id": self._settings.oidc_client_id,
-            "redirect_uri": self._redirect_uri,
-            "scope": self._settings.oidc_scopes,
-            "state": begun["state"],
-            "nonce": begun["nonce"],
-            "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
-            "code_challenge_method": "S256",
-        }
-        content = json.dumps({**begun, "target": target, "time": time.time()})
-        cookie = encryption.encrypt(self._settings.secrets_key, content)
-        address = about["authorization_endpoint"]
-        return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}", cookie
+        with self._failing():
+            begun = {"nonce": generate_token(), "target": target, "time": time.time()}
+            begun |= self._discovered().create_authorization_url(
+                f"{self._settings.address}/sign-in/sso/answer", nonce=begun["nonce"]
+            )
+        return begun.pop("url"), encryption.encrypt(self._settings.secrets_key, json.dumps(begun))
 
     def finish(self, cookie: str, state: str, code: str) -> tuple[Claims, str]:
         """Return the user's claims and the target path. Raises SsoFailed."""
         begun = self._begun(cookie)
         if not hmac.compare_digest(state.encode(), begun["state"].encode()):
             raise SsoFailed("This response belongs to a sign-in of another browser.")
-        about, _keys = self._discovered()
-        answer = self._request(
-            "POST",
-            about["token_endpoint"],
-            data={
-                "grant_type": "authorization_code",
-                "code": code,
-                "redirect_uri": self._redirect_uri,
-                "code_verifier": begun["verifier"],
-                "client_id": self._settings.oidc_client_id,
-            },
-            auth=(
-                self._settings.oidc_client_id,
-                self._settings.oidc_client_secret.get_secret_value(),
-            ),
-        )
-        claims = self._checked(str(answer.get("id_token", "")), begun["nonce"])
-        if self._settings.oidc_groups_claim not in claims and "userinfo_endpoint" in about:
-            bearer = {"Authorization": f"Bearer {answer.get('access_token', '')}"}
-            more = self._request("GET", about["userinfo_endpoint"], headers=bearer)
-            if more.get("sub") == claims["sub"]:
-                claims = {**more, **claims}
-        return self._claims(claims), str(begun["target"])
-
-    @property
-    def _redirect_uri(self) -> str:
-        return f"{self._settings.address}/sign-in/sso/answer"
+        with self._failing():
+            application = self._discovered()
+            token = application.fetch_access_token(
+                f"{self._settings.address}/sign-in/sso/answer",
+                code=code,
+                code_verifier=begun["code_verifier"],
+            )
+            claims = application.parse_id_token(
+                token, begun["nonce"], self._claims_options(application), leeway=LEEWAY_SECONDS
+            )
+            has_more = "userinfo_endpoint" in application.server_metadata
+            if self._settings.oidc_groups_claim not in claims and has_more:
+                more = application.userinfo(token=token)
+                if more.get("sub") == claims["sub"]:
+                    claims = {**more, **claims}
+            return self._claims(claims), str(begun["target"])
 
     def _begun(self, cookie: str) -> dict[str, Any]:
         try:
@@ -127,29 +125,15 @@ class Provider:
             raise SsoFailed(f"The sign-in took more than {MINUTES} minutes. Start again.")
         return begun
 
-    def _checked(self, id_token: str, nonce: str) -> dict[str, Any]:
-        """Verify an identity token's signature, issuer, audience and expiry; return its claims."""
-        about, keys = self._discovered()
-        audience = self._settings.oidc_client_id
-        rules = jwt.JWTClaimsRegistry(
-            leeway=LEEWAY_SECONDS,
-            iss={"essential": True, "value": about["issuer"]},
-            aud={"essential": True, "value": audience},
-            exp={"essential": True},
-            sub={"essential": True},
-            nonce={"essential": True, "value": nonce},
-        )
-        try:
-            claims = jwt.decode(id_token, keys, algorithms=ALGORITHMS).claims
-            rules.validate(claims)
-        except (JoseError, ValueError) as error:
-            self._known = None  # its keys may have changed
-            logger.warning("the provider's token was rejected: %s", error)
-            raise SsoFailed from error
-        is_for_others = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
-        if is_for_others and claims.get("azp") != audience:
-            raise SsoFailed
-        return claims
+    def _claims_options(self, application: _Application) -> dict[str, dict[str, Any]]:
+        """Return the values that claims of an identity token must have, besides Authlib's rules."""
+        client_id = self._settings.oidc_client_id
+        return {
+            "iss": {"essential": True, "value": application.server_metadata["issuer"]},
+            "aud": {"essential": True, "value": client_id},
+            "azp": {"value": client_id},
+            "sub": {"essential": True},
+        }
 
     def _claims(self, claims: dict[str, Any]) -> Claims:
         name = next(
@@ -161,32 +145,35 @@ class Provider:
         subject = f"{claims['iss']} {claims['sub']}"
         return Claims(subject, str(name), frozenset({ANY_GROUP, *map(str, groups)}))
 
-    def _discovered(self) -> tuple[dict[str, Any], KeySet]:
+    def _discovered(self) -> _Application:
         if self._known is not None and time.monotonic() - self._known[0] < KNOWN_SECONDS:
-            return self._known[1], self._known[2]
+            return self._known[1]
         issuer = self._settings.oidc_issuer.rstrip("/")
-        about = self._request("GET", f"{issuer}/.well-known/openid-configuration")
-        if str(about.get("issuer", "")).rstrip("/") != issuer:
-            logger.warning("the provider's issuer is %.200r, not %r", about.get("issuer"), issuer)
-            raise SsoFailed
-        try:
-            keys = KeySet.import_key_set(self._request("GET", about["jwks_uri"]))  # type: ignore[arg-type]
-        except (JoseError, KeyError, ValueError) as error:
-            raise SsoFailed from error
-        self._known = (time.monotonic(), about, keys)
-        return about, keys
+        application = _Application(
+            framework=None,
+            client_id=self._settings.oidc_client_id,
+            client_secret=self._settings.oidc_client_secret.get_secret_value(),
+            server_metadata_url=get_well_known_url(issuer, external=True),
+            client_kwargs={
+                "scope": self._settings.oidc_scopes,
+                "code_challenge_method": "S256",
+                "timeout": 10.0,
+            },
+        )
+        about = application.load_server_metadata()
+        if str(about["issuer"]).rstrip("/") != issuer:
+            raise ValueError(f"its issuer is {about['issuer']!r:.200}")
+        application.server_metadata = {name: about[name] for name in METADATA if name in about}
+        application.server_metadata["id_token_signing_alg_values_supported"] = ALGORITHMS
+        self._known = (time.monotonic(), application)
+        return application
 
-    def _request(self, method: str, address: str, **options: Any) -> dict[str, Any]:
-        """Send a request to the provider. Raises SsoFailed, and logs the provider's error."""
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Convert errors to SsoFailed, and log them."""
         try:
-            answer = httpx2.request(method, address, timeout=10.0, **options)
-            if answer.status_code != 200 or len(answer.content) > ANSWER_BYTES:
-                logger.warning("%s answered %d: %.500s", address, answer.status_code, answer.text)
-                raise SsoFailed
-            content = answer.json()
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-            logger.warning("%s did not answer: %s", address, error)
+            yield
+        except Exception as error:  # a provider may answer anything, at each step of the protocol
+            self._known = None  # its keys may have changed
+            logger.warning("sign-in at %s failed: %.500r", self._settings.oidc_issuer, error)
             raise SsoFailed from error
-        if not isinstance(content, dict):
-            raise SsoFailed
-        return content

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.auth.audit import unaudited
-from app.auth.authentication import LinkNeeded, check_came_from_here, cookie_name, is_secure
+from app.auth.authentication import LinkNeeded, check_came_from_here
 from app.auth.permissions import SHARED_LINK, access_of, check, requires
 from app.compare import comparison
 from app.compare.comparison import Comparison
@@ -27,6 +27,7 @@ from app.html import chart_links
 from app.html.chart_pages import chart
 from app.html.markdown import SharedReport
 from app.html.rendering import page
+from app.http.credentials import cookie_name, is_secure
 from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import skipped_steps
 from app.reports import report_html

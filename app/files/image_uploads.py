@@ -1,14 +1,13 @@
 """Uploads of images for notes and reports: stored as files of the run or of the report.
 
-The body is the image. Its type is read from its content, and no other type than these is stored.
+The body is the image. Its type is read from its content, and it is stored encoded again.
 """
 
-import hashlib
 from functools import partial
 from typing import Annotated
 
 import obstore
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -20,12 +19,14 @@ from app.auth.project_parameters import resolve
 from app.dependencies import TheSettings
 from app.files.downloads import RETRY_SECONDS
 from app.files.file_uploads import take_file
+from app.files.image_encoding import MEDIA_TYPES, EncodedImage, encode_again
+from app.http.active_requests import Queue
 from app.http.parameters import RowId, RunId, Text
 from app.reports.reports import writable
 from db.access import permissions
 from db.access.permissions import Permission
 from db.database import Database
-from db.errors import HalfstepError, Invalid, NotFound, StorageUnreachable
+from db.errors import HalfstepError, NotFound, StorageUnreachable
 from db.files import artifact_versions, artifacts, report_images
 from db.files.storage import delete_file, is_full, open_store, storage_full
 from db.queue import quotas
@@ -36,16 +37,28 @@ from halfstep.artifacts.manifest import Entry
 
 router = APIRouter(tags=["reports"])
 
-#: Ending of a file by the media type of its content.
-ENDINGS = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp"}
 #: Name of the artifact with the images of a project's note.
 NOTE_IMAGES = "note-images"
 BODY = {
     "requestBody": {
         "required": True,
-        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ENDINGS},
+        "content": {
+            media_type: {"schema": {"type": "string", "format": "binary"}}
+            for media_type in MEDIA_TYPES.values()
+        },
     }
 }
+
+
+async def _encoded(request: Request, _user: Uploader) -> EncodedImage:
+    """Read the body and encode the image again; few at once, for their memory."""
+    content = await request.body()
+    queue: Queue = request.app.state.encoding
+    async with queue.turn():
+        return await run_in_threadpool(encode_again, content)
+
+
+Encoded = Annotated[EncodedImage, Depends(_encoded)]
 
 
 class UploadedImage(BaseModel):
@@ -60,21 +73,19 @@ class UploadedImage(BaseModel):
 @router.post("/runs/{run_id}/images", status_code=201, openapi_extra=BODY)
 @requires(Permission.CONTROL_RUN)
 async def upload_run_image(
-    run_id: RunId, request: Request, settings: TheSettings, user: Uploader
+    run_id: RunId, request: Request, settings: TheSettings, user: Uploader, image: Encoded
 ) -> UploadedImage:
     """Store an image for the note of a run: PNG, JPEG, GIF or WebP, as an artifact."""
-    content = await request.body()
-    return await run_in_threadpool(partial(_store_of_run, request, settings, user, run_id, content))
+    return await run_in_threadpool(partial(_store_of_run, request, settings, user, run_id, image))
 
 
 @router.post("/reports/{report_id}/images", status_code=201, openapi_extra=BODY)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 async def upload_report_image(
-    report_id: RowId, request: Request, settings: TheSettings, user: Uploader
+    report_id: RowId, request: Request, settings: TheSettings, user: Uploader, image: Encoded
 ) -> UploadedImage:
     """Store an image for a report: PNG, JPEG, GIF or WebP."""
-    content = await request.body()
-    work = partial(_store_of_report, request, settings, user, report_id, content)
+    work = partial(_store_of_report, request, settings, user, report_id, image)
     return await run_in_threadpool(work)
 
 
@@ -84,52 +95,36 @@ async def upload_project_image(
     request: Request,
     settings: TheSettings,
     user: Uploader,
+    image: Encoded,
     project: Annotated[Text, Query(description="Empty: the first project")] = "",
 ) -> UploadedImage:
     """Store an image for the note of a project: PNG, JPEG, GIF or WebP, as an artifact."""
-    content = await request.body()
-    work = partial(_store_of_project, request, settings, user, project, content)
+    work = partial(_store_of_project, request, settings, user, project, image)
     return await run_in_threadpool(work)
 
 
-def media_type_of(content: bytes) -> str:
-    """Return the media type of an image by its first bytes. Raises Invalid."""
-    if content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    if content.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if content.startswith((b"GIF87a", b"GIF89a")):
-        return "image/gif"
-    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-        return "image/webp"
-    text = "it is empty" if not content else f"it begins with {content[:8]!r}"
-    raise Invalid({"body": f"{text}; allowed: an image in PNG, JPEG, GIF or WebP"})
-
-
 def _store_of_run(
-    request: Request, settings: Settings, user: User, run_id: int, content: bytes
+    request: Request, settings: Settings, user: User, run_id: int, image: EncodedImage
 ) -> UploadedImage:
     database: Database = request.app.state.database
-    kind, sha256 = media_type_of(content), hashlib.sha256(content).hexdigest()
+    sha256, size_bytes = image.sha256, len(image.content)
     with database.reading() as session:
-        quotas.check_storage(session, runs.get(session, run_id).project, len(content))
+        quotas.check_storage(session, runs.get(session, run_id).project, size_bytes)
     key = f"runs/{run_id}/artifacts/{sha256}"
-    _put(settings, key, content)
+    _put(settings, key, image.content)
     with database.writing() as session:
-        name = f"note/{sha256[:16]}.{ENDINGS[kind]}"
-        row = artifacts.attach(
-            session, run_id, name, key=key, size_bytes=len(content), sha256=sha256
-        )
-        audit.record_now(session, request, user, f"{name}, {len(content):,} bytes", run_id)
+        name = f"note/{sha256[:16]}.{image.ending}"
+        row = artifacts.attach(session, run_id, name, key=key, size_bytes=size_bytes, sha256=sha256)
+        audit.record_now(session, request, user, f"{name}, {size_bytes:,} bytes", run_id)
         address = f"/runs/{run_id}/artifacts/{row.id}/download"
-    return UploadedImage(address=address, media_type=kind, size_bytes=len(content), sha256=sha256)
+    return _uploaded(address, image)
 
 
 def _store_of_report(
-    request: Request, settings: Settings, user: User, report_id: int, content: bytes
+    request: Request, settings: Settings, user: User, report_id: int, image: EncodedImage
 ) -> UploadedImage:
     database: Database = request.app.state.database
-    kind, sha256 = media_type_of(content), hashlib.sha256(content).hexdigest()
+    sha256, size_bytes = image.sha256, len(image.content)
     with database.reading() as session:
         permissions.limit(session, permissions.grants(session, user))
         project = writable(session, report_id).project
@@ -137,46 +132,60 @@ def _store_of_report(
             raise NotFound(f"There is no report {report_id}.")
         if report_images.find(session, report_id, sha256) is None:
             report_images.check_room(session, report_id)
-            quotas.check_storage(session, project, len(content))
-    key, size_bytes = f"reports/{report_id}/{sha256}", len(content)
-    _put(settings, key, content)
+            quotas.check_storage(session, project, size_bytes)
+    key = f"reports/{report_id}/{sha256}"
+    _put(settings, key, image.content)
     try:
         with database.writing() as session:
             quotas.lock_limits(session, project)
-            image = report_images.record(
-                session, user, report_id, sha256=sha256, media_type=kind, size_bytes=size_bytes
+            row = report_images.record(
+                session,
+                user,
+                report_id,
+                sha256=sha256,
+                media_type=image.media_type,
+                size_bytes=size_bytes,
             )
             quotas.check_storage(session, project, 0)
-            audit.record_now(session, request, user, f"image {image.id}, {size_bytes:,} bytes")
-            address = f"/reports/{report_id}/images/{image.id}"
+            audit.record_now(session, request, user, f"image {row.id}, {size_bytes:,} bytes")
+            address = f"/reports/{report_id}/images/{row.id}"
     except HalfstepError:  # report or project were filled, or the report deleted, meanwhile
         with database.reading() as session:
             is_recorded = report_images.find(session, report_id, sha256) is not None
         if not is_recorded:
             delete_file(open_store(settings, retry_seconds=RETRY_SECONDS), key)
         raise
-    return UploadedImage(address=address, media_type=kind, size_bytes=size_bytes, sha256=sha256)
+    return _uploaded(address, image)
 
 
 def _store_of_project(
-    request: Request, settings: Settings, user: User, project: str, content: bytes
+    request: Request, settings: Settings, user: User, project: str, image: EncodedImage
 ) -> UploadedImage:
     database: Database = request.app.state.database
-    kind, sha256 = media_type_of(content), hashlib.sha256(content).hexdigest()
-    entry = Entry(f"{sha256[:16]}.{ENDINGS[kind]}", len(content), sha256)
+    sha256, size_bytes = image.sha256, len(image.content)
+    entry = Entry(f"{sha256[:16]}.{image.ending}", size_bytes, sha256)
     with database.writing() as session:
         permissions.limit(session, request.state.grants)
         resolve(session, Permission.SUBMIT_RUN, project)
         if not artifact_versions.known_blobs(session, project, {sha256}):
-            quotas.check_storage(session, project, len(content))
+            quotas.check_storage(session, project, size_bytes)
         version_id = artifact_versions.save(
             session, user, project, NOTE_IMAGES, type="image", entries=[entry]
         ).id
-        audit.record_now(session, request, user, f"{entry.path}, {len(content):,} bytes")
-    upload = BlobUpload(request.state.grants, version_id, len(content), sha256)
-    take_file(settings, database, upload, 0, content)
+        audit.record_now(session, request, user, f"{entry.path}, {size_bytes:,} bytes")
+    upload = BlobUpload(request.state.grants, version_id, size_bytes, sha256)
+    take_file(settings, database, upload, 0, image.content)
     address = f"/api/v1/artifact-versions/{version_id}/files/{entry.path}"
-    return UploadedImage(address=address, media_type=kind, size_bytes=len(content), sha256=sha256)
+    return _uploaded(address, image)
+
+
+def _uploaded(address: str, image: EncodedImage) -> UploadedImage:
+    return UploadedImage(
+        address=address,
+        media_type=image.media_type,
+        size_bytes=len(image.content),
+        sha256=image.sha256,
+    )
 
 
 def _put(settings: Settings, key: str, content: bytes) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from db.database import Database
-from db.errors import Ended, Invalid, NotFound
+from db.errors import Ended, Invalid
 from db.tables import ENDED, LARGEST_COUNT, Run, User
 from db.telemetry import frozen_steps, ingest
 from db.telemetry.frozen_steps import rows_at
@@ -71,7 +71,7 @@ def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
     with database.reading() as session:
         run = session.get(Run, run_id)
         if run is None:
-            raise NotFound(f"There is no run {run_id}.")
+            raise ingest.not_found(run_id)
         attempt = run.attempt
         lines = list(_lines(texts, run.started_at or 0.0, problems))
     metrics = list(_metrics(lines, problems))

@@ -8,8 +8,10 @@ from app.dependencies import TheDatabase, ingesting
 from app.files import json_lines
 from app.files.ingest_api import TELEMETRY, Piece
 from app.files.json_lines import Logged
+from app.http.credentials import secret_of
 from app.http.parameters import RunId
 from app.http.rate_limit import RateLimit
+from db.access import accounts
 
 router = APIRouter(prefix="/ingest/{run_id}", tags=["watched runs"])
 
@@ -41,7 +43,7 @@ async def log_lines(
     """
     limit: RateLimit = request.app.state.log_lines
     lines = sum(1 for line in body.splitlines() if line.strip())
-    limit.take(request.headers["authorization"], lines)
+    limit.take(accounts.hash_of(secret_of(request)), lines)
 
     def work() -> Logged:
         return json_lines.take(database, sender, run_id, body)

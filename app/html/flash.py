@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import Request
 from fastapi.responses import RedirectResponse
 
-from app.auth.authentication import is_secure
+from app.http.credentials import is_secure
 
 #: Read and deleted by page.js; expires if no page reads it in time.
 COOKIE, SECONDS = "halfstep-done", 30

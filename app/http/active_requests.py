@@ -32,8 +32,10 @@ STREAM, DOWNLOAD, EXPORT = "stream", "download", "export"
 MOST_OF_USER: Mapping[str, int] = MappingProxyType({STREAM: 100, DOWNLOAD: 32, EXPORT: 2})
 #: Concurrent exports of all users: each holds a page of 20,000 rows.
 MOST_EXPORTS = 4
-#: Requests in progress or waiting, per token, browser, or address without either.
+#: Requests in progress or waiting, per valid token or session, or address without either.
 MOST_REQUESTS = 200
+#: Valid tokens and sessions that are remembered for that.
+MOST_SECRETS = 10_000
 RETRY_SECONDS = 2
 #: The ASGI extension of a server that can abort a response.
 ABORT = "halfstep.abort"
@@ -113,6 +115,7 @@ class ActiveRequests:
         self._admitted: set[ActiveRequest] = set()
         self._lasting: set[ActiveRequest] = set()
         self._turns: Counter[str] = Counter()
+        self._valid: dict[str, None] = {}  # hashes of secrets, the most recent last
         self._task: asyncio.Task[None] | None = None
 
     def admit(
@@ -131,6 +134,25 @@ class ActiveRequests:
             active.grants, active.kind, active.run_id = grants, kind, run_id
             active.secret = accounts.hash_of(secret)
             self._admitted.add(active)
+        self.note_valid(secret)
+
+    def note_valid(self, secret: str) -> None:
+        """Count requests with this token or session separately from now on."""
+        with self._lock:
+            key = accounts.hash_of(secret)
+            self._valid.pop(key, None)
+            self._valid[key] = None
+            if len(self._valid) > MOST_SECRETS:
+                del self._valid[next(iter(self._valid))]
+
+    def client_of(self, secret: str, address: str) -> str:
+        """Return the key under which a request is counted before it is authenticated.
+
+        A secret that has not been valid counts for its address, since a client can invent any
+        number of them.
+        """
+        key = accounts.hash_of(secret)
+        return key if key in self._valid else address
 
     def queue(self, client: str) -> None:
         """Count a waiting request. Raises TooManyAtOnce."""

@@ -6,6 +6,8 @@ import hashlib
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.media_types import media_type_of
+
 #: Smaller bodies fit in one packet and are not compressed.
 LEAST_BYTES = 1000
 #: A higher level makes numbers a tenth smaller, in three times the time.
@@ -49,9 +51,7 @@ class Compact:
 def _is_json(message: Message) -> bool:
     headers = Headers(raw=message["headers"])
     is_plain = "etag" not in headers and "content-encoding" not in headers
-    return (
-        message["status"] == 200 and is_plain and headers.get("content-type") == "application/json"
-    )
+    return message["status"] == 200 and is_plain and media_type_of(headers) == "application/json"
 
 
 def _compact(request_headers: Headers, start: Message, body: bytes) -> bytes:

@@ -169,9 +169,8 @@ def _on_bad_request(request: Request, error: Exception) -> Response:
         noun = str(wrong[0]["loc"][1]).removesuffix("_id")
         text = f"There is no {noun} {str(wrong[0]['input'])[:100]!r}."
         return _answer(request, 404, text, _code(errors.NotFound))
-    fields = dict(map(_flaw, error.errors()))
-    message = "; ".join(f"{k}: {v}" for k, v in fields.items())
-    return _answer(request, 422, message, "invalid", fields)
+    invalid = errors.Invalid(dict(map(_flaw, error.errors())))
+    return _answer(request, 422, str(invalid), "invalid", invalid.errors)
 
 
 def _flaw(error: Mapping[str, Any]) -> tuple[str, str]:
@@ -222,7 +221,8 @@ def _answer(
 
     details: additional fields of the problem.  links: of the page, in addition to the runs.
     """
-    message, title = _encodable(message), HTTPStatus(status).phrase
+    message = _encodable(field_errors.cut(message, field_errors.LONGEST_SUMMARY))
+    title = HTTPStatus(status).phrase
     if _wants_json(request):
         named = {_encodable(k): _encodable(v) for k, v in fields.items()} if fields else None
         fixed = {"title": title, "status": status, "detail": message, "code": code}

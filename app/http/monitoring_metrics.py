@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy.exc import DBAPIError
 
 from app.dependencies import TheDatabase, TheSettings
+from app.http.credentials import bearer_token
 from db.database import is_outage
 from db.errors import InvalidCredentials, NotFound
 from db.health import monitoring_metrics
@@ -28,9 +29,8 @@ def _scraper(request: Request, settings: TheSettings) -> None:
     token = settings.metrics_token.get_secret_value()
     if not token:
         raise NotFound("There are no metrics: HALFSTEP_METRICS_TOKEN is not set.")
-    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    is_valid = hmac.compare_digest(sent.strip().encode(), token.encode())
-    if scheme.lower() != "bearer" or not is_valid:
+    sent = bearer_token(request) or ""
+    if not hmac.compare_digest(sent.encode(), token.encode()):
         raise InvalidCredentials('Send HALFSTEP_METRICS_TOKEN as "Authorization: Bearer ...".')
 
 

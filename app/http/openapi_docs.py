@@ -6,9 +6,10 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
-from app.auth.authentication import SignedIn, cookie_name
+from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.html.rendering import page
+from app.http.credentials import cookie_name
 from app.http.http_errors import PROBLEM_TYPE, Problem
 from app.http.path_prefix import public_address
 

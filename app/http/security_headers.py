@@ -4,6 +4,7 @@ import ipaddress
 import re
 import secrets
 import socket
+from json import detect_encoding
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.media_types import is_json
 from db.settings import Settings
 
 #: Far above any configuration, which is a few kB.
@@ -169,9 +171,9 @@ class BodyLimit:
         most = PIECE_BYTES if is_piece else MANIFEST_BYTES if is_manifest else BODY_BYTES
         most = IMAGE_BYTES if is_image else most
         headers = Headers(scope=scope)
-        declared, kind = headers.get("content-length", ""), headers.get("content-type", "")
+        declared = headers.get("content-length", "")
         is_too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
-        is_json, text, received = "json" in kind and not is_piece, bytearray(), 0
+        is_checked, text, received = is_json(headers) and not is_piece, bytearray(), 0
 
         async def receive_within_limit() -> Message:
             nonlocal received
@@ -180,8 +182,11 @@ class BodyLimit:
             if is_too_large or received > most:
                 detail = f"The request is too large; allowed: at most {most:,} bytes."
                 raise HTTPException(413, detail)
-            if is_json:
+            if is_checked:
                 text.extend(message.get("body", b""))
+                if not detect_encoding(bytes(text[:4])).startswith("utf-8"):
+                    # Bytes of another encoding could hide brackets from the limit of nesting.
+                    raise HTTPException(415, "The JSON is not in UTF-8, the allowed encoding.")
                 if not message.get("more_body") and await run_in_threadpool(is_deep, text):
                     detail = f"The JSON is nested too deeply; allowed: {JSON_DEPTH} levels."
                     raise HTTPException(413, detail)

@@ -11,24 +11,23 @@ from urllib.parse import SplitResult, urlsplit
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Ranges outside the public Internet that `ipaddress` of some supported Python counts as global:
-#: Azure's metadata service, and rows of IANA's special-purpose registries (RFC 6890 and updates).
-#: IPv4-mapped, translated (SIIT) and NAT64 addresses are private whatever they contain: a network
-#: decides by itself where it translates them to.
+#: Addresses outside the public Internet that `ipaddress` of some supported Python counts as global:
+#: Azure's metadata service, and the rest of IANA's special-purpose registries (RFC 6890 and its
+#: updates), also what may be reached there, such as relays: no receiver of alerts has one.
 NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
         (
-            *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
-            *("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96"),
-            *("64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "3fff::/20"),
-            *("5f00::/16", "fec0::/10"),
+            *("168.63.129.16/32", "192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24"),
+            *("192.88.99.0/24", "192.175.48.0/24"),
+            *("2001::/23", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
         ),
     )
 )
-#: IPv6 prefixes of addresses that embed an IPv4 address, and the number of bits after it:
-#: IPv4-compatible and 6to4.
-EMBEDDING = ((ipaddress.IPv6Network("::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
+#: Global unicast (RFC 4291). Outside it are IPv4-mapped, IPv4-compatible, translated (SIIT) and
+#: NAT64 addresses, which a network translates to whatever it decides; 2001::/23 has Teredo's and
+#: 2002::/16 is 6to4.
+UNICAST = ipaddress.IPv6Network("2000::/3")
 #: The upper half of an ISATAP interface identifier, in front of the IPv4 address (RFC 5214).
 ISATAP = (0x00005EFE, 0x02005EFE)
 
@@ -79,24 +78,17 @@ async def forbidden(url: str, *, private: bool) -> str:
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is on the public Internet, and so is an IPv4 address within it."""
+    """Return whether an address is on the public Internet, and so is an ISATAP one within it."""
     address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv6Address):
-        if any(not _is_global(embedded) for embedded in _isatap(address)):
-            return False
-        for prefix, shift in EMBEDDING:
-            if address in prefix:
-                return _is_global(ipaddress.IPv4Address(int(address) >> shift & 0xFFFFFFFF))
-    return _is_global(address)
+    is_inside = address.version == 6 and address not in UNICAST
+    return not is_inside and all(map(_is_global, (address, *_isatap(address))))
 
 
-def _isatap(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+def _isatap(address: Address) -> list[Address]:
     is_one = int(address) >> 32 & 0xFFFFFFFF in ISATAP
     return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)] if is_one else []
 
 
 def _is_global(address: Address) -> bool:
-    is_special = any(
-        address.version == network.version and address in network for network in NOT_PUBLIC
-    )
+    is_special = any(address in network for network in NOT_PUBLIC)
     return address.is_global and not address.is_multicast and not is_special

@@ -153,10 +153,10 @@ def mistakes(schema: Schema, config: JsonObject) -> dict[str, str]:
     for error in Draft202012Validator(schema).iter_errors(config):
         path = ".".join(map(str, error.absolute_path))
         if error.validator == "additionalProperties":
-            for name in error.instance.keys() - error.schema.get("properties", {}).keys():
-                known = ", ".join(error.schema.get("properties", {}))
-                inner = f"{path}.{name}" if path else str(name)
-                errors[inner] = f"there is no such field; allowed: {known}"
+            known = error.schema.get("properties", {})
+            text = f"there is no such field; allowed: {', '.join(known)}"
+            unknown = (name for name in error.instance if name not in known)
+            errors |= {f"{path}.{name}" if path else str(name): text for name in unknown}
         elif path in fields:
             errors[path] = violation(fields[path], error.instance)
         elif (whole := path.rpartition(".")[0]) in fields:  # an item of a list

@@ -20,7 +20,7 @@ from db.access import secrets
 from db.errors import Conflict, Invalid
 from db.queue import workers
 from db.runs import runs
-from halfstep.field_errors import reason
+from halfstep.field_errors import bounded, of_pydantic
 from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
@@ -70,11 +70,12 @@ def submit_command(request: Request, session: Db, posted: Posted, principal: Sig
             raise Invalid(errors | wrong | check(session, submission).errors)
         run = submit(session, principal.user, submission)
     except ValidationError as error:
-        errors |= {".".join(map(str, flaw["loc"])): reason(flaw) for flaw in error.errors()}
+        errors |= of_pydantic(error.errors())
     except Invalid as error:
         errors = error.errors
     else:
         return RedirectResponse(f"/runs/{run.id}", status_code=303)
+    errors = bounded(errors)
     form = command_form.typed(posted, errors)
     return _form(request, session, principal, form, values, errors)
 

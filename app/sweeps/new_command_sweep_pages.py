@@ -24,7 +24,7 @@ from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
 from db.sweeps.sweeps import HYPERBAND, MAXIMISE, MINIMISE
-from halfstep.field_errors import reason
+from halfstep.field_errors import bounded, of_pydantic
 
 router = APIRouter()
 
@@ -64,10 +64,10 @@ def begin(
         checked = sweep_submission.check(session, principal.user, submission)
         errors |= checked.errors
     except ValidationError as error:
-        errors |= {".".join(map(str, flaw["loc"])): reason(flaw) for flaw in error.errors()}
+        errors |= of_pydantic(error.errors())
     except Invalid as error:
         errors |= error.errors
-    if errors:
+    if errors := bounded(errors):
         form = command_form.typed(posted, errors)
         return _form(request, session, principal, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):

@@ -14,7 +14,7 @@ from db.access import permissions, projects
 from db.access.permissions import MEMBER, Grants, Permission
 from db.database import now
 from db.errors import Conflict, Invalid, InvalidCredentials
-from db.names import checked_name, cleaned, key_of
+from db.names import checked_name, key_of, without_invisible
 from db.paging import Page, page
 from db.tables import (
     FULL,
@@ -85,7 +85,7 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
     """
     user = session.scalar(select(User).where(User.subject == subject))
     if user is None:
-        shown = cleaned(name)[:NAME_CHARACTERS]
+        shown = without_invisible(name)[:NAME_CHARACTERS]
         if find_user(session, shown) is not None:
             message = f"The account {shown!r} is not linked to the provider. An admin can "
             raise InvalidCredentials(f"{message}link it by halfstep user subject.")

@@ -183,6 +183,11 @@ def _close_node(session: Session, run: Run) -> None:
     session.execute(update(RunNode).where(*node).values(ended_at=now()))
 
 
+def not_found(run_id: int) -> NotFound:
+    """Return the error for a run that is missing or that the sender may not see, the same one."""
+    return NotFound(f"There is no watched run {run_id}, or no such attempt of it.")
+
+
 def lock_attempt(
     session: Session, user: User, run_id: int, attempt: int
 ) -> tuple[Run, WatchedAttempt]:
@@ -191,12 +196,11 @@ def lock_attempt(
     Raises NotFound, NotOwner, StaleAttempt if a later attempt has begun, Ended if a user ended it.
     """
     run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
-    if run is None or run.source != WATCH or attempt > run.attempt:
-        raise NotFound(f"There is no attempt {attempt} of a watched run {run_id}.")
-    may = run.owner_id == user.id and permissions.grants(session, user).may(
-        Permission.SUBMIT_RUN, run.project
-    )
-    if not may:
+    grants = permissions.grants(session, user)
+    is_visible = run is not None and grants.may(Permission.VIEW_RUN, run.project)
+    if run is None or not is_visible or run.source != WATCH or attempt > run.attempt:
+        raise not_found(run_id)
+    if run.owner_id != user.id or not grants.may(Permission.SUBMIT_RUN, run.project):
         raise NotOwner
     if attempt < run.attempt:
         raise StaleAttempt

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import httpx2
 
+from halfstep import field_errors
 from halfstep.api_client.errors import ApiError
 
 
@@ -95,7 +96,6 @@ def error_of(answer: httpx2.Response) -> ApiError:
         return ApiError(404, f"{address} is not an address of a Halfstep server: 404 Not Found")
     if not isinstance(body, dict):
         return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
-    errors = body.get("errors") or {}
-    sentences = [f"{field}: {text}" for field, text in errors.items()]
-    message = "; ".join(sentences) or str(body.get("detail", answer.reason_phrase))
+    errors = field_errors.bounded(body.get("errors") or {})
+    message = field_errors.summary(errors) or str(body.get("detail", answer.reason_phrase))
     return ApiError(answer.status_code, message, errors, body)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 from typing import Any
 
 from halfstep.telemetry.plain_json import JsonObject
@@ -10,6 +11,8 @@ from halfstep.telemetry.plain_json import JsonObject
 MOST_CHARACTERS = 24_000
 LONGEST_TEXT = 2000
 LEFT_OUT = "left_out"
+#: Unicode categories of characters that a person does not see and a model reads.
+UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs")
 
 
 def bounded(result: JsonObject) -> JsonObject:
@@ -33,14 +36,22 @@ def bounded(result: JsonObject) -> JsonObject:
 
 
 def _short(value: Any) -> Any:
-    """Return a copy with short texts, and numbers of six digits."""
+    """Return a copy with short texts of visible characters, and numbers of six digits."""
     if isinstance(value, str):
-        return value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]} […]"
+        return _seen(value if len(value) <= LONGEST_TEXT else f"{value[:LONGEST_TEXT]} […]")
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _short(each) for key, each in value.items()}
+        return {_seen(key): _short(each) for key, each in value.items()}
     return [_short(each) for each in value] if isinstance(value, list) else value
+
+
+def _seen(text: str) -> str:
+    """Return a text with escapes for characters that are not shown."""
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in UNSEEN else f"\\u{ord(c):04x}"
+        for c in text
+    )
 
 
 def _lists(value: Any, path: str = "") -> list[tuple[str, list[Any]]]:

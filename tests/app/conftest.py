@@ -11,7 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.auth.authentication import cookie_name
+from app.http.credentials import cookie_name
 from app.main import create_app
 from app.serve import Server
 from db.access import accounts

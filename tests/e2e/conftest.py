@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
-from app.auth.authentication import cookie_name
+from app.http.credentials import cookie_name
 from db.access import accounts
 from db.database import Database
 from db.settings import Settings

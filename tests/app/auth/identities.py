@@ -9,7 +9,7 @@ from httpx2 import Response
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from app.auth.authentication import cookie_name
+from app.http.credentials import cookie_name
 from db.access import accounts, shared_links
 from db.database import Database
 from db.tables import ApiToken, SharedLink, SignInSession, User

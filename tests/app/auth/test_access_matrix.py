@@ -23,7 +23,7 @@ from db.settings import Settings
 from db.tables import User
 from tests.app.auth import valid_requests
 from tests.app.auth.authentication_made import PUBLIC
-from tests.app.auth.identities import IDENTITIES, Caller
+from tests.app.auth.identities import IDENTITIES, Caller, by_token
 from tests.app.installation import (
     FILE_MARK,
     HIDDEN,
@@ -227,6 +227,43 @@ def test_no_route_opens_what_an_identity_may_not_see(
         assert _account_of(database, caller.user) == mine
     record_property("requests", requests)
     assert requests > 300
+
+
+#: What is added to ids for those of missing rows, and the name of a missing project.
+FAR, NO_PROJECT = 70_000, "vault-7"
+
+
+@pytest.mark.parametrize("kind", ["full", *extended(["write", "read", "control"])])
+def test_hidden_rows_are_answered_as_missing_ones(
+    app: FastAPI, database: Database, installed: Installation, kind: str
+) -> None:
+    """By each route with the same status, of the API also with the same text."""
+    caller = by_token("left", kind=kind)(app, database, installed)
+    hidden, wrong = installed.hidden, []
+    missing = replace(
+        hidden,
+        project=NO_PROJECT,
+        runs=[run + FAR for run in hidden.runs],
+        ids={name: number + FAR for name, number in hidden.ids.items()},
+    )
+    for route in sorted(routes_of(app), key=lambda each: each.method not in SAFE):
+        if route.is_stream and "_id" not in route.path:
+            continue  # it would not end
+        for variant in range(3):
+            asked = [request_of(route, side, "left", variant) for side in (hidden, missing)]
+            first, second = (
+                caller.client.request(route.method, address, **options)
+                for address, options in asked
+            )
+            text = re.sub(rf"{str(FAR)[:-2]}(\d\d)", lambda m: str(int(m[1])), second.text)
+            is_same = text.replace(NO_PROJECT, hidden.project) == first.text
+            # A page has its own token; another answer has the time, or a new id.
+            is_same |= first.status_code < 400 or not route.is_api
+            if (first.status_code, is_same) != (second.status_code, True):
+                answers = f"{first.status_code} {first.text[:200]} | {second.text[:200]}"
+                wrong.append(f"{route} {asked[0][1]}: {answers}")
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
 
 
 #: Routes by which an identity with a role in the hidden project may change its rows.

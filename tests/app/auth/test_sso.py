@@ -102,10 +102,10 @@ def test_users_get_the_roles_of_their_groups(
     address = _begin(stranger)
     asked = {name: each[0] for name, each in parse_qs(urlsplit(address).query).items()}
     begun = json.loads(secrets.decrypt(settings.secrets_key, stranger.cookies[SSO_COOKIE]))
-    digest = hashlib.sha256(begun["verifier"].encode()).digest()
+    digest = hashlib.sha256(begun["code_verifier"].encode()).digest()
     assert asked["code_challenge"] == base64.urlsafe_b64encode(digest).decode().rstrip("=")
     assert (asked["state"], asked["nonce"]) == (begun["state"], begun["nonce"])
-    assert begun["verifier"] not in address
+    assert begun["code_verifier"] not in address
     answer = stranger.get(_agree(address, "1"))
     assert (answer.status_code, answer.headers["location"]) == (303, "/sweeps")
     assert stranger.get("/runs").status_code == 200

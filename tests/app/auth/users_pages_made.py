@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.auth.authentication import cookie_name
+from app.http.credentials import cookie_name
 from db.access import accounts
 from db.database import Database
 from db.tables import User

@@ -15,7 +15,7 @@ from db.tables import Run
 from halfstep import Client
 from tests.app.conftest import serving
 from tests.buckets import Bucket
-from tests.e2e.artifacts_made import PICTURE
+from tests.pictures import picture
 from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = [pytest.mark.xdist_group("bucket"), pytest.mark.only_on("sqlite")]
@@ -126,9 +126,9 @@ class TestSigned:
 
     def test_images_of_a_note_are_sent_by_the_server(self, http: httpx2.Client) -> None:
         """The content security policy of its page allows no other host."""
-        image = http.post("/api/v1/projects/images", content=PICTURE).json()
+        image = http.post("/api/v1/projects/images", content=picture()).json()
         answer = http.get(image["address"])
-        assert (answer.status_code, answer.content) == (200, PICTURE)
+        assert (answer.status_code, answer.content) == (200, picture())
 
     def test_the_client_follows_without_its_token(
         self, http: httpx2.Client, bucket: Bucket, token: str, tmp_path: Any

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from db.access import accounts, projects
+from db.access import accounts, people, projects
 from db.database import Database
 from db.files.backup import back_up, restore
 from db.files.storage import mismatches, open_store
@@ -392,10 +392,54 @@ def test_a_run_that_a_person_ended_takes_nothing_more(
     assert uploader.begin(attempt=2).status_code == 200
 
 
+#: Requests on a run, by route: path below the run, method and body.
+ON_A_RUN = {
+    "spool": ("PUT", "/1/0?offset=0", b""),
+    "sidecar": ("PUT", "/1/sidecar/0?offset=0", b""),
+    "file": ("PUT", f"/1/files/a.pt?offset=0&size=1&sha256={'0' * 64}", b"x"),
+    "end": ("POST", "/1/end", b'{"status": "finished", "step": 0}'),
+    "lines": ("POST", "/log", b'{"step": 1, "loss": 0.5}'),
+    "no lines": ("POST", "/log", b""),
+}
+
+
+@pytest.mark.parametrize("route", ON_A_RUN)
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_hidden_run_is_answered_as_a_missing_one(
+    uploader: Uploader, database: Database, ada: User, route: str, is_own: bool
+) -> None:
+    """By status and text, also to its owner who has lost the role, and by a token of a project."""
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        projects.make(session, "digits")
+        projects.set_role(session, bob, "digits", "member")
+        tokens = [
+            accounts.make_api_token(session, bob, kind, kind, project=project)[0]
+            for kind, project in (("write", None), ("full", None), ("write", "digits"))
+        ]
+    if is_own:
+        uploader.headers = {"Authorization": f"Bearer {tokens[0]}"}
+    assert uploader.begin().json()["run"] == 1
+    with database.writing() as session:
+        projects.take_role(session, people.named(session, "bob"), "digits")
+    method, path, body = ON_A_RUN[route]
+    for token in tokens:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        hidden, missing = (
+            uploader.client.request(
+                method, f"/api/v1/ingest/{run}{path}", content=body, headers=headers
+            )
+            for run in (1, 2)
+        )
+        assert hidden.status_code == missing.status_code
+        assert hidden.text.replace("run 1", "run 2") == missing.text
+        assert hidden.status_code == (404 if token in tokens[:2] else 403)
+
+
 def test_strangers_and_other_users_are_rejected(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:
-    """401 without a valid token, 403 for another user's run, 404 for a missing one."""
+    """401 without a valid token, 403 for another's visible run, 404 for a missing one."""
     uploader.begin()
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")

@@ -213,6 +213,17 @@ def test_a_token_has_a_limit_of_lines_per_minute(
     assert len(recorded(database)[1]) == 120
 
 
+@pytest.mark.parametrize("spelling", ["bearer {}", "BEARER {}", "Bearer   {}", "Bearer {} "])
+def test_a_spelling_of_the_header_is_no_other_client(sender: TestClient, spelling: str) -> None:
+    """The limit of lines is that of the token."""
+    sender.app.state.log_lines = RateLimit(100, "JSON lines")  # type: ignore[attr-defined]
+    token = sender.headers["authorization"].split()[1]
+    body = b"\n".join(b'{"step": 1, "a": 1}' for _ in range(100))
+    assert sender.post("/api/v1/ingest/1/log", content=body).status_code == 200
+    headers = {"Authorization": spelling.format(token)}
+    assert sender.post("/api/v1/ingest/1/log", content=body, headers=headers).status_code == 429
+
+
 def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Database) -> None:
     """Neither a line end nor a blank line is a line."""
     sender.app.state.log_lines = RateLimit(10, "JSON lines")  # type: ignore[attr-defined]

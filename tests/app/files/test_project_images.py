@@ -11,9 +11,10 @@ from db.files import artifact_versions
 from db.queue import quotas
 from db.tables import AuditEvent, Project
 from tests.app.artifacts.test_artifacts import CONTENT
-from tests.e2e.artifacts_made import PICTURE
+from tests.pictures import picture
 
 PATH = "/api/v1/projects/images"
+PICTURE = picture("red")
 
 
 def test_an_image_is_stored_once_and_shown_in_the_note(
@@ -66,7 +67,7 @@ def test_a_full_project_takes_no_further_image(database: Database, browser: Test
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = 1 / quotas.GIB
     assert browser.post(PATH, content=PICTURE).status_code == 201
-    answer = browser.post(PATH, content=PICTURE + b"\0")
+    answer = browser.post(PATH, content=picture("blue"))
     assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
 
 

@@ -4,8 +4,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.auth.authentication import cookie_name
 from app.html.flash import COOKIE
+from app.http.credentials import cookie_name
 from db.access import accounts
 from db.database import Database
 from db.tables import User

@@ -11,10 +11,12 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, event
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from app.auth.authentication import cookie_name
+from app import dependencies
 from app.http import active_requests
+from app.http.credentials import cookie_name
 from db.access import accounts, projects
 from db.access.permissions import MEMBER
 from db.database import Database
@@ -199,3 +201,53 @@ def test_requests_that_wait_are_counted_by_what_they_came_with(app: FastAPI) -> 
     flights.queue("b")
     flights.unqueue("a")
     flights.queue("a")
+
+
+def test_one_client_has_one_count_whatever_it_sends(
+    app: FastAPI, database: Database, ada: User, browser: TestClient, script: TestClient
+) -> None:
+    """Valid tokens and sessions in any spelling count once; invented ones for their address."""
+    token = script.headers["authorization"].split()[1]
+    session = browser.cookies[cookie_name(app.state.settings)]
+    spellings = [
+        {"authorization": f"{scheme}{spaces}{token}{end}"}
+        for scheme in ("Bearer", "bearer", "BEARER")
+        for spaces in (" ", "   ")
+        for end in ("", " ")
+    ]
+    cookies = [
+        {"cookie": f"{more}{cookie_name(app.state.settings)}={session}"}
+        for more in ("", "a=1; ", "b=2; c=3; ")
+    ]
+    invented = [
+        {"authorization": "Bearer hs_1"},
+        {"authorization": "Bearer hs_2"},
+        {"authorization": "Basic YQ=="},
+        {"cookie": "a=1"},
+        {"cookie": f"{cookie_name(app.state.settings)}=x"},
+        {},
+    ]
+    assert {script.get("/api/v1/runs").status_code, browser.get("/runs").status_code} == {200}
+    clients = [
+        {_client_of(app, headers) for headers in each} for each in (spellings, cookies, invented)
+    ]
+    assert [len(each) for each in clients] == [1, 1, 1]
+    assert len(set().union(*clients)) == 3
+    assert _client_of(app, {}, "2001:db8::1") == _client_of(app, {}, "2001:db8::2")
+
+
+def _client_of(app: FastAPI, headers: dict[str, str], address: str = "192.0.2.1") -> str:
+    """Return the key under which a request is counted while it waits."""
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": raw, "app": app}
+    request = Request({**scope, "client": (address, 1), "scheme": "http", "query_string": b""})
+    counted = app.state.active_requests._turns
+
+    async def wait() -> str:
+        turn = dependencies._turn(request)
+        await anext(turn)
+        [client] = counted
+        await turn.aclose()
+        return str(client)
+
+    return asyncio.run(wait())

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from app.auth.authentication import cookie_name
+from app.http.credentials import cookie_name
 from db.access import accounts
 from db.access.login_attempts import FREE_ATTEMPTS
 from db.database import Database

@@ -28,8 +28,9 @@ from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run, submit
 from tests.db.conftest import blocked
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.pictures import picture
 
-PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
+PNG, OTHER_PNG = picture("red"), picture("blue")
 PANEL = "```panel\nruns: {}\nmetrics: {}\n```"
 
 
@@ -393,7 +394,7 @@ def test_an_image_above_the_limit_is_not_stored(
     path = f"/api/v1/reports/{report_id}/images"
     first = browser.post(path, content=PNG).json()
     assert browser.post(path, content=PNG).json() == first
-    refused = browser.post(path, content=PNG + b"2")
+    refused = browser.post(path, content=OTHER_PNG)
     assert (refused.status_code, list(refused.json()["errors"])) == (422, ["image"])
     files = (settings.data / "reports" / str(report_id)).iterdir()
     assert [file.name for file in files] == [first["sha256"]]
@@ -401,7 +402,7 @@ def test_an_image_above_the_limit_is_not_stored(
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize(
-    ("content", "status"), [(PNG, 201), (PNG + b"2", 422)], ids=["same", "other"]
+    ("content", "status"), [(PNG, 201), (OTHER_PNG, 422)], ids=["same", "other"]
 )
 def test_concurrent_images_are_recorded_once_and_up_to_the_limit(
     settings: Settings,
@@ -440,7 +441,7 @@ def test_images_count_as_stored_and_towards_the_limit_of_a_project(
     with database.writing() as session:
         assert quotas.used(session, [""])[""]["stored_bytes"] == len(PNG)
         session.get_one(Project, "").stored_gib = len(PNG) / quotas.GIB
-    refused = browser.post(path, content=PNG + b"2")
+    refused = browser.post(path, content=OTHER_PNG)
     assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")
     assert len(list((settings.data / "reports" / str(report_id)).iterdir())) == 1
     assert browser.post(path, content=PNG).status_code == 201

@@ -159,10 +159,10 @@ TASKS = [
     ),
     Task(
         "What would the lower learning rate change?",
-        "queue_fix",
-        lambda r: (r["would_queue"]["settings"], r["confirm"]),
-        ({"training.learning_rate": 0.05}, "needed"),
-        {"run_id": 1, "action": LOWER},
+        "explain_run",
+        lambda r: _actions(r)[LOWER]["settings"],
+        {"training.learning_rate": 0.05},
+        {"run_id": 1},
     ),
 ]
 
@@ -197,19 +197,30 @@ def test_tasks(client: Client) -> None:
     assert answers == {each.question: each.expected for each in TASKS}
 
 
-def test_a_fix_is_queued_with_confirmation(client: Client) -> None:
-    """Not before; with the parent's other settings, from the checkpoint that the finding names."""
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_fix_is_queued_once_the_person_confirms(client: Client, mode: str) -> None:
+    """With the parent's other settings, from the checkpoint that the finding names."""
     server = server_of(client, allow_writes=True)
-    call(server, "queue_fix", run_id=1, action=LOWER)
+    questions = []
+
+    def agree(text: str) -> bool:
+        questions.append(text)
+        return True
+
+    for person in (None, lambda _text: False):
+        with pytest.raises(LookupError, match="Nothing was queued"):
+            call(server, "queue_fix", person, mode=mode, run_id=1, action=LOWER)
     assert len(client.runs()) == 3
-    queued = call(server, "queue_fix", run_id=1, action=LOWER, confirm=True)
+    queued = call(server, "queue_fix", agree, mode=mode, run_id=1, action=LOWER)
+    assert "from run 1's checkpoint at step 5" in questions[0]
+    assert '{"training.learning_rate": 0.05}' in questions[0]
     run = client.run(queued["id"])
     assert (run["status"], run["parent_id"], run["parent_step"]) == ("queued", 1, 5)
     assert run["config"]["training"]["learning_rate"] == 0.05
     assert run["config"]["scaler"] == client.run(1)["config"]["scaler"]
     again = "Start again with precision bf16"
-    queued = call(server, "queue_fix", run_id=1, action=again, confirm=True)
+    queued = call(server, "queue_fix", agree, mode=mode, run_id=1, action=again)
     run = client.run(queued["id"])
     assert (run["parent_id"], run["precision"]) == (None, "bf16")
     with pytest.raises(LookupError, match="action is 'reboot'; allowed: '"):
-        call(server, "queue_fix", run_id=1, action="reboot", confirm=True)
+        call(server, "queue_fix", agree, mode=mode, run_id=1, action="reboot")
