@@ -15,8 +15,8 @@ from tests.site import until
 from tests.worker.sandbox.target import PATIENCE, Target
 
 pytestmark = pytest.mark.slow
-#: The server was late once in about ten.
-TRIES = 400
+#: Of 400 tries of a server that looks and then opens, some sent none.
+TRIES = 2000
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Places links, and repositories that lead elsewhere, where the service may look for sources."""
 
-# ruff: noqa: B023, PTH101, PTH102, PTH104, PTH108, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: B023, PTH101
 import os
 import subprocess
 from pathlib import Path

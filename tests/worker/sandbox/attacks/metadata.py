@@ -1,6 +1,6 @@
 """Changes what Landlock does not protect: modes, owners, times and attributes."""
 
-# ruff: noqa: B023, PTH101, PTH102, PTH104, PTH108, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: B023, PTH101, PTH104, PTH108, PTH116
 import ctypes
 import mmap
 import os

@@ -1,6 +1,6 @@
 """Reaches for other processes, and for privileges."""
 
-# ruff: noqa: B023, PTH101, PTH102, PTH104, PTH108, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
 import ctypes
 import os
 import resource

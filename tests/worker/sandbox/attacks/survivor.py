@@ -1,6 +1,6 @@
 """Leaves a process behind, and kills the process that would end it."""
 
-# ruff: noqa: PTH101, PTH208
+# ruff: noqa: PTH208
 import os
 import signal
 import subprocess

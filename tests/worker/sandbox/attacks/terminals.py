@@ -1,6 +1,6 @@
 """Opens devices and terminals, and types into what it can open."""
 
-# ruff: noqa: B023, PTH101, PTH102, PTH104, PTH108, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
+# ruff: noqa: B023, PTH116
 import fcntl
 import os
 import select
