@@ -1,0 +1,71 @@
+"""What a run has the server send."""
+
+from collections.abc import Iterator
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from app.main import create_app
+from db.access import accounts
+from db.settings import Settings
+from db.tables import Artifact
+from tests.site import until
+from tests.worker.sandbox.target import PATIENCE, Target
+
+pytestmark = pytest.mark.slow
+#: Of 400 tries of a server that looks and then opens, some sent none.
+TRIES = 2000
+
+
+@pytest.fixture
+def client(target: Target) -> Iterator[TestClient]:
+    """A script of Mallory's."""
+    settings = Settings(data=target.site.data, database_url=target.site.url)
+    with target.database.writing() as session:
+        token, _row = accounts.make_api_token(session, target.mallory, "script")
+    headers = {"Authorization": f"Bearer {token}"}
+    app = create_app(settings, target.database)
+    with (
+        start_blocking_portal() as portal,
+        TestClient(
+            app, base_url="http://localhost", headers=headers, raise_server_exceptions=False
+        ) as client,
+    ):
+        assert portal
+        yield client
+
+
+def test_a_download_sends_no_file_of_others(target: Target, client: TestClient) -> None:
+    """A run that swaps its file for a link while it is sent gets the link's target never."""
+    secret = target.secrets["key"]
+    gate = target.public / "downloaded"
+    plan = {"secret": str(target.key), "size": len(secret), "gate": str(gate)}
+    with target.worker():
+        run_id = target.attack("swap.py", plan=plan)
+        target.result(run_id)
+        number = artifact_of(target, run_id)
+        tries = 0
+        if number is not None:
+            address = f"/runs/{run_id}/artifacts/{number}/download"
+            while tries < TRIES:
+                tries += 1
+                assert secret not in client.get(address).text, f"in try {tries}"
+        gate.touch()
+        target.wait(run_id)
+        assert secret not in client.get(f"/runs/{run_id}/log/download").text
+    assert target.key.read_text() == secret
+
+
+def artifact_of(target: Target, run_id: int) -> int | None:
+    """Wait until its file is recorded; None if it was refused."""
+    found: list[int] = []
+
+    def has_come() -> bool:
+        with target.database.reading() as session:
+            found.extend(session.scalars(select(Artifact.id).where(Artifact.name == "x.txt")))
+        return bool(found) or target.site.run(run_id).ended_at is not None
+
+    until(has_come, PATIENCE)
+    return found[0] if found else None

@@ -1,0 +1,72 @@
+"""What a run changes outside of its own folder, itself or by the service."""
+
+import os
+import select
+
+import pytest
+
+from tests.worker.sandbox.target import PLAIN_USER, Target
+
+pytestmark = pytest.mark.slow
+
+#: Where a folder with links may be moved to: the service's own folders of a run.
+PLACES = (
+    ("quarantine-{attempt}", "log"),
+    ("log", "quarantine-{attempt}"),
+    ("artifacts", "checkpoints"),
+    ("spool", "incoming"),
+    ("supervisor-{attempt}.log", "outcome-{attempt}.json"),
+)
+
+
+@pytest.mark.parametrize("ends_by_signal", [False, True])
+def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bool) -> None:
+    """Links in folders that a run has moved lead neither logs nor quarantine nor owners astray."""
+    with target.worker():
+        ids = {}
+        for names in PLACES:
+            there = target.private / "-".join(names).format(attempt=1)
+            there.mkdir()
+            targets = [str(there / each) for each in ("log", "frames", "made")]
+            for each in targets[:2]:
+                target.written(type(there)(each), "as it was\n")
+            target.give(there)
+            plan = {"names": names, "targets": targets, "ends_by_signal": ends_by_signal}
+            ids[target.attack("rename.py", plan=plan)] = there
+        before = target.snapshot()
+        target.wait(*ids)
+        assert target.difference(before) == {}
+
+
+def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
+    """Neither mode, owner, times nor attributes, whichever call it uses; and no setuid program."""
+    with target.worker():
+        _, victim = target.victim()
+        worn = target.written(target.public / "worn", "x", mode=0o644)
+        paths = [target.key, target.canary, worn, target.private, target.site.data]
+        paths += [target.folder / "halfstep.db", target.home, target.public / "victim"]
+        others = [victim["folder"], victim["cwd"], f"{victim['cwd']}/private.py"]
+        plan = {"paths": [*map(str, paths), *others], "owner": PLAIN_USER + 1}
+        before = target.snapshot(victim["cwd"])
+        run_id = target.attack("metadata.py", plan=plan)
+        target.wait(run_id)
+        result = target.result(run_id)
+        assert result == {"changed": {}, "setuid": []}
+        assert target.difference(before, victim["cwd"]) == {}
+
+
+def test_a_run_opens_no_terminal_of_others(target: Target) -> None:
+    """Not those of the worker's user either, nor other devices; what is typed there stays."""
+    terminal, slave = os.openpty()
+    path = os.ttyname(slave)
+    os.fchown(slave, target.user, target.user)
+    try:
+        with target.worker():
+            os.write(terminal, b"password\n")
+            run_id = target.attack("terminals.py", plan={"terminals": [path]})
+            assert target.result(run_id) == {"opened": []}
+        assert select.select([slave], [], [], 0)[0]
+        assert b"printed" not in os.read(terminal, 1000)
+    finally:
+        os.close(terminal)
+        os.close(slave)

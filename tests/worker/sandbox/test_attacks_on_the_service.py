@@ -1,0 +1,96 @@
+"""What a run does to its supervisor and its worker, so that other runs would wait."""
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.site import until
+from tests.worker.sandbox.target import DEVICES, PATIENCE, PLAIN, Target
+
+pytestmark = pytest.mark.slow
+READ = (
+    *("outcome-{attempt}.json", "lease-{attempt}.json", "job-{attempt}.json", "log", "spool"),
+    *("spool/{attempt}-0.spool", "log/attempt-0001-000001.txt", "log/attempt-0001-000007.txt"),
+    *("supervisor-{attempt}.json", "control-{attempt}.json", "quarantine-{attempt}"),
+    *("asked-{attempt}", "watch-{attempt}.lock", "crash-{attempt}", "rendezvous-{attempt}.json"),
+)
+LARGEST_GIB = 1.5
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("kind", ["fifo", "folder", "nested", "names"])
+def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, again: bool) -> None:
+    """Whatever a run puts where the service reads, it ends, and others start.
+
+    again: whether it is killed then, and started a second time.
+    """
+    if target.kind == PLAIN or (again and kind == "names"):
+        pytest.skip("as that of root")
+    alike = READ if kind in ("fifo", "folder") else ("",)
+    groups = [alike[first::DEVICES] for first in range(min(DEVICES, len(alike)))]
+    with target.worker():
+        plans = [
+            {"names": each if any(each) else [], "kind": kind, "again": again} for each in groups
+        ]
+        ids = {target.attack("stall.py", plan=each): each["names"] for each in plans}
+        until_ended(target, list(ids))
+        stuck = [ids[each] for each in ids if target.site.run(each).ended_at is None]
+        try:
+            assert stuck == []
+            innocent = [target.submit("true") for _ in range(DEVICES)]
+            target.wait(*innocent)
+        finally:
+            release(target.site.data)
+
+
+def test_a_large_source_takes_no_memory_of_the_service(target: Target) -> None:
+    """Sparse files of gigabytes that a run has made are not read as a whole."""
+    if target.kind == PLAIN:
+        pytest.skip("as that of root")
+    names = ["x.py", "outcome-{attempt}.json", "supervisor-{attempt}.json"]
+    plan = {"names": names, "kind": "sparse", "gib": 3, "again": True}
+    with target.worker() as worker:
+        run_id = target.attack("stall.py", "x.py", plan=plan)
+        most = 0.0
+
+        def has_ended() -> bool:
+            nonlocal most
+            most = max(most, peak_gib(worker))
+            return target.site.run(run_id).ended_at is not None
+
+        until(has_ended, PATIENCE)
+        assert most < LARGEST_GIB
+
+
+def until_ended(target: Target, ids: list[int]) -> None:
+    """Wait for runs, which may be stuck."""
+    try:
+        target.wait(*ids)
+    except AssertionError:
+        return
+
+
+def peak_gib(worker: psutil.Process) -> float:
+    """Return the most memory that one of the worker's own processes has had."""
+    most = 0
+    for each in [worker, *worker.children(recursive=True)]:
+        try:
+            lines = Path(f"/proc/{each.pid}/status").read_text().splitlines()
+        except OSError:
+            continue
+        most = max([most, *(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))])
+    return most / 2**20
+
+
+def release(folder: Path) -> None:
+    """Let those go on who wait for a pipe."""
+    # Not by a recursive function: a run may have made folders in folders.
+    words = ["find", str(folder), "-type", "p", "-print0"]
+    found = subprocess.run(words, capture_output=True, check=False).stdout
+    for path in filter(None, found.split(b"\0")):
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
