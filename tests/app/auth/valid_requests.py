@@ -10,12 +10,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import iter_route_contexts
+from PIL import Image
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -48,11 +50,19 @@ from tests.app.conftest import CONFIG, CPU, SCHEMA
 from tests.app.installation import Side
 from tests.db.telemetry.telemetry_made import make_precision_plan
 
+
+def _one_pixel() -> bytes:
+    """Return an image as uploads take it."""
+    file = BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
+    return file.getvalue()
+
+
 SAFE = ("GET", "HEAD", "OPTIONS")
 AGENT, PASSWORD = "a" * 32, "correct horse battery staple"
 CONTENT = b"content"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+PNG = _one_pixel()
 LINE = b'{"step": 1, "loss": 1}\n'
 WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 

