@@ -142,7 +142,7 @@ def give(root: Path, user: int, earlier: range) -> None:
     """Make a user the owner of the root and of all in it.
 
     A file with several names changes its owner only if that is one of `earlier` users: another
-    name of it may be somebody else's. Raises OSError.
+    name of it may belong to another user. Raises OSError.
     """
     with _opened(root) as folder:
         for _place, folders, files, descriptor in os.fwalk(dir_fd=folder):

@@ -1,19 +1,20 @@
 """Parts of a run's log that are still being written on this machine.
 
-A run can write to its folder, so links in it are never followed.
+Links in a run's folder are not followed: runs of earlier versions could make them.
 """
 
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from db.files.artifacts import LOG
 from db.settings import Settings
+from halfstep import untrusted_files
 
 PART = re.compile(r"attempt-[0-9]{4,10}(-node-[0-9]{1,6})?-[0-9]{6,10}\.txt")
 NODE = re.compile(r"node-[0-9]{1,6}")
@@ -43,51 +44,19 @@ class LivePart:
 
 def live_parts(settings: Settings, run_id: int) -> list[LivePart]:
     """Open the uncompressed parts on this machine, in the order of printing."""
+    folder = settings.run_folder(run_id)
     parts: list[LivePart] = []
-    with suppress(OSError), _Folder(str(settings.run_folder(run_id))) as run:
-        nodes = [name for name in run.names() if NODE.fullmatch(name)]
-        for node in (None, *nodes):
+    with suppress(OSError):
+        nodes = filter(NODE.fullmatch, untrusted_files.names(folder))
+        for log in ("log", *(f"{node}/log" for node in nodes)):
             with suppress(OSError):
-                parts += _parts(run, node)
+                parts += _parts(folder, log)
     return sorted(parts, key=lambda part: part.name)
 
 
-def _parts(run: "_Folder", node: str | None) -> list[LivePart]:
-    """Open the parts in the log folder of a run, or of one of its nodes."""
-    if node is not None:
-        with _Folder(node, run) as folder:
-            return _parts(folder, None)
-    parts = []
-    with _Folder("log", run) as folder:
-        for name in filter(PART.fullmatch, folder.names()):
-            with suppress(OSError):
-                file = folder.open(name)
-                parts.append(LivePart(f"{LOG}{name}.gz", file, os.fstat(file.fileno()).st_size))
-    return parts
-
-
-class _Folder:
-    """An open folder that is not a link."""
-
-    def __init__(self, name: str, above: "_Folder | None" = None) -> None:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        self._descriptor: int = os.open(name, flags, dir_fd=above._descriptor if above else None)
-
-    def __enter__(self) -> "_Folder":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        os.close(self._descriptor)
-
-    def names(self) -> list[str]:
-        """Return the names of its entries."""
-        return os.listdir(self._descriptor)  # noqa: PTH208 - it has no path
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a regular file in it. Raises OSError."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(name, flags, dir_fd=self._descriptor)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(f"{name} is not a regular file")
-        return os.fdopen(descriptor, "rb")
+def _parts(folder: Path, log: str) -> Iterator[LivePart]:
+    """Open the parts in a log folder."""
+    for name in filter(PART.fullmatch, untrusted_files.names(folder, log)):
+        with suppress(OSError):
+            file = untrusted_files.open_file(folder, f"{log}/{name}")
+            yield LivePart(f"{LOG}{name}.gz", file, os.fstat(file.fileno()).st_size)

@@ -287,6 +287,8 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
     settings = Settings(data=tmp_path / "data", sandbox=True)
     assert sandbox.obstacle(settings) == ""
     assert sorted((tmp_path / "data" / "scratch").iterdir()) == []
+    barred = settings.model_copy(update={"sandbox_namespaces": False})
+    assert sandbox.obstacle(barred).startswith("a run could change ")
     monkeypatch.setattr(Isolation, "variable", lambda self: {VARIABLE: "[]"})
     assert sandbox.obstacle(settings).startswith("its probe failed: ")
     monkeypatch.setattr(sandbox, "is_supported", lambda: False)
