@@ -62,7 +62,7 @@ class View:
 def enter(view: View) -> None:
     """Continue in a new process in namespaces of its own. Raises OSError.
 
-    This process must have one thread. It never returns: it ends as the new process does.
+    This process must have one thread; it ends as the new one does, in which this returns.
     """
     try:
         _unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
@@ -74,15 +74,22 @@ def enter(view: View) -> None:
         os.chdir(folder)  # resolved again: the working folder may be hidden now
     except OSError:
         os.chdir("/")
-    end, reaper = _start_reaper()
+    reaper = _start_reaper()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid:
         _follow(pid, reaper)
-    os.close(end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _close_files()
     _mount_processes()
+
+
+def _close_files() -> None:
+    """Close all open files but the standard streams: the run inherits none of the service's."""
+    for number in map(int, os.listdir(PROC / "self" / "fd")):  # noqa: PTH208 - numbers
+        if number > 2:
+            with suppress(OSError):  # that of the list itself
+                os.close(number)
 
 
 def _unshare_as_user() -> None:
@@ -167,13 +174,12 @@ def _build_devices(devices: Iterable[tuple[Path, int]]) -> None:
     _restrict(str(DEV))
 
 
-def _start_reaper() -> tuple[int, int]:
-    """Start the first process of the namespace, with which all others end.
+def _start_reaper() -> int:
+    """Start the first process of the namespace, with which all others end; return its id.
 
-    It ends when the returned descriptor is closed, and the kernel reaps its orphans. Returns the
-    descriptor and the process id.
+    It ends with this process, which keeps the other end of its pipe. The kernel reaps its orphans.
     """
-    source, end = os.pipe()
+    source, _end = os.pipe()
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # inherited: orphans leave no zombies
     try:
         null = os.open(os.devnull, os.O_WRONLY)
@@ -183,7 +189,7 @@ def _start_reaper() -> tuple[int, int]:
     finally:
         signal.signal(signal.SIGCHLD, before)
     os.close(source)
-    return end, pid
+    return pid
 
 
 def _follow(pid: int, reaper: int) -> None:

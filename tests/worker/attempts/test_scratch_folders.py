@@ -1,11 +1,15 @@
 """A data folder of an earlier version, in which a run wrote into the service's folder."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from db.settings import Settings
+from db.tables import Status, Step
+from tests.site import Site
 from worker.attempts.scratch_folders import divide_all, make_folders
 
 
@@ -55,3 +59,26 @@ def test_an_interrupted_division_continues(settings: Settings) -> None:
     _folder, scratch = make_folders(settings, 2)
     assert {each.name for each in scratch.iterdir()} == {"spool", "work", "mine", "checkpoints"}
     assert not partial.exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_an_earlier_version_resumes(site: Site) -> None:
+    """Its checkpoint, and what its spool still has, are found where that version left them."""
+    with site.gated_worker(HALFSTEP_SANDBOX="yes"):
+        run_id = site.submit(recipe="gated", steps=60)
+        site.wait_for_step(run_id, 5)
+    assert site.run(run_id).status == Status.QUEUED
+    scratch, folder = site.scratch(run_id), site.data / "runs" / str(run_id)
+    for each in scratch.iterdir():
+        if each.name != "checkpoints":  # of which the service's folder has the other name
+            each.rename(folder / each.name)
+    shutil.rmtree(scratch.parent)
+    site.open_gate()
+    with site.gated_worker(HALFSTEP_SANDBOX="yes"):
+        ended = site.wait(run_id)
+    assert (ended.status, ended.attempt, ended.step) == (Status.FINISHED, 2, 60)
+    assert site.count_steps(run_id) == 60
+    with site.database.reading() as session:
+        starts = select(Step.step).where(Step.run_id == run_id).order_by(Step.step)
+        assert list(session.scalars(starts)) == list(range(1, 61))
+    assert not (folder / "spool").exists()
