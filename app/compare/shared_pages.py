@@ -32,7 +32,7 @@ from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import skipped_steps
 from app.reports import report_html
 from app.runs.key_figures import key_figures
-from app.runs.static_charts import has_only_metrics
+from app.runs.stepless_figures import stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.metric_names import Choice, Chosen
@@ -269,7 +269,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
         "skipped": skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
         "metrics": measured,
-        "has_only_metrics": has_only_metrics(summary, measured),
+        "stepless": stepless_figures(session, run),
         "metric_names": metric_names,
         "chosen_metrics": chosen,
         "config": run.whole_config,

@@ -23,6 +23,7 @@ from app.runs import list_facts
 from app.runs.columns import Column
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.list_facts import ListFacts
+from app.runs.stepless_figures import stepless_figures
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
@@ -199,7 +200,7 @@ def _fragments(
     """
     fragments = {
         "status": fragment("run/_status_pill.html", run=summary),
-        "facts": fragment("run/_facts.html", run=summary, figures=key_figures(session, run)),
+        "facts": _facts(session, run, summary),
         "health": fragment("run/_health.html", run=summary, last=runs.last_change(session, run.id)),
         "skip_count": count(summary.skipped),
     }
@@ -230,6 +231,13 @@ def _fragments(
         fragments["skips"] = fragment("run/_skips.html", run=summary, skipped=skipped)
     tables = dict(_rows(session, summary, changes, metrics))
     return fragments, {name: rows for name, rows in tables.items() if name not in fragments}
+
+
+def _facts(session: Session, run: Run, summary: RunSummary) -> str:
+    """Return the tiles."""
+    if stepless := stepless_figures(session, run):
+        return fragment("run/_stepless_facts.html", run=summary, stepless=stepless)
+    return fragment("run/_facts.html", run=summary, figures=key_figures(session, run))
 
 
 def _rows(

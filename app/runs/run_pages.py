@@ -19,7 +19,8 @@ from app.projects.project_transfer import elsewhere
 from app.runs.chart_preferences_api import Toolbar, preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
-from app.runs.static_charts import has_only_metrics, static_charts
+from app.runs.static_charts import static_charts
+from app.runs.stepless_figures import SteplessFigures, stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values, precision_diffs, precision_plans
 from app.telemetry.environment import environment_of
@@ -34,7 +35,7 @@ from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
-from db.tables import PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
+from db.tables import ENDED, PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
 from db.telemetry import histograms, ingest, series, windows
 from halfstep.cli import command_line
 
@@ -77,6 +78,7 @@ def show_run(
     measured = windows.measured(session, run_id, names=metric_names.names)
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
+    stepless = stepless_figures(session, run)
     charts, steps_problem = {}, ""
     if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar()):
         names = metric_names.names
@@ -91,8 +93,8 @@ def show_run(
         may=principal.permissions(run),
         destinations=elsewhere(session, principal, run.project),
         sharing=sharing_panel(session, principal, [run]),
-        tabs=_tabs(run).items(),
-        tab=tab if tab in TABS else _first_tab(run),
+        tabs=_tabs(run, stepless).items(),
+        tab=tab if tab in TABS else _first_tab(run, stepless),
         run=summary,
         trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
@@ -102,9 +104,9 @@ def show_run(
         skipped=skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
         figures=key_figures(session, run),
+        stepless=stepless,
         scaler=scaler_card(session, run),
         preferences=arranged,
-        has_only_metrics=has_only_metrics(summary, measured),
         static_charts=charts,
         steps_problem=steps_problem,
         findings=advice,
@@ -151,14 +153,18 @@ def show_run(
     )
 
 
-def _tabs(run: Run) -> dict[str, str]:
-    """Return the tabs of a run: a measurement has no steps."""
+def _tabs(run: Run, stepless: SteplessFigures | None) -> dict[str, str]:
+    """Return the tabs of a run: a measurement has no steps, nor have some commands."""
     of_steps = set() if run.task == TRAIN else {"charts", "skips"}
+    if stepless and run.status in ENDED:
+        of_steps = {"skips", "gradients"}
     return {name: label for name, label in TABS.items() if name not in of_steps}
 
 
-def _first_tab(run: Run) -> str:
-    """Return the tab that is open at first."""
+def _first_tab(run: Run, stepless: SteplessFigures | None) -> str:
+    """Return the tab that is open at first: of a command without numbers, its log."""
+    if stepless and not stepless.metrics:
+        return "log"
     return {PRECISION_DIFF: "gradients", PRECISION_PLAN: "log"}.get(run.task, next(iter(TABS)))
 
 

@@ -15,10 +15,8 @@ from sqlalchemy.orm import Session
 
 from app.html.formats import count
 from app.html.formats import scale as scale_text
-from app.runs.summary import RunSummary
 from db.tables import Run
 from db.telemetry import windows
-from db.telemetry.windows import Measured
 
 #: Points that are read of a line. Of those in a column the extremes are drawn.
 MOST_POINTS = 1000
@@ -109,16 +107,6 @@ def static_charts(
         row: StaticChart(lines, labels, y_labels, skips)
         for row, (lines, y_labels) in charts.items()
     }
-
-
-def has_only_metrics(run: RunSummary, metrics: Sequence[Measured]) -> bool:
-    """Return whether a script has logged numbers and no steps, so that no first chart has a line.
-
-    Losses of evaluations are drawn with the loss.
-    """
-    names = [metric.name for metric in metrics if not metric.name.startswith("run/")]
-    has_loss = any(name.endswith("/loss") for name in names)
-    return run.is_watched and not run.step and bool(names) and not has_loss
 
 
 _Points = tuple[Sequence[int], Sequence[float | None]]

@@ -138,10 +138,15 @@ def points(
 def first_name(run_id: int | ColumnElement[int]) -> Select[str]:
     """Select the metric that stands for a run: of an evaluation if there is one, no counter."""
     name, lower = LatestMetric.name, func.lower(LatestMetric.name)
-    is_evaluation = or_(*(lower.startswith(each, autoescape=True) for each in EVALUATIONS))
     query = select(name).where(LatestMetric.run_id == run_id, lower.not_in(COUNTERS))
     query = query.where(~name.startswith("run/"))
-    return query.order_by(case((is_evaluation, 0), else_=1), name).limit(1)
+    return query.order_by(case((is_evaluation(), 0), else_=1), name).limit(1)
+
+
+def is_evaluation() -> ColumnElement[bool]:
+    """Return the condition that a metric is of an evaluation, by its name."""
+    lower = func.lower(LatestMetric.name)
+    return or_(*(lower.startswith(each, autoescape=True) for each in EVALUATIONS))
 
 
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:

@@ -51,6 +51,7 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
   const lossLines = (screen, colors) => {
     const mean = points.means.loss ?? points.lines.loss
+    if (onlyMetrics && !has('loss')) return []
     if (!view.smooth) return [ours(screen, 'loss', 'loss', colors.loss)]
     return [ours(screen, 'loss', 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
       line(on(screen, { x: mean.x, y: smoothed(mean.y, view.smooth) }), 'smoothed', colors.loss, { line: { width: 2.2 } })]
@@ -63,7 +64,7 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
       ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
   }
   return [
-    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss'), axis: (traces) => lossAxis(view, valuesOf(traces)),
+    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: (traces) => lossAxis(view, valuesOf(traces)),
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.map((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
       lines: (screen, colors) => (isScaled ? [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] : []) }] : []),
