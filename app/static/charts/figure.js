@@ -3,14 +3,15 @@ import { ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'annotations'
 import { folded } from 'decimation'
-import { METRIC as METRIC_AXIS, smoothed } from 'points'
+import { METRIC as METRIC_AXIS } from 'points'
+import { isSmoothed, smoothedSeries } from 'smoothing'
 
 /** Pixels around a panel's plot. */
 export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
 /** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
 const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
-const OURS = new Set(['loss', 'smoothed', 'scale', 'norm', 'data', 'examples', 'lr'])
+const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
 /** @param {string} name of a metric */
 const labelOf = (name) => (OURS.has(name) ? `${name}, logged` : name)
 const MARKED = 100 // points of a metric drawn as marks: each mark is an element
@@ -34,53 +35,51 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
     line: { color, width: 1.6, ...more.line }, marker: { size: 6, color }, hoverinfo: 'skip', ...more.trace,
   })
-  const ours = (screen, name, label, color, more) => line(on(screen, points.lines[name]), label, color, more)
-  const milliseconds = (screen, name, label, color, more) => {
-    const { x, y } = on(screen, points.lines[name])
-    return line({ x, y: y.map((us) => (us === null ? null : us / 1000)) }, label, color, more)
+  /** A series; smoothed, with the recorded one faint behind it. mean: of its buckets, if it has any. */
+  const curve = (screen, name, { line: series, mean }, label, color, more = {}) => {
+    if (!isSmoothed(name, view)) return [line(on(screen, series), label, color, more)]
+    return [line(on(screen, series), label, color, { trace: { opacity: 0.3 }, line: { width: 1 } }),
+      line(on(screen, smoothedSeries(name, mean ?? series, view)), `${label}, smoothed`, color, { line: { width: 2.2 }, trace: { ...more.trace, mode: 'lines' } })]
   }
+  const ours = (screen, name, label, color, more) => curve(screen, name, { line: points.lines[name], mean: points.means[name] }, label, color, more)
+  const converted = (screen, name, of, label, color, more) => {
+    const by = (series) => series && { x: series.x, y: series.y.map((us) => (us === null ? null : of(us))) }
+    return curve(screen, name, { line: by(points.lines[name]), mean: by(points.means[name]) }, label, color, more)
+  }
+  const milliseconds = (screen, name, label, color, more) => converted(screen, name, (us) => us / 1000, label, color, more)
   const measured = (screen, name, color) => {
-    const series = on(screen, points.metrics.get(name) ?? { x: [], y: [] })
-    const mode = series.x.length > MARKED ? 'lines' : 'lines+markers'
-    return line(series, labelOf(name), color, { trace: { mode } })
+    const series = points.metrics.get(name) ?? { x: [], y: [] }
+    const mode = on(screen, series).x.length > MARKED ? 'lines' : 'lines+markers'
+    return curve(screen, name, { line: series, mean: undefined }, labelOf(name), color, { trace: { mode } })
   }
   /** @param {string[]} lines */
   const has = (...lines) => lines.some((name) => points.lines[name].y.some((value) => value !== null))
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
-  const lossLines = (screen, colors) => {
-    const mean = points.means.loss ?? points.lines.loss
-    if (onlyMetrics && !has('loss')) return []
-    if (!view.smooth) return [ours(screen, 'loss', 'loss', colors.loss)]
-    return [ours(screen, 'loss', 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
-      line(on(screen, { x: mean.x, y: smoothed(mean.y, view.smooth) }), 'smoothed', colors.loss, { line: { width: 2.2 } })]
-  }
+  const lossLines = (screen, colors) => (onlyMetrics && !has('loss') ? [] : ours(screen, 'loss', 'loss', colors.loss))
   const normLines = (screen, colors) => {
     const { grad_norm: before, grad_norm_clipped: after } = points.lines
     const isClipped = after.y.some((value, i) => value !== null && value !== before.y[i])
-    if (!isClipped) return [ours(screen, 'grad_norm', 'norm', colors.norm)]
-    return [ours(screen, 'grad_norm', 'before clipping', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
-      ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
+    if (!isClipped) return ours(screen, 'grad_norm', 'norm', colors.norm)
+    return [...ours(screen, 'grad_norm', 'before clipping', colors.norm, { trace: { opacity: 0.4 }, line: { width: 1 } }),
+      ...ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
   }
   return [
     { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: (traces) => lossAxis(view, valuesOf(traces)),
-      lines: (screen, colors) => [...lossLines(screen, colors), ...losses.map((name) => measured(screen, name, colors.val))] },
+      lines: (screen, colors) => [...lossLines(screen, colors), ...losses.flatMap((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
-      lines: (screen, colors) => (isScaled ? [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] : []) }] : []),
+      lines: (screen, colors) => (isScaled ? ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } }) : []) }] : []),
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),
+      axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
     ...(points.hasWaits || (timed && !points.total) ? [{ name: 'data', title: 'Time per step, ms', group: 'throughput', has: true, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
-      lines: (screen, colors) => [milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), milliseconds(screen, 'data_us', 'waiting for data', colors.data)] }] : []),
+      lines: (screen, colors) => [...milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), ...milliseconds(screen, 'data_us', 'waiting for data', colors.data)] }] : []),
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
-      lines: (screen, colors) => {
-        const { x, y } = on(screen, points.lines.step_us)
-        return [line({ x, y: y.map((us) => (us ? examples / us * 1e6 : null)) }, 'examples/s', colors.val)]
-      } },
+      lines: (screen, colors) => converted(screen, 'step_us', (us) => (us ? examples / us * 1e6 : null), 'examples/s', colors.val) },
     { name: 'lr', title: 'Learning rate', group: 'optimizer', has: has('lr'), axis: () => ({ nticks: 4, rangemode: 'tozero', exponentformat: 'power' }),
-      lines: (screen, colors) => [ours(screen, 'lr', 'learning rate', colors.lr)] },
+      lines: (screen, colors) => ours(screen, 'lr', 'learning rate', colors.lr) },
   ]
 }
 

@@ -4,7 +4,8 @@ import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
 import { folded, merged } from 'decimation'
-import { METRIC, smoothed } from 'points'
+import { METRIC } from 'points'
+import { isSmoothed, smoothedSeries } from 'smoothing'
 
 export const MARGIN = { l: 56, r: 14, t: 6, b: 26 }
 const DASHES = ['solid', 'dash', 'dot', 'dashdot', 'longdash']
@@ -60,7 +61,8 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     const series = seriesOf(run.points, row.name)
     return series && run.points.x([1], view.x).length ? [{ run, ...series }] : []
   })
-  const traces = lines.some(({ run }) => run.group !== null)
+  // The mean of several scalers' scales is one that none of them had.
+  const traces = row.name !== 'scale' && lines.some(({ run }) => run.group !== null)
     ? means(lines, row, view, band, colors)
     : lines.flatMap((each) => lineOf(each, row, view, screen, colors, lines.length))
   /** @type {Entry[]} */
@@ -109,7 +111,7 @@ const axisOf = ({ name }, view, values) => {
 
 /** A run's line; smoothed, with the raw one faint behind it. @returns {Entry[]} */
 const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others) => {
-  const stroke = { ...strokeOf(run.place, colors), ...(row.name === 'scale' && { shape: 'hv' }) }
+  const stroke = { ...strokeOf(run.group === null ? run.place : run.groupPlace, colors), ...(row.name === 'scale' && { shape: 'hv' }) }
   const width = others > 12 ? 1.2 : others > 4 ? 1.6 : 2
   const traceOf = ({ x: steps, y }, part, more) => {
     const at = run.points.x(steps, view.x)
@@ -117,11 +119,10 @@ const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others
     const trace = { ...folded({ x: at, y }, screen), uid: `run${run.id}-${part}`, name: escaped(run.label), type: 'scatter', mode, hoverinfo: 'none', marker: { size: 5, color: stroke.color }, line: { ...stroke, width }, ...more }
     return { trace, run, label: run.label, steps, at }
   }
-  if (!view.smooth || (isMetric && line.x.length <= MARKED)) return [traceOf(line, 'line', {})]
-  const smooth = mean ?? line
+  if (!isSmoothed(row.name, view)) return [traceOf(line, 'line', {})]
   return [
     traceOf(line, 'raw', { opacity: 0.25, mode: 'lines', hoverinfo: 'skip', line: { ...stroke, dash: 'solid', width: 1 } }),
-    traceOf({ x: smooth.x, y: smoothed(smooth.y, view.smooth) }, 'line', { line: { ...stroke, width: width + 0.4 } }),
+    traceOf(smoothedSeries(row.name, mean ?? line, view), 'line', { line: { ...stroke, width: width + 0.4 } }),
   ]
 }
 
@@ -131,8 +132,8 @@ const means = (lines, row, view, band, colors) => {
   return [...groups].flatMap(([group, members]) => {
     const { color } = strokeOf(members[0].run.groupPlace, colors)
     const { x, mean, low, high } = banded(members.map(({ run, line, mean: buckets }) => {
-      const { x: steps, y } = buckets ?? line
-      return { x: run.points.x(steps, view.x), y: view.smooth ? smoothed(y, view.smooth) : y }
+      const { x: steps, y } = smoothedSeries(row.name, buckets ?? line, view)
+      return { x: run.points.x(steps, view.x), y }
     }), band)
     const edge = { x, type: 'scatter', mode: 'lines', hoverinfo: 'skip', line: { width: 0, color } }
     const said = { run: null, label: `mean of ${members.length} with ${group}`, steps: x, at: x }

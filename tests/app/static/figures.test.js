@@ -31,6 +31,21 @@ test('a run of numbers only has no panels of steps before its first one', () => 
   assert.deepEqual(rows(pointsOf({}, metrics), known).slice(0, 2).map(({ name }) => name), ['loss', 'norm'])
 })
 
+test('smoothing draws noisy series twice, and what a scaler or a schedule has set as it was', () => {
+  const metrics = { accuracy: { x: [1, 2, 3], y: [0, 1, 0], mean_x: [], mean_y: [] } }
+  const points = pointsOf({ scale: [4, 2, 2], lr: [1, 2, 3] }, metrics)
+  const known = { scaled: true, timed: true, examples: 8 }
+  const drawn = (smooth) => Object.fromEntries(rowsOf(points, { ...view, smooth }, known).filter(({ has }) => has)
+    .map(({ name, lines }) => [name, lines({ range: [1, 3], pixels: 700 }, {}).map((each) => [each.name, [...each.y]])]))
+  const [raw, smooth] = [drawn(0), drawn(0.9)]
+  for (const name of ['scale', 'lr']) assert.deepEqual(smooth[name], raw[name])
+  for (const name of ['loss', 'norm', 'accuracy', 'data', 'examples']) {
+    assert.equal(smooth[name].length, 2 * raw[name].length, name)
+    assert.deepEqual(smooth[name][0], raw[name][0])
+    assert.notDeepEqual(smooth[name][1][1], raw[name][0][1])
+  }
+})
+
 test('labels of a logarithmic axis stand apart', () => {
   assert.equal(between([0.08, 1]), 'D2')
   assert.equal(between([1e-3, 1]), 1)
