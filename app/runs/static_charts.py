@@ -26,6 +26,7 @@ COLUMN = 2
 WIDTH, HEIGHT = 1000, 1000
 #: Pixels of a plot between the margins, for which labels are chosen: at 1440 and at 390 px.
 PIXELS, NARROW_PIXELS, LABEL_PIXELS = 920, 300, 90
+LOG_LABELS = 5  # of a logarithmic axis
 #: Share of the axis that Plotly leaves free beyond the outermost values.
 FREE = 0.05
 #: Metrics drawn with the loss.
@@ -146,18 +147,28 @@ def _norm_chart(norm: _Points, x_axis: _Axis) -> _Drawn:
         return [], []
     free = (max(logs) - min(logs)) * FREE / (1 - 2 * FREE)
     axis = _Axis(min(logs) - free, max(logs) + free, is_log=True)
-    return [_line("norm", "--chart-norm", norm, x_axis, axis)], _log_labels(axis)
+    low, high = 10 ** min(logs), 10 ** max(logs)
+    ticks = _log_ticks(low, high) if low < high else _log_ticks(low / 10, high * 10)
+    labels = [Label(share, _text(tick)) for tick in ticks if 0 <= (share := axis.share(tick)) <= 1]
+    return [_line("norm", "--chart-norm", norm, x_axis, axis)], labels
 
 
-def _log_labels(axis: _Axis) -> list[Label]:
-    """Label 1, 2 and 5 of few decades, some decades of many."""
-    decades = axis.high - axis.low
-    every, digits = (1, (1, 2, 5)) if decades < 2.5 else (math.ceil(decades / 4), (1,))
-    powers = range(math.floor(axis.low), math.ceil(axis.high) + 1)
-    values = [digit * 10.0**power for power in powers if power % every == 0 for digit in digits]
-    return [
-        Label(share, _text(value)) for value in values if 0 <= (share := axis.share(value)) <= 1
-    ]
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return at least three labels of a logarithmic axis, as logTicks of axis.js does.
+
+    low, high: the least and the largest value.
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = max(1, math.ceil((last - first) / LOG_LABELS))
+    powers = range(first, last + 1)
+    for ticks in (
+        [10.0**power for power in powers if power % every == 0],
+        [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)],
+    ):
+        if len(inside := [tick for tick in ticks if low <= tick <= high]) >= 3:
+            return inside
+    step = _step((high - low) / LOG_LABELS, (1, 2, 5, 10))
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _finite(values: Iterable[float | str | None]) -> list[float | None]:

@@ -2,6 +2,7 @@
 import { count } from 'formats'
 
 const LABEL = 90 // pixels that a label has
+const LOG_LABELS = 5 // labels of a logarithmic axis
 
 /** Multiples of 1, 2 or 5 times a power of ten, whole ones of steps. @param {[number, number]} range @param {number} pixels @param {boolean} isWhole @returns {number[]} */
 export const ticksOf = ([low, high], pixels, isWhole) => {
@@ -18,8 +19,35 @@ export const ticksOf = ([low, high], pixels, isWhole) => {
 /** @param {number} x */
 export const tickText = (x) => (Number.isInteger(x) ? count(x) : String(Number(x.toPrecision(6))))
 
-/** What lies between two labels of a logarithmic axis: some decades, or 1, 2, 5. @param {number[]} values @returns {number|string} */
-export const between = (values) => {
-  const decades = Math.log10(values.reduce((a, b) => Math.max(a, b), 0) / values.reduce((a, b) => Math.min(a, b), Infinity))
-  return decades < 2 ? 'D2' : Math.ceil(decades / 5) || 1
+/** Of the positive values; of none, from infinity to 0. @param {(number|null)[]} values @returns {[number, number]} */
+export const positiveExtent = (values) => {
+  let [low, high] = [Infinity, 0]
+  for (const value of values) {
+    if (value === null || value <= 0) continue
+    low = Math.min(low, value)
+    high = Math.max(high, value)
+  }
+  return [low, high]
+}
+
+/** Labels of a logarithmic axis, at least three between two values: powers of ten, 1, 2 and 5 of each, or as on a linear axis. @param {number} low @param {number} high @returns {number[]} */
+export const logTicks = (low, high) => {
+  if (!(low > 0 && low <= high)) return []
+  const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))]
+  const every = Math.max(1, Math.ceil((last - first) / LOG_LABELS))
+  const powers = Array.from({ length: last - first + 1 }, (_, i) => first + i)
+  const candidates = [
+    powers.filter((power) => power % every === 0).map((power) => 10 ** power),
+    powers.flatMap((power) => [1, 2, 5].map((n) => Number(`${n}e${power}`))),
+  ].map((ticks) => ticks.filter((tick) => tick >= low && tick <= high))
+  return candidates.find((ticks) => ticks.length >= 3) ?? ticksOf([low, high], LOG_LABELS * LABEL, false)
+}
+
+/** A logarithmic axis. @param {(number|null)[]} values @param {[number, number]} [zoom] logarithms of the ends that a user has chosen */
+export const logAxis = (values, zoom) => {
+  const [least, most] = zoom ? zoom.map((end) => 10 ** end) : positiveExtent(values)
+  if (!(least <= most)) return { type: 'log' }
+  // A constant has room on either side.
+  const ticks = least === most ? logTicks(least / 10, most * 10) : logTicks(least, most)
+  return { type: 'log', tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }
 }

@@ -1,5 +1,5 @@
 // What the panels of a run draw, as Plotly wants it: one figure a panel. Draws nothing itself.
-import { ticksOf, tickText } from 'axis'
+import { logAxis, positiveExtent, ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'annotations'
 import { folded } from 'decimation'
@@ -19,7 +19,7 @@ const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
 /** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, timed: boolean, examples: number, onlyMetrics?: boolean}} Known */
-/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[]) => any}} Row */
+/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[], zoom?: import('url_state').Range) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
 
@@ -66,11 +66,11 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
       ...ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
   }
   return [
-    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: (traces) => lossAxis(view, valuesOf(traces)),
+    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: (traces, zoom) => lossAxis(view, valuesOf(traces), zoom),
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.flatMap((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
       lines: (screen, colors) => (isScaled ? ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } }) : []) }] : []),
-    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
+    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces, zoom) => logAxis(valuesOf(traces), zoom), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
       axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
@@ -92,9 +92,9 @@ const arranged = (names, { pinned }) => {
   return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => (prefixOf(a) < prefixOf(b) ? -1 : prefixOf(a) > prefixOf(b) ? 1 : 0))]
 }
 
-/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {import('url_state').View} view @param {(number|null)[]} values */
-export const lossAxis = (view, values) => {
-  if (view.loss === 'log') return logAxis(values)
+/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {import('url_state').View} view @param {(number|null)[]} values @param {import('url_state').Range} [zoom] */
+export const lossAxis = (view, values, zoom) => {
+  if (view.loss === 'log') return logAxis(values, zoom)
   return { nticks: 6, rangemode: rangeModeOf(values, true) }
 }
 
@@ -107,24 +107,6 @@ const rangeModeOf = (values, isUsuallyFromZero) => {
     high = Math.max(high, value)
   }
   return low === high || (isUsuallyFromZero && low <= high / 2) ? 'tozero' : 'normal'
-}
-
-/** Few decades show 1, 2 and 5 of each; many show every so manieth. @param {(number|null)[]} values */
-const logAxis = (values) => {
-  const [low, high] = positiveExtent(values).map(Math.log10)
-  const decades = high - low
-  return { type: 'log', dtick: decades < 2.5 ? 'D2' : Math.ceil(decades / 4), tickformat: '~g' }
-}
-
-/** @param {(number|null)[]} values @returns {[number, number]} */
-const positiveExtent = (values) => {
-  let [low, high] = [Infinity, -Infinity]
-  for (const value of values) {
-    if (value === null || value <= 0) continue
-    low = Math.min(low, value)
-    high = Math.max(high, value)
-  }
-  return [low, high]
 }
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
@@ -164,7 +146,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
     showlegend: false, hovermode: false, dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
-      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(view.logs.includes(row.name) ? logAxis(valuesOf(traces)) : row.axis(traces)), ...(isEmpty && { visible: false }),
+      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(view.logs.includes(row.name) ? logAxis(valuesOf(traces), view.rows[row.name]) : row.axis(traces, view.rows[row.name])), ...(isEmpty && { visible: false }),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     },
     xaxis: {

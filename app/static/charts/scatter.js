@@ -1,6 +1,6 @@
 // One number of each run against another, a dot a run: settings that differ, and figures; next to it
 // all settings beside one of them; and a bar a run of one figure.
-import { between } from 'axis'
+import { logAxis } from 'axis'
 import { fittedPlot } from 'charts'
 import { strokeOf } from 'comparison'
 import { escaped } from 'formats'
@@ -50,7 +50,7 @@ const axisOf = (values, title, colors) => {
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)]
   const isLog = isNumeric && low > 0 && high / low >= LOG_FROM
   const type = isLog ? 'log' : isNumeric ? 'linear' : 'category'
-  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && { exponentformat: 'power', dtick: between(numbers) }) }
+  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && logAxis(numbers)) }
 }
 
 const word = (value) => (typeof value === 'number' || value === null || value === undefined ? value : escaped(String(value).slice(0, 40)))

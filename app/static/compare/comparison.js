@@ -1,5 +1,5 @@
 // A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
-import { between } from 'axis'
+import { logAxis } from 'axis'
 import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
@@ -105,8 +105,7 @@ const axisOf = ({ name }, view, values) => {
   if (name === 'scale') return scaleAxis(values)
   if (name !== 'loss' && !name.startsWith('grad_norm') && !view.logs.includes(name)) return { nticks: 6 }
   if (name === 'loss' && view.loss !== 'log') return lossAxis(view, values)
-  const dtick = between(values.filter((y) => y > 0))
-  return { type: 'log', dtick, ...(typeof dtick === 'number' ? { exponentformat: 'power' } : { tickformat: '~g' }) }
+  return logAxis(values, view.rows[name])
 }
 
 /** A run's line; smoothed, with the raw one faint behind it. @returns {Entry[]} */

@@ -1,6 +1,6 @@
 // How large each layer's gradients are over time: a thin line a layer, and the same as a heat map.
 import { inTurn, insisted } from 'http'
-import { between } from 'axis'
+import { logAxis } from 'axis'
 import { createPlot } from 'charts'
 import { escaped } from 'formats'
 
@@ -46,7 +46,7 @@ export const layersFigure = ({ steps, layers, norms }, colors) => {
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     xaxis: { title: { text: 'attempted step', standoff: 6 }, anchor: 'y', ...axis },
     yaxis: { domain: [0, MAP / inner], autorange: 'reversed', ...names(layers), ...axis },
-    yaxis2: { domain: [(MAP + GAP) / inner, 1], type: 'log', tickformat: '~g', dtick: between(values.flat().filter((norm) => norm !== null)), ...axis },
+    yaxis2: { domain: [(MAP + GAP) / inner, 1], ...logAxis(values.flat()), ...axis },
   }
   return { data: [map, ...lines], layout, drawn: steps.length }
 }

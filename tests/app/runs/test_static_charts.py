@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from starlette.testclient import TestClient
 
+from app.runs.static_charts import _log_ticks
 from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import CONFIG, start_run
@@ -96,3 +97,19 @@ def test_run_without_scaler_has_its_gradient_norm(
     page = browser.get("/runs/1").text
     assert 'data-last="norm">1<' in _chart(page, "norm")
     assert 'data-row="scale"' not in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.08, 1, [0.1, 0.2, 0.5, 1]),
+        (1e-3, 1, [1e-3, 1e-2, 0.1, 1]),
+        (1e-12, 1, [1e-12, 1e-9, 1e-6, 1e-3, 1]),
+        (0.69, 0.71, [0.69, 0.695, 0.7, 0.705, 0.71]),
+    ],
+)
+def test_a_logarithmic_axis_has_at_least_three_labels(
+    low: float, high: float, ticks: list[float]
+) -> None:
+    """Powers of ten, 1, 2 and 5 of each, or as on a linear axis."""
+    assert _log_ticks(low, high) == pytest.approx(ticks)

@@ -1,7 +1,7 @@
 // What is drawn, before Plotly draws it.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { between } from 'axis'
+import { logAxis, logTicks } from 'axis'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
 import { lostAt } from 'heatmap'
 import { Points } from 'points'
@@ -47,9 +47,13 @@ test('smoothing draws noisy series twice, and what a scaler or a schedule has se
 })
 
 test('labels of a logarithmic axis stand apart', () => {
-  assert.equal(between([0.08, 1]), 'D2')
-  assert.equal(between([1e-3, 1]), 1)
-  assert.equal(between([1e-12, 1]), 3)
+  assert.deepEqual(logTicks(0.08, 1), [0.1, 0.2, 0.5, 1])
+  assert.deepEqual(logTicks(1e-3, 1).map(Math.log10).map(Math.round), [-3, -2, -1, 0])
+  assert.deepEqual(logTicks(1e-12, 1).map(Math.log10).map(Math.round), [-12, -9, -6, -3, 0])
+  assert.ok(logTicks(0.69, 0.71).length >= 3)
+  assert.ok(logAxis([0.5, 0.5]).ticktext.length >= 3)
+  assert.ok(logAxis([1, 1000], [2, 2.01]).ticktext.length >= 3)
+  assert.deepEqual(logAxis([null, -1]), { type: 'log' })
 })
 
 test('a loop that proves to have no scaler draws no scale', () => {
@@ -127,7 +131,8 @@ test('a constant is shown from zero on, at its size', () => {
 
 test('a log axis of few decades shows parts of them', () => {
   const log = { ...view, loss: 'log' }
-  assert.deepEqual([lossAxis(log, [1, 30, null, -1, 0]).dtick, lossAxis(log, [1e-6, 1e6]).dtick], ['D2', 3])
+  assert.deepEqual(lossAxis(log, [1, 30, null, -1, 0]).tickvals, [1, 2, 5, 10, 20])
+  assert.deepEqual(lossAxis(log, [1e-6, 1e6]).tickvals.map(Math.log10).map(Math.round), [-6, -3, 0, 3, 6])
 })
 
 test('what a scale loses is counted without the zeros', () => {
