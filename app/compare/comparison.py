@@ -44,6 +44,8 @@ MISSING = object()
 MOST_RUNS = 50
 #: Limit of the seeds that a comparison in all precisions is queued with, so that it has fewer runs.
 MOST_SEEDS = MOST_RUNS // len(groups.VARIANTS)
+#: Groups runs by all settings in which they differ but the seed; legend.js has it too.
+BUT_SEED = "except:seed"
 #: Number of possible seeds.
 SEEDS = 2**32
 #: Limit of a variant's label in the name of its run.
@@ -131,6 +133,14 @@ class Comparison:
     def low(self) -> list[str]:
         """The figures of which lower values are better."""
         return [name for name, is_low in self.is_low.items() if is_low]
+
+    @property
+    def groupings(self) -> dict[str, str]:
+        """What runs can be averaged by, with labels: a setting, or all but the seed."""
+        paths = [path for path, _values in self.differences]
+        has_seeds = any(path.rpartition(".")[2] == "seed" for path in paths)
+        but_seed = {BUT_SEED: "everything but the seed"} if has_seeds else {}
+        return but_seed | {path: path for path in paths}
 
     @property
     def ids(self) -> list[int]:

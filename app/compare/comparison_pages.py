@@ -242,7 +242,7 @@ def _notices(
     for name in view.draw:
         if name not in drawable:
             yield f"None of these runs has {name[:100]!r}, so it is not drawn."
-    if view.by and view.by not in dict(compared.differences):
+    if view.by and view.by not in compared.groupings:
         yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
     metric, group = view.parity.metric, view.parity.group
     if parity and metric not in ("", parity.metric):

@@ -246,3 +246,20 @@ def test_panels_and_legend_fit_the_first_screen(
     for width in (1024, 640, 390, 320):
         page.set_viewport_size({"width": width, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_seeds_of_a_configuration_have_one_mean(
+    database: Database, ada: User, page: Page
+) -> None:
+    """By everything but the seed; of the loss scale each run's steps are drawn."""
+    for lr, seed, loss in ((0.1, 1, 2.0), (0.1, 2, 4.0), (0.2, 1, 1.0), (0.2, 2, 3.0)):
+        trained(database, ada, [loss] * 20, lr=lr, seed=seed)
+    page.goto("/compare?runs=1,2,3,4&draw=loss&draw=scale")
+    averaging = page.get_by_label("Average runs by")
+    averaging.select_option("Mean by everything but the seed")
+    _wait_for(page, "named.length === 2 && named[0].y[0] === 3 && named[1].y[0] === 2")
+    expect(page.locator("[data-means]")).to_contain_text("training.lr 0.1, mean of 2 runs")
+    _wait_for(page, "named.length === 4 && named[0].line.shape === 'hv'", of="[data-plot=scale]")
+    page.reload()
+    _wait_for(page, "named.length === 2 && named[0].y[0] === 3")
+    expect(averaging.locator("option:checked")).to_have_text("Mean by everything but the seed")

@@ -3,6 +3,9 @@
 import { valueAt } from 'crosshair'
 import { placesOf, strokes } from 'run_colors'
 
+/** Groups runs by all settings in which they differ but the seed; comparison.py has it too. */
+const BUT_SEED = 'except:seed'
+
 export class Legend {
   /** @param {HTMLElement} article @param {string[]} ids @param {() => void} onChange */
   constructor(article, ids, onChange) {
@@ -28,21 +31,21 @@ export class Legend {
 
   /** The runs to draw; by: a setting, of whose values each has a mean. @param {Record<string, any[]>} differences @param {string|undefined} by */
   shown(differences, by) {
-    const values = by === undefined ? undefined : differences[by]
+    const paths = groupingOf(differences, by)
     const groups = new Map()
-    const groupOf = (place) => (by !== undefined && values ? settingText(by, values[place]) : null)
-    if (values) this.ids.forEach((_, i) => { const key = groupOf(i); groups.set(key, groups.get(key) ?? groups.size) })
+    const groupOf = (place) => (paths ? paths.map((path) => settingText(path, differences[path][place])).join(', ') || 'same settings' : null)
+    if (paths) this.ids.forEach((_, i) => { const key = groupOf(i); groups.set(key, groups.get(key) ?? groups.size) })
     const runs = this.ids.map((id, place) => {
       const group = groupOf(place)
       return { id, label: this.labels[id], place: this.own.get(id) ?? place, group, groupPlace: groups.get(group) ?? 0 }
     })
-    this.places = new Map(runs.map((run) => [run.id, values ? run.groupPlace : run.place]))
+    this.places = new Map(runs.map((run) => [run.id, paths ? run.groupPlace : run.place]))
     this.paint()
     const hidden = new Set(this.hidden)
     const visible = runs.filter(({ id }) => !hidden.has(id))
     this.#showMeans([...groups], visible)
     // A run's ticks have its mean's colour, too.
-    return values ? visible.map((run) => ({ ...run, place: run.groupPlace })) : visible
+    return paths ? visible.map((run) => ({ ...run, place: run.groupPlace })) : visible
   }
 
   /** Give all samples of lines on the page the colours that the lines have. */
@@ -108,6 +111,12 @@ export class Legend {
       return item
     }))
   }
+}
+
+/** The settings of which each combination has a mean; undefined: runs are not averaged. @param {Record<string, any[]>} differences @param {string} [by] */
+const groupingOf = (differences, by) => {
+  if (by === BUT_SEED) return Object.keys(differences).filter((path) => path.split('.').at(-1) !== 'seed')
+  return by !== undefined && differences[by] ? [by] : undefined
 }
 
 /** @param {string} path @param {any} value */

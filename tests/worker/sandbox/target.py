@@ -35,7 +35,7 @@ FIRST = 62000 + os.getpid() % 300 * 10
 PLAIN_USER = FIRST + 9
 RESULT = "RESULT "
 #: Seconds for what takes a few; a service that an attack has stopped takes forever.
-PATIENCE = 40
+PATIENCE = 180
 
 
 class Target:

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.marks import extended
 from tests.worker.sandbox.target import PLAIN_USER, Target
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ PLACES = (
 )
 
 
-@pytest.mark.parametrize("ends_by_signal", [False, True])
+@pytest.mark.parametrize("ends_by_signal", [False, *extended([True])])
 def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bool) -> None:
     """Links in folders that a run has moved lead neither logs nor quarantine nor owners astray."""
     with target.worker():

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from halfstep import sandbox
+from tests.marks import extended
 from tests.worker.sandbox.target import PLAIN_USER, ROOT, Target
 
 pytestmark = pytest.mark.slow
@@ -59,12 +60,13 @@ def test_a_run_reaches_no_other_process(target: Target, reached: dict[str, Any])
     assert reached == {}
 
 
+@pytest.mark.extended
 def test_a_run_slows_no_other_process(reached: dict[str, Any]) -> None:
     """It changes neither limits, priorities nor processors of another one."""
     assert reached["burdened"] == {}
 
 
-@pytest.mark.parametrize("holds_output", [False, True])
+@pytest.mark.parametrize("holds_output", [True, *extended([False])])
 def test_nothing_of_a_run_outlives_it(target: Target, holds_output: bool) -> None:
     """A run that kills the process above it, and leaves others, ends, and leaves none.
 

@@ -28,6 +28,7 @@ def test_the_service_reads_no_file_for_a_run(target: Target) -> None:
         assert victim_id not in ids
 
 
+@pytest.mark.extended
 def test_a_later_attempt_reads_no_file_for_an_earlier_one(target: Target) -> None:
     """A run that replaces its source by a link and is killed shows no secret when started again."""
     with target.worker():

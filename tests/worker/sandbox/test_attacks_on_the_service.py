@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.marks import extended
 from tests.site import until
 from tests.worker.sandbox.target import DEVICES, PATIENCE, PLAIN, Target
 
@@ -21,8 +22,8 @@ READ = (
 LARGEST_GIB = 1.5
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("kind", ["fifo", "folder", "nested", "names"])
+@pytest.mark.parametrize("again", [False, *extended([True])])
+@pytest.mark.parametrize("kind", ["fifo", *extended(["folder", "nested", "names"])])
 def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, again: bool) -> None:
     """Whatever a run puts where the service reads, it ends, and others start.
 
@@ -47,6 +48,7 @@ def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, ag
             release(target.site.data)
 
 
+@pytest.mark.extended
 def test_a_large_source_takes_no_memory_of_the_service(target: Target) -> None:
     """Sparse files of gigabytes that a run has made are not read as a whole."""
     if target.kind == PLAIN:
