@@ -249,7 +249,7 @@ def test_panels_and_legend_fit_the_first_screen(
 
 
 def test_the_seeds_of_a_configuration_have_one_mean(
-    database: Database, ada: User, page: Page
+    database: Database, ada: User, offered: None, page: Page
 ) -> None:
     """By everything but the seed; of the loss scale each run's steps are drawn."""
     for lr, seed, loss in ((0.1, 1, 2.0), (0.1, 2, 4.0), (0.2, 1, 1.0), (0.2, 2, 3.0)):
