@@ -496,9 +496,15 @@ class Settings(BaseSettings):
 
     @property
     def weights_folders(self) -> list[Path]:
-        """Folders below which a run may name weights."""
+        """Folders below which a run may name weights.
+
+        Not those in a folder that runs write: one could become a link to anywhere.
+        """
         paths = filter(None, map(str.strip, self.weights_dirs.split(",")))
-        return [Path(path).expanduser().resolve() for path in paths]
+        named = [Path(path).expanduser().absolute() for path in paths]
+        written = self.write_folders
+        safe = [each for each in named if not any(map(each.is_relative_to, written))]
+        return [path.resolve() for path in safe]
 
     @property
     def write_folders(self) -> list[Path]:

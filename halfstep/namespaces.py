@@ -25,7 +25,8 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000  # lin
 CLONE_NEWPID = 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8  # linux/mount.h, like the following
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18
-OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID = 1, 4, 1, 2
+OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 DEV, PROC, SHARED_MEMORY = Path("/dev"), Path("/proc"), Path("/dev/shm")  # noqa: S108
 #: Devices that a run has: random numbers, its own terminal, and accelerators.
@@ -79,6 +80,7 @@ def enter(view: View) -> None:
     pid = os.fork()
     if pid:
         _follow(pid, reaper)
+    os.setsid()  # signals to its process group reach no process outside
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     _close_files()
     _mount_processes()
@@ -111,7 +113,7 @@ def _build(view: View) -> None:
     trees = [(path, _clone(path)) for path in kept]
     trees += [(place, _clone(view.temporary)) for place in view.places]
     devices = [(path, _clone(str(path))) for name in DEVICES for path in DEV.glob(name)]
-    _restrict("/", recursive=True)
+    _restrict("/", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, recursive=True)
     covers = [path for path in map(os.path.realpath, view.hidden) if _cover(path)]
     for path, tree in trees:
         if any(Path(path).is_relative_to(cover) for cover in covers):

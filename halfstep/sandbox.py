@@ -73,13 +73,15 @@ class Sandbox:
     free: list[str]  # folders that it may write, first its own
     shared: list[str]  # folders that all runs write, without links
     read: list[str]  # private paths that it may read
-    sockets: list[str]  # sockets of services that would start programs for it
+    services: list[str]  # folders with sockets of services that would start programs for it
+    needed: list[str]  # what it may read in them
     names_threads: bool = False  # whether it may name its threads, as CUDA does
 
     def view(self, temporary: str, places: Sequence[str]) -> View:
         """Return the same access as what a process in namespaces sees."""
         writable = [*self.free, *self.shared]
-        return View([*self.private, *self.sockets], self.read, writable, temporary, places)
+        readable = [*self.read, *self.needed]
+        return View([*self.private, *self.services], readable, writable, temporary, places)
 
     def rules(self, places: Sequence[str], user: int | None, *, in_namespaces: bool) -> int:
         """Return the rules for `enforce`, as an open file descriptor. Raises OSError.

@@ -8,10 +8,12 @@ pipe does not make the reader wait.
 
 import ctypes
 import errno
+import hashlib
 import os
 import secrets
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +26,10 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 2, 4, 8  # linux/o
 #: Errors of a kernel, or of a container's filter, without openat2.
 WITHOUT_OPENAT2 = (errno.ENOSYS, errno.EPERM, errno.EINVAL)
 #: Errors of a path that is a link, leads out of the root, or is no regular file.
-REFUSED = (errno.ELOOP, errno.EXDEV, errno.ENOTDIR, errno.EINVAL, errno.EISDIR, errno.ENXIO)
+REFUSED = (
+    *(errno.ELOOP, errno.EXDEV, errno.ENOTDIR, errno.EINVAL, errno.EISDIR, errno.ENXIO),
+    *(errno.EACCES, errno.ENAMETOOLONG),
+)
 CHUNK_BYTES = 1 << 20
 
 
@@ -59,7 +64,7 @@ def read(root: Path, path: str, most_bytes: int) -> bytes:
 def write(root: Path, path: str, content: bytes) -> None:
     """Replace a file as a whole. Raises OSError."""
     with _parent(root, path) as (folder, name):
-        partial = f".{name}.{secrets.token_hex(8)}"
+        partial = f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with os.fdopen(os.open(partial, flags, 0o644, dir_fd=folder), "wb") as file:
@@ -109,7 +114,7 @@ def delete(root: Path, path: str) -> None:
         with _parent(root, path) as (folder, name):
             is_folder = stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode)
             if is_folder:
-                shutil.rmtree(name, dir_fd=folder)
+                _delete_folder(folder, name)
             else:
                 os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
@@ -122,17 +127,40 @@ def rename(root: Path, path: str, to: str) -> None:
         os.rename(name, new, src_dir_fd=before, dst_dir_fd=after)
 
 
-def take_over(root: Path, path: str, target: Path) -> None:
+def take_over(root: Path, path: str, target: Path, size_bytes: int | None = None) -> None:
     """Give a regular file another name outside of the root, which replaces what is there.
 
-    Both names are of the same content; between file systems it is copied. Raises OSError.
+    Both names are of the same content; between file systems it is copied. Raises OSError, and
+    ValueError if its size is not `size_bytes`.
     """
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    partial = target.with_name(f".{secrets.token_hex(8)}")
     with open_file(root, path) as file:
+        _check_size(file, size_bytes)
         try:
             if _is_same(file, target):
                 return
             _link(file, partial)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def copy_verified(root: Path, path: str, target: Path, sha256: str, size_bytes: int) -> None:
+    """Copy a regular file out of the root, so that the run cannot change it, and verify the copy.
+
+    Raises OSError, ValueError if its content is another.
+    """
+    partial, digest = target.with_name(f".{secrets.token_hex(8)}"), hashlib.sha256()
+    with open_file(root, path) as file:
+        _check_size(file, size_bytes)
+        try:
+            with partial.open("xb") as copy:
+                while chunk := file.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    copy.write(chunk)
+                _check_size(copy, size_bytes)
+            if digest.hexdigest() != sha256:
+                raise ValueError(f"its SHA-256 is {digest.hexdigest()}, stated was {sha256}")
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -145,13 +173,38 @@ def give(root: Path, user: int, earlier: range) -> None:
     name of it may belong to another user. Raises OSError.
     """
     with _opened(root) as folder:
-        for _place, folders, files, descriptor in os.fwalk(dir_fd=folder):
-            for name in (*folders, *files):
-                found = os.lstat(name, dir_fd=descriptor)
-                if stat.S_ISDIR(found.st_mode) or found.st_nlink == 1 or found.st_uid in earlier:
-                    os.chown(name, user, user, dir_fd=descriptor, follow_symlinks=False)
+        try:
+            for _place, folders, files, descriptor in os.fwalk(dir_fd=folder):
+                for name in (*folders, *files):
+                    _give(name, descriptor, user, earlier)
+        except RecursionError as error:
+            text = "its folders are nested too deeply"
+            raise OSError(errno.ENAMETOOLONG, text, str(root)) from error
         os.fchown(folder, user, user)
         os.fchmod(folder, 0o2700)
+
+
+def _give(name: str, folder: int, user: int, earlier: range) -> None:
+    found = os.lstat(name, dir_fd=folder)
+    if stat.S_ISDIR(found.st_mode) or found.st_nlink == 1 or found.st_uid in earlier:
+        os.chown(name, user, user, dir_fd=folder, follow_symlinks=False)
+
+
+def _check_size(file: BinaryIO, size_bytes: int | None) -> None:
+    file.flush()
+    size = os.fstat(file.fileno()).st_size
+    if size_bytes not in (None, size):
+        raise ValueError(f"it has {size:,} bytes, stated were {size_bytes:,}")
+
+
+def _delete_folder(folder: int, name: str) -> None:
+    """Delete a folder of any depth, which Python's recursive functions cannot."""
+    place = f"/proc/self/fd/{folder}/{name}"
+    ended = subprocess.run(
+        ["rm", "-rf", "--", place], pass_fds=[folder], stderr=subprocess.PIPE, check=False
+    )
+    if ended.returncode:
+        raise OSError(errno.EIO, ended.stderr.decode(errors="replace")[-500:].strip())
 
 
 @contextmanager

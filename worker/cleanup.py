@@ -31,7 +31,7 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
         try:
             erasure.delete_folders(settings, run_id)
             deleted.append(run_id)
-        except OSError as error:
+        except Exception as error:  # that of one run keeps no other
             words = "the folder of the deleted run cannot be removed: %s"
             logger.error(words, error, extra={"run": run_id})
     return deleted
@@ -55,7 +55,7 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
         try:
             untrusted_files.delete(settings.scratch_folder(run_id), "work")
             deleted.append(run_id)
-        except OSError as error:
+        except Exception as error:  # that of one run keeps no other
             words = "the checkout of the ended run cannot be removed: %s"
             logger.error(words, error, extra={"run": run_id})
     return deleted

@@ -5,10 +5,8 @@ erasure continues. The run's row stays, emptied: its id is not reused, reference
 every machine can see from it which folder to delete.
 """
 
-import shutil
 import time
 from collections.abc import Collection
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -24,6 +22,7 @@ from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import IN_TRASH, AuditEvent, Run, Trial
 from db.tables import Table as Base
+from halfstep import untrusted_files
 
 #: Rows per transaction: SQLite has one writer, and other writers must not wait long.
 BATCH_ROWS = 20_000
@@ -82,14 +81,10 @@ def select_erased(session: Session, run_ids: Collection[int]) -> list[int]:
 def delete_folders(settings: Settings, run_id: int) -> None:
     """Delete a run's folders on this machine, if they exist."""
     for folder in (settings.scratch_folder(run_id).parent, settings.run_folder(run_id)):
-        _delete_folder(folder)
-
-
-def _delete_folder(folder: Path) -> None:
-    if folder.is_symlink():  # made by a recipe: its target may be anything
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
+        if folder.is_dir() or folder.is_symlink():
+            untrusted_files.delete(folder.parent, folder.name)
+        elif folder.exists():
+            raise NotADirectoryError(f"{folder} is not a folder")
 
 
 def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:

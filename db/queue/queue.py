@@ -34,6 +34,10 @@ class DesiredState:
     requests: tuple[ControlRequest, ...] = ()  # not acknowledged yet, in order
 
 
+#: Bound of a reason and an error, which a run may have written.
+MOST_CHARACTERS = 200_000
+
+
 def queued(session: Session) -> list[int]:
     """Return the ids of the runs in the queue, in no order."""
     return list(session.scalars(select(Run.id).where(Run.status == Status.QUEUED)))
@@ -156,7 +160,7 @@ def end(
     Raises StaleAttempt.
     """
     run = lock_active_attempt(session, run_id, attempt)
-    reason, error = (text and without_codes(text) for text in (reason, error))
+    reason, error = (text and without_codes(text)[:MOST_CHARACTERS] for text in (reason, error))
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED
         if run.desired_state == "kill":  # the user requested it

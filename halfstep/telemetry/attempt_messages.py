@@ -15,8 +15,8 @@ from halfstep import untrusted_files
 from halfstep.telemetry.plain_json import JsonObject, shown
 from halfstep.telemetry.validation import explained
 
-#: Bound of a file: of a traceback, or a configuration.
-MOST_BYTES = 32 * 2**20
+#: Bound of a file that a run writes, and of the others, which have a configuration.
+MOST_OF_RUN, MOST_BYTES = 4 * 2**20, 32 * 2**20
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 #: How a training ended.
 Status: TypeAlias = Literal["finished", "failed", "cancelled", "paused", "preempted"]
@@ -156,12 +156,12 @@ def encoded(message: Message) -> str:
     return json.dumps(msgspec.to_builtins(message))
 
 
-def read_message(path: Path, kind: type[M]) -> M:
+def read_message(path: Path, kind: type[M], most_bytes: int = MOST_BYTES) -> M:
     """Return the content of a file.
 
     Raises OSError, and ValueError with the run's folder, the file, field and value.
     """
-    text = untrusted_files.read(path.parent, path.name, MOST_BYTES)
+    text = untrusted_files.read(path.parent, path.name, most_bytes)
     name = f"{path.parent.name}/{path.name}"
     try:
         fields = json.loads(text)

@@ -451,6 +451,8 @@ def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:
     if len(header) < FRAME_HEADER.size:
         return None
     length, kind, checksum = FRAME_HEADER.unpack(header)
+    if length > WINDOW_BYTES:
+        return None
     payload = file.read(length)
     if len(payload) < length or checksum != _checksum(kind, payload):
         return None

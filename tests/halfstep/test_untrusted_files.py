@@ -1,5 +1,6 @@
 """Files in a folder whose owner is hostile: nothing outside of it is read or changed."""
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -159,3 +160,29 @@ def test_a_swapped_folder_is_never_followed(root: Path, kernel: str) -> None:
             except OSError:
                 continue
     assert [each.name for each in (root.parent / "service").iterdir()] == ["key"]
+
+
+def test_folders_of_any_depth_are_deleted(root: Path) -> None:
+    """Deeper than Python's recursion, which would end a worker."""
+    here = os.open(root, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    untrusted_files.delete(root, "d")
+    assert not untrusted_files.exists(root, "d")
+
+
+def test_a_copy_is_verified(root: Path, tmp_path: Path) -> None:
+    """Content that is not what the run states, or of another size, does not leave its folder."""
+    sha256, target = hashlib.sha256(b"own").hexdigest(), tmp_path / "service" / "copy"
+    for stated, size in ((sha256, 4), ("0" * 64, 3)):
+        with pytest.raises(ValueError, match=r"stated was|stated were"):
+            untrusted_files.copy_verified(root, "sub/file", target, stated, size)
+        assert not target.exists()
+    untrusted_files.copy_verified(root, "sub/file", target, sha256, 3)
+    assert not target.samefile(root / "sub" / "file")
+    with pytest.raises(ValueError, match="stated were"):
+        untrusted_files.take_over(root, "sub/file", target, 4)

@@ -23,7 +23,7 @@ from halfstep import untrusted_files
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.attempt_messages import Rendezvous, read_message, write_message
+from halfstep.telemetry.attempt_messages import MOST_OF_RUN, Rendezvous, read_message, write_message
 from halfstep.telemetry.events import Line
 from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.published_log import published
@@ -68,7 +68,7 @@ class NodeGroup:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.rendezvous
         if self._node == 0 and untrusted_files.is_file(path.parent, path.name):
-            address = read_message(path, Rendezvous)
+            address = read_message(path, Rendezvous, MOST_OF_RUN)
             with database.writing() as session:
                 node_groups.set_rendezvous(session, run_id, attempt, address.host, address.port)
             self._has_rendezvous = True

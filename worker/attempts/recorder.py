@@ -56,7 +56,8 @@ from worker.attempts.uploads import Stored, Uploads, files_of
 #: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
 #: Folders of the files that are taken over.
-SAVED = ("checkpoints", "artifacts", "blobs")
+BLOBS = "blobs"
+SAVED = ("checkpoints", "artifacts", BLOBS)
 
 
 class CannotRecord(Exception):
@@ -332,7 +333,12 @@ class Recorder:
         path = self._folder / file.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            untrusted_files.take_over(self._scratch, file.path, path)
+            if file.path.startswith(f"{BLOBS}/"):  # stored by its hash, for others too
+                untrusted_files.copy_verified(
+                    self._scratch, file.path, path, file.sha256, file.size_bytes
+                )
+            else:
+                untrusted_files.take_over(self._scratch, file.path, path, file.size_bytes)
         except FileNotFoundError:
             return path.is_file()  # taken over before a crash
         except OSError as error:
@@ -341,6 +347,9 @@ class Recorder:
             self._report_problem(
                 f"{file.path} is a link, or in a linked folder; allowed: a plain file"
             )
+            return False
+        except ValueError as error:
+            self._report_problem(f"{file.path}: {error}")
             return False
         return True
 

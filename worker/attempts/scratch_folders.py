@@ -1,6 +1,9 @@
 """Folders of a run on this machine: one that the service writes, and one that the run writes."""
 
+import errno
+import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Collection
@@ -10,6 +13,9 @@ from pathlib import Path
 from db.settings import Settings
 from halfstep import untrusted_files
 
+logger = logging.getLogger(__name__)
+
+NODE = re.compile(r"node-[1-9][0-9]{0,5}")
 #: What stays in the service's folder of what runs wrote there in earlier versions.
 KEPT = ("checkpoints", "artifacts", "blobs", "log", "incoming")
 
@@ -26,7 +32,11 @@ def make_folders(settings: Settings, run_id: int, node: int = 0) -> tuple[Path, 
         partial = scratch.with_name(f".{scratch.name}")
         partial.mkdir(parents=True, exist_ok=True)
         _divide(folder, partial)
-        partial.rename(scratch)  # the last step: an interrupted division continues
+        try:
+            partial.rename(scratch)  # the last step: an interrupted division continues
+        except OSError:
+            if not scratch.exists():  # of another worker that divides the same folder
+                raise
     scratch.chmod(0o700)
     return folder, scratch
 
@@ -34,20 +44,26 @@ def make_folders(settings: Settings, run_id: int, node: int = 0) -> tuple[Path, 
 def divide_all(settings: Settings, active: Collection[int]) -> None:
     """Create the scratch folders of all runs on this machine but those with an attempt.
 
-    That may have a supervisor of an earlier version. Raises OSError.
+    That may have a supervisor of an earlier version. A folder that cannot be divided is logged, and
+    keeps no other.
     """
     runs = settings.run_folder(0).parent
     names = [each.name for each in runs.iterdir()] if runs.is_dir() else []
     here = {int(name) for name in names if name.isdecimal()}
     for run_id in here - set(active):
-        for node in (0, *_nodes(settings.run_folder(run_id))):
-            if not settings.scratch_folder(run_id, node).exists():
-                make_folders(settings, run_id, node)
+        try:
+            for node in (0, *_nodes(settings.run_folder(run_id))):
+                if not settings.scratch_folder(run_id, node).exists():
+                    make_folders(settings, run_id, node)
+        except Exception as error:
+            words = "the folder of an earlier version cannot be divided: %s"
+            logger.error(words, error, extra={"run": run_id})
 
 
 def _nodes(folder: Path) -> list[int]:
-    names = (name.partition("node-")[2] for name in untrusted_files.names(folder))
-    return [int(number) for number in names if number.isdecimal()]
+    names = filter(NODE.fullmatch, untrusted_files.names(folder))
+    nodes = [name for name in names if untrusted_files.is_folder(folder, name)]
+    return [int(name.removeprefix("node-")) for name in nodes]
 
 
 def _divide(folder: Path, scratch: Path) -> None:
@@ -94,4 +110,13 @@ def _share(folder: Path, target: Path) -> None:
         for name in files:
             other.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
-                os.link(Path(place, name), other / name, follow_symlinks=False)
+                _link_or_copy(Path(place, name), other / name)
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        shutil.copyfile(file, target, follow_symlinks=False)

@@ -16,6 +16,7 @@ from db.tables import TRAIN, CheckpointFile, Status
 from halfstep import data_paths
 from halfstep.fork_server import ForkFailed
 from halfstep.telemetry.attempt_messages import (
+    MOST_OF_RUN,
     ControlRequest,
     ControlState,
     RequestKind,
@@ -198,7 +199,7 @@ class Training:
     def _reported_outcome(self) -> TrainingOutcome | None:
         """Return the outcome that the training wrote, if any; log one that cannot be read."""
         try:
-            return read_message(self._attempt.files.outcome, TrainingOutcome)
+            return read_message(self._attempt.files.outcome, TrainingOutcome, MOST_OF_RUN)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # a recipe can write anything there

@@ -5,15 +5,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, cast
 
 from halfstep import untrusted_files
 from halfstep.isolation import Isolation
 from halfstep.sandbox import deferred
 from worker.sandbox.sandbox import ISOLATED
 
-WAIT_SECONDS = 0.4
+WAIT_SECONDS, MOST_CHARACTERS = 0.4, 2**16
 #: No prompts, no other protocols, which could read files or run programs; transfers below 1 kB/s
 #: for a minute are aborted.
 OPTIONS = {
@@ -45,16 +47,15 @@ def check_out(
     attempt, stays unchanged, including files that the script has written.
 
     meanwhile: called periodically; its exceptions end git.  isolation: of the run, in which git
-    runs; the repository is read as the worker's user.
+    runs, as its user.
     Raises CannotCheckOut, OSError.
     """
 
     local = "always" if url.startswith("file:") else "never"
 
-    def git(*words: str, as_run: bool = False) -> str:
+    def git(*words: str) -> str:
         options = OPTIONS | {"protocol.file.allow": local}
-        of_git = isolation if as_run else replace(isolation, user=None)
-        return _git(words, options, environment, meanwhile, of_git)
+        return _git(words, options, environment, meanwhile, isolation)
 
     root, name = folder.parent, folder.name
     if not untrusted_files.is_folder(root, name):
@@ -63,6 +64,8 @@ def check_out(
             untrusted_files.delete(root, left)
         partial = folder.with_name(f".{name}.{os.getpid()}.partial")
         untrusted_files.make_folder(root, partial.name)
+        if isolation.user is not None:
+            untrusted_files.give(partial, isolation.user, range(0))
         git("clone", "--quiet", "--no-checkout", "--", url, str(partial))
         # A branch may have a name that looks like a hash.
         try:
@@ -75,7 +78,7 @@ def check_out(
         git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
         untrusted_files.rename(root, partial.name, name)
         return whole
-    return git("-C", str(folder), "rev-parse", "HEAD", as_run=True)
+    return git("-C", str(folder), "rev-parse", "HEAD")
 
 
 def _git(
@@ -104,21 +107,36 @@ def _git(
     except FileNotFoundError as error:
         raise CannotCheckOut("git is not installed on this worker") from error
     with process:
-        while True:
+        streams = [cast("IO[str]", process.stdout), cast("IO[str]", process.stderr)]
+        with ThreadPoolExecutor(len(streams)) as readers:
+            reading = [readers.submit(_beginning, stream) for stream in streams]
             try:
-                output, errors = process.communicate(timeout=WAIT_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
-                try:
-                    meanwhile()
-                except BaseException:
-                    # With its helper, which has the connection.
-                    os.killpg(process.pid, signal.SIGKILL)
-                    raise
+                _wait(process, meanwhile)
+            except BaseException:
+                # With its helper, which has the connection.
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        output, errors = (each.result() for each in reading)
     if process.returncode:
         message = " ".join(errors.split()) or f"exit code {process.returncode}"
         raise CannotCheckOut(f"git {_named(words)} failed: {message[:2000]}")
     return output.strip()
+
+
+def _wait(process: subprocess.Popen[str], meanwhile: Callable[[], None]) -> None:
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(WAIT_SECONDS)
+        if process.returncode is None:
+            meanwhile()
+
+
+def _beginning(stream: IO[str]) -> str:
+    """Read a stream to its end; return its beginning. A repository can make git print anything."""
+    text = stream.read(MOST_CHARACTERS)
+    while stream.read(MOST_CHARACTERS):
+        pass
+    return text
 
 
 def _named(words: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ from halfstep.clock import clock
 from halfstep.sandbox import deferred
 from halfstep.session import queued_run
 from halfstep.telemetry.attempt_messages import (
+    MOST_OF_RUN,
     CommandJob,
     WatchedOutcome,
     read_message,
@@ -89,7 +90,7 @@ class Command:
 
     def _read_state(self) -> SourceState:
         try:
-            return read_message(self._attempt.files.description, SourceState)
+            return read_message(self._attempt.files.description, SourceState, MOST_OF_RUN)
         except (OSError, ValueError):  # it may contain anything
             return SourceState()
 
@@ -148,7 +149,7 @@ class Command:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
         path = self._attempt.files.outcome
         try:
-            outcome = read_message(path, WatchedOutcome)
+            outcome = read_message(path, WatchedOutcome, MOST_OF_RUN)
             return outcome.error or "" if outcome.status == "failed" else ""
         except (OSError, ValueError):  # it may contain anything
             return ""
@@ -214,13 +215,21 @@ class Command:
                 spec.git,
                 spec.commit,
                 folder,
-                self._environment,
+                self._environment | self._git_settings(),
                 attempt.check_not_stopped,
                 isolation=attempt.isolation(),
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error
         attempt.append_log(f"In a checkout of {spec.git} at {commit}")
+
+    def _git_settings(self) -> dict[str, str]:
+        """Return variables with which a user of the run's own reads repositories of others."""
+        if self._attempt.user is None:
+            return {}
+        path = self._attempt.control_folder / "gitconfig"
+        path.write_text("[safe]\n\tdirectory = *\n")
+        return {"GIT_CONFIG_GLOBAL": str(path)}
 
     def _started(self, words: list[str]) -> list[str]:
         """Return the arguments to execute: the program's path, with torchrun on several devices."""

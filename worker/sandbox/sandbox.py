@@ -54,9 +54,17 @@ EXECUTED = (
 SOCKETS = (
     "/run/postgresql",
     *("/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock"),
-    *("/run/podman/podman.sock", "/run/systemd/private"),
+    *("/run/podman/podman.sock", "/run/systemd/private", "/run/dbus/system_bus_socket"),
+    "/run/snapd.socket",
 )
-SOCKETS_OF_USER = ("docker.sock", "podman/podman.sock", "systemd/private")
+SOCKETS_OF_USER = ("docker.sock", "podman/podman.sock", "systemd/private", "bus")
+#: Folder of sockets, and what runs need in it: names of hosts and users, drivers of GPUs, and the
+#: system's programs on NixOS.
+SERVICES = "/run"
+NEEDED = (
+    *("/run/systemd/resolve", "/run/resolvconf", "/run/nscd", "/run/nvidia-persistenced"),
+    *("/run/nvidia-fabricmanager", "/run/opengl-driver", "/run/current-system"),
+)
 PACKAGES = ("app", "db", "halfstep", "migrations", "trainer", "worker")
 #: Devices of NVIDIA's driver, and of any GPU in WSL.
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
@@ -84,9 +92,10 @@ def sandbox_of_run(settings: Settings, files: AttemptFiles, read: Sequence[str] 
     return Sandbox(
         private=[str(each) for each in private_paths(settings)],
         free=[str(each) for each in (files.folder, *settings.write_folders)],
-        shared=[str(cache)],
+        shared=[] if settings.run_users else [str(cache)],
         read=[str(settings.data / "recipes.json"), *control, *read],
-        sockets=[*SOCKETS, *_sockets_of_user()],
+        services=[SERVICES],
+        needed=list(NEEDED),
         names_threads=has_cuda(),
     )
 

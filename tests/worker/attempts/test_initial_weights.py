@@ -101,3 +101,12 @@ def upload(site: Site, run_id: int) -> str:
     place.parent.mkdir(parents=True)
     shutil.copy(site.data / row.key, place)
     return name
+
+
+def test_weights_are_not_in_folders_that_runs_write(tmp_path: Path) -> None:
+    """A run could replace such a folder by a link to the service's data."""
+    (tmp_path / "out" / "models").mkdir(parents=True)
+    (tmp_path / "out" / "models" / "net.pt").touch()
+    settings = Settings(weights_dirs=f"{tmp_path}/out/models", write_roots=str(tmp_path / "out"))
+    with pytest.raises(CannotStart, match="allows no folder"):
+        allowed(str(tmp_path / "out" / "models" / "net.pt"), settings)

@@ -333,7 +333,7 @@ def test_threads_can_be_named(
     """CUDA does not start without; nothing of the kernel or of other processes can be written."""
     if has_user and not IS_ROOT:
         pytest.skip(NO_ROOT)
-    allowed = sandbox.Sandbox([], [str(tmp_path)], [], [], [], names_threads=True)
+    allowed = sandbox.Sandbox([], [str(tmp_path)], [], [], [], [], names_threads=True)
     isolation = Isolation(allowed, in_namespaces, user=FIRST if has_user else None)
     program = [*ISOLATED[1:], str(python), "-I", "-c", NAMES, str(os.getpid())]
     environment = {"PATH": os.defpath} | isolation.variable()
