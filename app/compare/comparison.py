@@ -29,6 +29,7 @@ from db.runs.groups import FP8, TF32
 from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
 from db.telemetry import latest_metrics, windows
+from halfstep import number_formats
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -451,7 +452,7 @@ def _short(values: list[Any]) -> list[str]:
     """Format values for the legend: four digits of a number."""
     texts = _texts(values)
     return [
-        formats.number(value) if isinstance(value, float) else text
+        number_formats.number(value) if isinstance(value, float) else text
         for value, text in zip(values, texts, strict=True)
     ]
 

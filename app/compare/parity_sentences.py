@@ -2,7 +2,8 @@
 
 from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
 from app.compare.parity import GroupParity, Parity, direction, few
-from app.html.formats import count, number, value
+from app.html.formats import value
+from halfstep.number_formats import count, number
 
 
 def sentence(parity: Parity, group: GroupParity) -> str:

@@ -8,11 +8,12 @@ from markupsafe import Markup
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.html.formats import count, measured, scale, spooled
+from app.html.formats import measured, scale, spooled
 from db.files import checkpoints
 from db.tables import FLAGGED, Run, ScalerEvent, Step
 from db.telemetry import series
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import count
 from halfstep.telemetry.events import Replay
 
 SKIPS_READ = 200

@@ -9,9 +9,9 @@ from typing import Any, Self
 from sqlalchemy import Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
-from app.html.formats import count
 from db.tables import ENDED, LatestMetric, Run, ScalerEvent, Step
 from db.telemetry import frozen_steps, latest_metrics, series
+from halfstep.number_formats import count
 from halfstep.telemetry.flags import SKIPPED
 
 #: Names of the metric that is the second tile, the first that a run has; else `first_name`.

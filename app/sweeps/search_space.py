@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from app.html import formats
 from app.http.parameters import flaws, outsized
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
 from db.sweeps.sweeps import HYPERBAND
+from halfstep import number_formats
 from halfstep.telemetry.plain_json import JsonObject
 
 GRID, RANDOM, TPE = "grid", "random", "tpe"
@@ -285,5 +285,5 @@ def name_of(space: Space) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
-        return formats.number(value)
+        return number_formats.number(value)
     return _word(value)

@@ -47,6 +47,9 @@ class AdvisedFinding(BaseModel):
     help: Annotated[str, Field(description="URL of that section; or empty")]
     fix: Annotated[str, Field(description="Code change to a script; or empty")]
     is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]
+    is_certain_fault: Annotated[
+        bool, Field(description="Something is certainly wrong, other than what could be better")
+    ]
     actions: Annotated[list[Action], Field(description="Those that are possible now")]
 
 
@@ -67,6 +70,7 @@ def advised(session: Session, run: Run) -> list[AdvisedFinding]:
             help=f"/help/diagnosis#{row.cause.replace('_', '-')}" if row.cause else "",
             fix="" if run.source == RECIPE else row.fix,
             is_certain=row.is_certain,
+            is_certain_fault=row.is_certain_fault,
             actions=list(_actions(session, run, row, fields)) if fields else [],
         )
         for row in rows

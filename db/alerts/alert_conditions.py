@@ -8,7 +8,7 @@ from db.health.input_bound import DataWait
 from db.health.scaling_health import ScalingHealth
 from db.runs.outcomes import SWEEP, RunOutcome, run_outcome
 from db.tables import ACTIVE, ENDED, TRAIN, AlertRule, Run, Status
-from db.telemetry.scales import in_words
+from halfstep.number_formats import scale as scale_text
 
 #: Number of latest steps in which skips, losses and spikes count.
 RECENT_STEPS = 1000
@@ -98,7 +98,7 @@ def _scale_below(rule: AlertRule, facts: Facts) -> str | None:
     scale = facts.run.scale
     if facts.health is None or scale is None or scale >= _value(rule):
         return None
-    return f"has the loss scale {in_words(scale)}, below {in_words(_value(rule))}"
+    return f"has the loss scale {scale_text(scale)}, below {scale_text(_value(rule))}"
 
 
 def _skips(rule: AlertRule, facts: Facts) -> str | None:

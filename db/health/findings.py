@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, fixes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
-from db.health.finding import Finding
+from db.health.finding import EXPLAINING, OF_PRECISION, Finding
 from db.health.input_bound import DataWait, data_wait
 from db.health.losses import Risen, risen
 from db.health.scaling_health import ScalingHealth, scaling_health
@@ -19,8 +19,8 @@ from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import ACTIVE, RECIPE, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
-from db.telemetry.scales import in_words
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.flags import NONFINITE_LOSS
 
@@ -34,16 +34,8 @@ LARGEST_RATE = 1.0  # no optimizer of torch trains with a larger one
 USUAL_RATE = "usual_rate"  # the remedy for a larger one
 HIGH_RATE = 0.1  # with a larger one a loss that rises is explained
 OUTSIDE = causes.OUTSIDE
-NAMES_SHOWN = 6
-#: Causes that another precision removes.
 FORWARD = "forward_overflow"
-OF_PRECISION = frozenset({FORWARD, "backward_overflow"})
-#: Causes of a non-finite loss, of skips, and of steps without effect.
-EXPLAINING = OF_PRECISION | {
-    *("singular_gradient", "nonfinite_inputs", "nonfinite_without_scaler", "adam_eps_underflow"),
-    *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
-    *("no_gradient", "zero_gradients"),
-}
+NAMES_SHOWN = 6
 #: Causes that can end a run with an exception, those of exceptions of the scaler included.
 FATAL = EXPLAINING | {"no_inf_checks", "fp16_gradients"}
 
@@ -132,7 +124,7 @@ def certain_cause(session: Session, run: Run) -> str:
     if first is None or not first.is_certain or first.cause not in EXPLAINING:
         return ""
     since = "" if first.before is None or "step" in first.title else f" (step {first.before:,})"
-    return f". Cause: {first.title[:1].lower()}{first.title[1:]}{since}"
+    return f". Cause: {first.title}{since}"
 
 
 def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -213,6 +205,7 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
                 f"{path} is {rate:g}: a step changes each weight by more than its own size. "
                 "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
                 remedies=(USUAL_RATE,),
+                is_fault=True,
             )
     if (risen := evidence.risen) and risen.rate > HIGH_RATE:
         yield Finding(
@@ -229,7 +222,7 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
         return
     text = f"It was NaN in each of {_steps(evidence.nan_steps)}"
     if scales := [skip.scale_before for skip in evidence.skips if skip.scale_before]:
-        text += f", at every loss scale down to {in_words(min(scales))}"
+        text += f", at every loss scale down to {scale_text(min(scales))}"
     text += (
         ": neither updates nor the loss scale are the cause, and no setting of them fixes it. "
         f"{causes.outside(evidence.signs)}Look "
@@ -242,7 +235,13 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
             "cause."
         )
     part = "skipped" if evidence.skips else ""
-    yield Finding("The loss is NaN from the first step on", text, remedies=("fp32",), part=part)
+    yield Finding(
+        "The loss is NaN from the first step on",
+        text,
+        remedies=("fp32",),
+        part=part,
+        is_fault=True,
+    )
 
 
 def _losses(evidence: Evidence) -> Iterator[Finding]:
@@ -265,6 +264,7 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
         f"{lost.count:,} such steps were applied, the last one at step {lost.last:,}. The weights "
         f"stay finite as long as the gradients do. {' '.join(reasons)} Look at the batch of that "
         "step, leave such elements out of the loss before it is averaged, and compute it in fp32.",
+        is_fault=True,
     )
 
 

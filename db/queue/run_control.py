@@ -9,7 +9,7 @@ from db.errors import Conflict, Invalid
 from db.runs import runs
 from db.runs.outcomes import SWEEP
 from db.tables import ACTIVE, ENDED, TRAIN, WATCH, ControlRequest, Run, RunNode, Status, User
-from db.telemetry.scales import in_words
+from halfstep.number_formats import scale as scale_text
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
@@ -184,7 +184,7 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Co
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
     if not run.config.get("scaler", {}).get("enabled", True):
         raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
-    text = f"{user.name} requested a loss scale of {in_words(scale)} from the next step on"
+    text = f"{user.name} requested a loss scale of {scale_text(scale)} from the next step on"
     runs.set_status(session, run, run.status, reason=text)
     return _request(session, run_id, user, "scale", scale)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halfstep import number_formats
 from halfstep.api_client.errors import ApiError
 from halfstep.cli import formats
 from halfstep.cli.application import App
@@ -184,14 +185,14 @@ def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
         "Status": formats.state(run),
         "Reason": formats.reason(run),
         "Step": formats.progress(run),
-        "Loss": formats.number(run["loss"]),
+        "Loss": number_formats.number(run["loss"]),
         "Scale": formats.run_scale(run),
         "Skipped": f"{run['skipped']:,}",
-        "Health": health["word"] if health else formats.MISSING,
+        "Health": formats.health(run),
         "Health reason": health["reason"] if health else "",
-        "ETA": "" if left is None else formats.duration(left),
-        "Steps/s": formats.number(run["steps_per_second"]),
-        "Duration": formats.duration(run["seconds"]),
+        "ETA": "" if left is None else number_formats.duration(left),
+        "Steps/s": number_formats.number(run["steps_per_second"]),
+        "Duration": number_formats.duration(run["seconds"]),
         "Recipe": "  ".join(filter(None, (recipe, run["precision"]))),
         "Owner": run["owner"],
         "Project": run["project"],

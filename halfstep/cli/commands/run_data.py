@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from halfstep import number_formats
 from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
@@ -78,7 +79,8 @@ def events(run_id: RunId, as_json: AsJson = False) -> None:
 
 
 def _event_row(event: "Event") -> tuple[str, ...]:
-    change = f"{formats.scale(event['scale_before'])} → {formats.scale(event['scale_after'])}"
+    before, after = number_formats.scale(event["scale_before"]), event["scale_after"]
+    change = f"{before} → {number_formats.scale(after)}"
     culprits = ", ".join(culprit["name"] for culprit in event["culprits"])
     return f"{event['step']:,}", event["kind"], change, culprits
 
@@ -263,7 +265,7 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
         "Scale": [formats.run_scale(row["run"]) for row in compared],
         "Skipped": [f"{row['run']['skipped']:,}" for row in compared],
         "Health": [formats.health(row["run"]) for row in compared],
-        "ETA": [formats.duration(row["run"]["seconds_left"]) for row in compared],
+        "ETA": [number_formats.duration(row["run"]["seconds_left"]) for row in compared],
     }
     names = dict.fromkeys(name for row in rows for name in [*row][5:])
     fields |= {name: [_cell(row, name) for row in rows] for name in names}
@@ -282,6 +284,6 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
 
 def _cell(row: dict[str, Any], name: str) -> str:
     if name not in row:
-        return formats.MISSING
+        return number_formats.UNKNOWN
     value = row[name]
-    return formats.number(value) if isinstance(value, float) else formats.value(value)
+    return number_formats.number(value) if isinstance(value, float) else formats.value(value)

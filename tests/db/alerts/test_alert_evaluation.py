@@ -250,7 +250,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     steps["data_us"] = steps["step_us"]
     result = {
         "collapsing": "is collapsing: the scale is 0.125, below 1, where it shrinks gradients; "
-        "21 of the last 250 steps (8.4 %) skipped, at most 21 in a row, the last just now",
+        "21 of 250 steps (8.4 %) were skipped, at most 21 in a row, most recently the last one",
         "dead": None,
         "oscillating": None,
         "nonfinite_loss": "had a loss that is not finite at step 100",
@@ -304,7 +304,7 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
         "diverged": "finished, but diverged: its loss is not finite from step 102 on",
         "nonfinite_loss": "had a loss that is not finite at step 102",
     }[condition]
-    cause = "the gradient of SqrtBackward0 of head is not defined (step 101)"
+    cause = "The gradient of SqrtBackward0 of head is not defined (step 101)"
     assert alert.text == f"Run 1, digits-fp16, {what}. Cause: {cause}."
 
 
