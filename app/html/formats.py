@@ -13,7 +13,7 @@ from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
 from halfstep import number_formats
 from halfstep.number_formats import count, duration, number, percent, size
-from halfstep.telemetry.scaling_health import LABELS
+from halfstep.run_labels import HEALTHS, STATES
 
 memory = size  # of a device or an upload
 
@@ -122,7 +122,8 @@ def linked(text: str, named: Iterable[Any]) -> Markup:
 
 
 FILTERS = {
-    "health_label": LABELS.__getitem__,
+    "health_label": HEALTHS.__getitem__,
+    "state_label": STATES.__getitem__,
     "health_statement": health_statement,
     "linked": linked,
     "recipe_name": recipe_name,

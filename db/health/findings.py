@@ -354,7 +354,7 @@ def _starving(evidence: Evidence) -> Iterator[Finding]:
     wait = evidence.data_wait
     if wait and wait.is_real:
         yield Finding(
-            "Training waits for data",
+            "Training is input-bound",
             f"{wait.per_cent} % of the last {_steps(wait.steps)} waited for data, for "
             f"{100 * wait.share:.2g} % of their total time. {evidence.words.load_faster}; decode "
             "and resize once before training, and pack small files into a few large ones."

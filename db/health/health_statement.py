@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from db.health.finding import EXPLAINING
-from halfstep.telemetry.scaling_health import LABELS
+from halfstep.run_labels import HEALTHS
 
 TONES = {
     "calibrating": "quiet",
@@ -55,7 +55,7 @@ def health_statement(health: _Health, findings: Sequence[_Finding]) -> HealthSta
     first = findings[0] if findings else None
     if first and first.is_certain_fault and health.word in WELL:
         return HealthStatement("warn", first.title, health.reason)
-    title, text = LABELS[health.word], health.reason
+    title, text = HEALTHS[health.word], health.reason
     if health.word == "healthy":
         title = "Loss scale healthy"
     elif first and first.cause in EXPLAINING and health.word not in WELL:

@@ -126,7 +126,7 @@ def _row(
         id=row.id,
         name=row.name,
         host=row.host,
-        state="up" if row.is_up else "stopped" if row.stopped_at else "silent",
+        state="up" if row.is_up else "stopped" if row.stopped_at else "no contact",
         seen_at=None if row.is_up else row.seen_at,
         is_drained=row.drained_at is not None,
         stops=row.drain_stops,

@@ -673,6 +673,7 @@ class AdvisedFinding(TypedDict):
     help: str  # URL of that section; or empty
     fix: str  # Code change to a script; or empty
     is_certain: bool  # False: other causes are not excluded
+    is_certain_fault: bool  # Something is certainly wrong, other than what could be better
     actions: list[Action]  # Those that are possible now
 
 
@@ -975,6 +976,7 @@ class WorkerState(TypedDict):
     warm_memory_bytes: int | None
     started_at: float  # Seconds since 1970
     seen_at: float  # Seconds since 1970
+    stopped_at: float | None  # Null unless it was stopped
 
 
 class Workers(TypedDict):

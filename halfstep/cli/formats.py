@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from halfstep.number_formats import UNKNOWN, count, duration, number, scale
-from halfstep.telemetry.scaling_health import LABELS
+from halfstep.run_labels import HEALTHS, STATES
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import RunSummary, StatusChange
@@ -35,14 +35,15 @@ def progress(run: "RunSummary") -> str:
 
 
 def state(run: "RunSummary") -> str:
-    """Return the state of a run by the words of the filter: its outcome if it has one."""
-    return str(run.get("outcome") or run["status"])
+    """Return the state of a run as on its page: its outcome if it has one."""
+    word = str(run.get("outcome") or run["status"])
+    return STATES.get(word, word).lower()
 
 
 def health(run: "RunSummary") -> str:
     """Return the loss-scale health of a run."""
     known = run.get("health")
-    return LABELS.get(known["word"], known["word"]).lower() if known else UNKNOWN
+    return HEALTHS.get(known["word"], known["word"]).lower() if known else UNKNOWN
 
 
 def reason(run: "RunSummary") -> str:

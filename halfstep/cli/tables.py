@@ -26,7 +26,7 @@ STYLES = {
     "running": "green",
     "failed": "red",
     "diverged": "red",
-    "unreachable": "yellow",
+    "no contact": "yellow",
 }
 RUN_COLUMNS = ("Run", "Name", "Status", "Step", "Loss", "Scale", "Skipped", "Health", "ETA")
 RIGHT = {"Run", "Step", "Loss", "Scale", "Skipped", "ETA", "Steps/s", "Sweep", "Size"}

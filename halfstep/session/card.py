@@ -11,8 +11,9 @@ from halfstep.clock import clock
 from halfstep.number_formats import count as count_text
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
+from halfstep.run_labels import HEALTHS
 from halfstep.telemetry.flags import SKIPPED
-from halfstep.telemetry.scaling_health import LABELS, WINDOW, count, judge
+from halfstep.telemetry.scaling_health import WINDOW, count, judge
 from halfstep.telemetry.spool import Steps
 
 REFRESH_SECONDS = 1.0  # between two updates of a displayed card
@@ -113,7 +114,7 @@ class Card:
         if not self._step or (self._scale in UNSCALED and not self._skipped):
             return '<div style="opacity:.7">No GradScaler detected.</div>'
         health = judge(count(self._step, list(self._skips), self._scale))
-        word = f'<b style="color:{COLORS[health.word]}">{LABELS[health.word]}</b>'
+        word = f'<b style="color:{COLORS[health.word]}">{HEALTHS[health.word]}</b>'
         return f"<div>{word} {escape(health.reason)}</div>"
 
     def _chart(self) -> str:

@@ -21,16 +21,6 @@ COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
 EXPECTED, BEARABLE_RATE = 1.5, 5
 
 
-#: The words that people read, by the words of the API.
-LABELS = {
-    "calibrating": "Calibrating",
-    "healthy": "Healthy",
-    "oscillating": "Frequent skips",
-    "collapsing": "Collapsing",
-    "dead": "No updates",
-}
-
-
 class Figures(NamedTuple):
     """Figures from which the health is derived."""
 

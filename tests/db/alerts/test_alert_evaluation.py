@@ -221,7 +221,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
         ("failed", {"status": Status.FAILED, "error": "E: x"}, "failed: E: x"),
         ("failed", {"status": Status.FAILED, "error": "E: x()."}, "failed: E: x()"),
         ("cancelled", {"status": Status.CANCELLED}, "was cancelled"),
-        ("unreachable", {"status": Status.UNREACHABLE}, "is unreachable"),
+        ("unreachable", {"status": Status.UNREACHABLE}, "has no contact"),
         ("paused", {"status": Status.PAUSED}, "is paused"),
         (
             *("stopped", {"status": Status.FAILED, "failure_kind": "rule"}),
@@ -249,12 +249,13 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     steps["scale"][-1] = 2.0**-3
     steps["data_us"] = steps["step_us"]
     result = {
-        "collapsing": "is collapsing: the scale is 0.125, below 1, where it shrinks gradients; "
+        "collapsing": "has a collapsing loss scale: the scale is 0.125, below 1, where it shrinks "
+        "gradients; "
         "21 of 250 steps (8.4 %) were skipped, at most 21 in a row, most recently the last one",
         "dead": None,
         "oscillating": None,
         "nonfinite_loss": "had a loss that is not finite at step 100",
-        "starving": "waits for its data for 100% of its time",
+        "starving": "is input-bound: it waits for data for 100 % of its time",
         "loss_spike": "had a loss spike at step 240",
     }
     with_value = {
