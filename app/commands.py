@@ -38,6 +38,7 @@ from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
 from halfstep.cli.output import print_result
+from halfstep.number_formats import number
 from halfstep.number_formats import size as size_text
 from halfstep.process import close_to_others, loading_modules, on_signals
 
@@ -190,7 +191,7 @@ def _prune_storage(
         pruned = [pruning.prune(database, store, row.run_id, rules) for row in plan]
         count, freed = sum(map(bool, pruned)), sum(row.stored_bytes for row in pruned)
         ages = {"checkpoints": checkpoints, "logs": logs}
-        days = [f"{name} {age:g}" for name, age in ages.items() if age is not None]
+        days = [f"{name} {number(age)}" for name, age in ages.items() if age is not None]
         with database.writing() as session:
             audit.note_typed(session, "storage prune", *days, f"of {count} runs")
         text = f"{count:,} runs pruned, {size_text(freed)} freed"
@@ -239,7 +240,8 @@ def _unfreeze(
             raise Invalid({"RUN, --all": "allowed: runs, or --all"})
         if days := settings.freeze_days:
             default = "" if settings.freeze_after_days else "not set, by default "
-            text = f"{default}{days:g}: a server freezes them again; allowed: 0, also for servers"
+            text = f"{default}{number(days)}: a server freezes them again; allowed: 0, also for "
+            text += "servers"
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()

@@ -3,8 +3,11 @@
 tests/number_formats.json has values and texts that the tests of both languages read.
 """
 
+import json
 import math
 from decimal import ROUND_HALF_UP, Context, Decimal
+from functools import cache
+from typing import Any
 
 UNKNOWN = "–"
 DIGITS = 4  # significant ones of a number
@@ -13,7 +16,7 @@ SHORT_DIGITS = 3  # of a number with a unit
 SMALLEST_PLAIN, LARGEST_PLAIN = Decimal("0.0001"), Decimal(1_000_000)
 WHOLE_FROM = Decimal(10_000)  # from here on all digits before the point are shown
 BYTE_UNITS = ("KiB", "MiB", "GiB", "TiB")
-_CONTEXTS = {digits: Context(digits, ROUND_HALF_UP) for digits in (DIGITS, SHORT_DIGITS)}
+_context = cache(lambda digits: Context(digits, ROUND_HALF_UP))
 
 
 def count(value: int | None) -> str:
@@ -31,7 +34,7 @@ def number(value: float | str | None, digits: int = DIGITS) -> str:
     value = float(value)
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    rounded = _CONTEXTS[digits].create_decimal_from_float(value)
+    rounded = _context(digits).create_decimal_from_float(value)
     if abs(rounded) >= WHOLE_FROM:
         whole = Decimal(value).to_integral_value(ROUND_HALF_UP)
         if abs(whole) < LARGEST_PLAIN:
@@ -57,8 +60,8 @@ def percent(share: float | None) -> str:
 
 def size(size_bytes: float | None) -> str:
     """Format a number of bytes in the binary unit that fits."""
-    if size_bytes is None:
-        return UNKNOWN
+    if size_bytes is None or not math.isfinite(size_bytes):
+        return number(size_bytes)
     if size_bytes < 1024:
         return f"{number(size_bytes)} B"
     value = float(size_bytes)
@@ -101,6 +104,18 @@ def scale(value: float | str | None) -> str:
     """Format a loss scale as a power of two (2^-126), since a scaler halves and doubles it."""
     power = None if value is None else scale_exponent(float(value))
     return number(value) if power is None else f"2^{power}"
+
+
+def setting(value: Any) -> str:
+    """Format a value of a configuration with all its digits, as JSON; a text without quotes."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        if value.is_integer() and abs(value) < 1e16:
+            return str(int(value))
+        mantissa, _, exponent = repr(value).partition("e")
+        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    return json.dumps(value, ensure_ascii=False)
 
 
 def quantity(value: int, noun: str) -> str:

@@ -30,7 +30,6 @@ from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
 from db.telemetry import latest_metrics, windows
 from halfstep import number_formats
-from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Metrics of every recipe; the recipe's own metrics follow.
@@ -445,7 +444,7 @@ def _has_several(values: list[Any]) -> bool:
 
 
 def _texts(values: list[Any]) -> list[str]:
-    return ["–" if value is MISSING else formats.value(value) for value in values]
+    return ["–" if value is MISSING else number_formats.setting(value) for value in values]
 
 
 def _short(values: list[Any]) -> list[str]:
@@ -474,16 +473,16 @@ def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Mea
 
 def _has_loss(run: Run) -> bool:
     """Return whether the loss of a run is known, if only as a NaN."""
-    return run.loss is not None or bool(run.last_flags & NONFINITE_LOSS)
+    return run.known_loss is not None
 
 
 def _last(
     run: Run, measured: list[windows.Measured], seconds: float | None
 ) -> dict[str, float | None]:
     """Return the latest value of metrics and loss; time and memory for complete runs only."""
-    metrics = {metric.name: metric.value for metric in measured}
+    metrics: dict[str, float | None] = {metric.name: metric.value for metric in measured}
     if _has_loss(run):
-        metrics["loss"] = math.nan if run.loss is None else run.loss
+        metrics["loss"] = run.known_loss
     if run.steps_per_second:
         metrics[STEP] = 1000 / run.steps_per_second
     if run.status in ENDED:
@@ -491,7 +490,7 @@ def _last(
             metrics["seconds"] = seconds
     else:
         metrics = {name: metrics[name] for name in metrics if name not in MEASURED}
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
+    return metrics
 
 
 def _best(

@@ -21,16 +21,6 @@ memory = size  # of a device or an upload
 UNSPECIFIC = frozenset({"enabled", "every", "kind", "name", "path"})
 
 
-def measured(value: float | None) -> str:
-    """Format a number that was measured: None is a NaN."""
-    return "NaN" if value is None or math.isnan(value) else number(value)
-
-
-def spooled(value: float | str) -> str:
-    """Format a number of an event, in which NaN and infinities are texts."""
-    return measured(float(value))
-
-
 def scale(value: float | None) -> Markup:
     """Format a loss scale as HTML."""
     power = number_formats.scale_exponent(value)
@@ -43,7 +33,12 @@ def metric(value: float | None, name: str) -> str:
     """Format a metric; its name may end with its unit."""
     if name.endswith("_bytes") and value is not None and math.isfinite(value):
         return size(value)
-    return measured(value)
+    return number(value)
+
+
+def progress(value: float) -> str:
+    """Format a progress in per cent, rounded down: 100 % is the end."""
+    return percent(math.floor(value) / 100)
 
 
 def time(seconds: float | None) -> Markup:
@@ -60,13 +55,6 @@ def time(seconds: float | None) -> Markup:
 def as_json(value: Any) -> str:
     """Format a value as JSON, to be copied."""
     return json.dumps(value, indent=2)
-
-
-def value(value: Any) -> str:
-    """Format a value of a configuration as JSON; a text without quotes."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
-        return str(int(value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def setting_name(path: str) -> str:
@@ -130,18 +118,17 @@ FILTERS = {
     "sentence": sentence,
     "quoted": quoted,
     "number": number,
-    "measured": measured,
     "metric": metric,
     "setting_name": setting_name,
     "printed": without_codes,
-    "spooled": spooled,
     "count": count,
     "scale": scale,
     "duration": duration,
     "percent": percent,
+    "progress": progress,
     "size": size,
     "time": time,
     "as_json": as_json,
-    "value": value,
+    "value": number_formats.setting,
     "sparkline": sparkline,
 }

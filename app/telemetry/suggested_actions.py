@@ -15,6 +15,7 @@ from db.health import findings
 from db.health.finding import Finding
 from db.queue import workers
 from db.tables import RECIPE, Run
+from halfstep.number_formats import number
 from halfstep.telemetry.plain_json import JsonObject
 
 BF16, FP32 = "bf16", "fp32"
@@ -141,7 +142,7 @@ def _action(run: Run, settings: JsonObject, step: int | None) -> Action:
     words = ", ".join(
         f"{path} {str(value).lower() if isinstance(value, bool) else value}"
         if isinstance(value, str | bool)
-        else f"{path} {value:g}"
+        else f"{path} {number(value)}"
         for path, value in settings.items()
     )
     begin = f"Fork from step {step:,}" if step is not None else "Start again"

@@ -32,6 +32,7 @@ from db.tables import (
     SignInSession,
     User,
 )
+from halfstep.number_formats import duration
 
 #: Condition of a user who may sign in.
 IS_ACTIVE = User.deactivated_at.is_(None)
@@ -189,7 +190,7 @@ def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
 def check_current_password(user: User, password: str) -> None:
     """Verify the current password of a signed-in user. Raises Invalid."""
     if user.password_hash is None:
-        message = f"is not set yet, and your link is older than {FRESH_SECONDS / 60:.0f} minutes"
+        message = f"is not set yet, and your link is older than {duration(FRESH_SECONDS)}"
         raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
     if not _passwords.verify(password, user.password_hash):
         raise Invalid({"current": "is not your current password"})

@@ -13,6 +13,7 @@ from db.alerts import channels
 from db.alerts.alert_conditions import CONDITIONS
 from db.errors import Invalid, NotFound
 from db.tables import ENDED, Alert, AlertRule, Run, User
+from halfstep.number_formats import number
 
 RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
 #: Limit per user.
@@ -108,10 +109,10 @@ def describe(rule: AlertRule) -> str:
         ALL: "any run",
     }[rule.scope]
     words = condition.label.replace("a metric", rule.metric) if rule.metric else condition.label
-    number = "" if rule.value is None else f"{rule.value:g}"
+    value = "" if rule.value is None else number(rule.value)
     if "so many" in words:
-        return f"{of} {words.replace('so many', number)}"
-    return f"{of} {words} {number}".rstrip()
+        return f"{of} {words.replace('so many', value)}"
+    return f"{of} {words} {value}".rstrip()
 
 
 def _mine(session: Session, user: User, rule_id: int) -> AlertRule:

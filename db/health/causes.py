@@ -5,6 +5,7 @@ excludes them, in the order of `named`: first mistakes in the calls of a loop, s
 symptom may follow from them; then non-finite numbers, by their first location; then all others.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from db.health.finding import Finding
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
+from db.telemetry import frozen_steps
 from db.telemetry.stored_events import StoredEvents
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
@@ -147,10 +149,9 @@ def _first_nonfinite_step(session: Session, run: Run, step: int | None) -> tuple
     """Return the first step that was not finite, and whether its loss was. step: of a loss."""
     if step is None:
         return None
-    before = select(Step.grad_norm).where(Step.run_id == run.id, Step.step == step - 1)
-    row = session.execute(before).first()
-    # NaN is stored as NULL: the gradients of the step before were NaN, with a finite loss.
-    return (step - 1, True) if row is not None and row[0] is None else (step, False)
+    before = frozen_steps.rows_at(session, run.id, [step - 1])
+    was_nan = any(math.isnan(row.with_nan().grad_norm or 0.0) for row in before)
+    return (step - 1, True) if was_nan else (step, False)
 
 
 def _is_costly(figures: Figures | None) -> bool:

@@ -20,6 +20,7 @@ from db.runs import comparisons, groups
 from db.tables import ACTIVE, RECIPE, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import duration, number, percent
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.flags import NONFINITE_LOSS
@@ -202,7 +203,7 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
         if rate > LARGEST_RATE:
             yield Finding(
                 "The learning rate is beyond reason",
-                f"{path} is {rate:g}: a step changes each weight by more than its own size. "
+                f"{path} is {number(rate)}: a step changes each weight by more than its own size. "
                 "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
                 remedies=(USUAL_RATE,),
                 is_fault=True,
@@ -210,9 +211,10 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
     if (risen := evidence.risen) and risen.rate > HIGH_RATE:
         yield Finding(
             "The learning rate is too high",
-            f"With a learning rate of {risen.rate:.3g}, the loss rose from {risen.losses[0]:.4g} "
-            f"at step {risen.first:,} to {risen.losses[1]:.4g} at step {risen.last:,}. Between "
-            "0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
+            f"With a learning rate of {number(risen.rate)}, the loss rose from "
+            f"{number(risen.losses[0])} at step {risen.first:,} to {number(risen.losses[1])} at "
+            f"step {risen.last:,}. Between 0.0001 and 0.1 is usual; no precision and no loss scale "
+            "fixes this.",
             is_certain=False,
         )
 
@@ -329,9 +331,9 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
         worst = max(evidence.modules, key=lambda module: float(module.underflow))
         yield Finding(
             "Gradients underflow",
-            f"{100 * lost / total:.2g} % of the gradients that are not zero are below fp16's "
+            f"{percent(lost / total)} of the gradients that are not zero are below fp16's "
             f"smallest number at this scale, most in {worst.name or 'the top'} "
-            f"({100 * float(worst.underflow):.2g} %). Start with a larger "
+            f"({percent(float(worst.underflow))}). Start with a larger "
             f"{evidence.words.scaler('init_scale')} or let it grow sooner with a smaller "
             f"{evidence.words.scaler('growth_interval')}; under Gradients, slide to a scale that "
             "loses less.",
@@ -356,7 +358,7 @@ def _starving(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Training is input-bound",
             f"{wait.per_cent} % of the last {_steps(wait.steps)} waited for data, for "
-            f"{100 * wait.share:.2g} % of their total time. {evidence.words.load_faster}; decode "
+            f"{percent(wait.share)} of their total time. {evidence.words.load_faster}; decode "
             "and resize once before training, and pack small files into a few large ones."
             f"{evidence.words.draw_faster}",
         )
@@ -371,9 +373,10 @@ def _slower(evidence: Evidence) -> Iterator[Finding]:
     if evidence.variant not in ("fp32", groups.TF32) and mine and fp32 and mine > fp32:
         yield Finding(
             "Mixed precision is slower here than fp32",
-            f"{mine:.3g} s to {fp32:.3g} s for the same run, {mine / fp32:.2g} times as long. On a "
-            "CPU, fp16 is always slower. On a GPU, make batch and layers larger and their sizes "
-            "multiples of 8, and use a fused optimizer.",
+            f"The same run took {duration(mine)}, and {duration(fp32)} in fp32: "
+            f"{number(mine / fp32, 3)} times as long. On a CPU, fp16 is always slower. On a GPU, "
+            "use larger batches and layers, with sizes that are multiples of 8, and a fused "
+            "optimizer.",
         )
 
 
@@ -385,7 +388,7 @@ def _shapes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Shapes miss tensor cores",
             f"On a GPU, fp16 and bf16 are fast if the sizes of a product are multiples of 8. Here "
-            f"{100 * float(event.share):.2g} % of the weights are in layers with other sizes: "
+            f"{percent(float(event.share))} of the weights are in layers with other sizes: "
             f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Choose widths, channels "
             "and batch size as multiples of 8, and pad a vocabulary to one. (A last layer with few "
             "classes is not counted: its outputs cost little.)",

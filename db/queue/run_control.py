@@ -9,6 +9,7 @@ from db.errors import Conflict, Invalid
 from db.runs import runs
 from db.runs.outcomes import SWEEP
 from db.tables import ACTIVE, ENDED, TRAIN, WATCH, ControlRequest, Run, RunNode, Status, User
+from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
@@ -178,7 +179,7 @@ def request_checkpoint(session: Session, run_id: int, user: User) -> ControlRequ
 def request_scale(session: Session, run_id: int, user: User, scale: float) -> ControlRequest:
     """Request another loss scale. Raises Conflict, Invalid."""
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        raise Invalid({"scale": f"{scale:g}; allowed: 2^-126 to 2^127"})
+        raise Invalid({"scale": f"{number(scale)}; allowed: 2^-126 to 2^127"})
     run = _controllable(session, run_id, "change its scale")
     if run.precision != "fp16":
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")

@@ -99,7 +99,7 @@ class RunSummary(TypedDict):
     steps_total: int  # 0 if unknown
     applied: int  # Own steps not skipped, or retried in fp32
     skipped: int  # Steps that the loss scaler skipped
-    loss: float | str | None  # Null: NaN if is_loss_nonfinite, else unknown
+    loss: float | str | None  # The last known one; null: unknown
     is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
     scale: float | str | None  # Loss scale
     health: RunHealth | None  # Null without a loss scale
@@ -359,7 +359,7 @@ class TrialList(TypedDict):
 
 
 class Figure(TypedDict):
-    """A number; null is NaN or not measured yet."""
+    """A number; null is not measured yet."""
 
     value: float | str | None
     ratio: float | None  # In a group: to the fp32 run, or to the first run

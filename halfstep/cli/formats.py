@@ -1,14 +1,20 @@
 """Numbers, times and names as text in tables, as the pages show them."""
 
-import json
+import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from halfstep.number_formats import UNKNOWN, count, duration, number, scale
 from halfstep.run_labels import HEALTHS, STATES
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import RunSummary, StatusChange
+
+
+def loss(run: "RunSummary") -> str:
+    """Return the last known loss of a run; earlier servers have a NaN as null and a flag."""
+    is_nan = run["loss"] is None and run.get("is_loss_nonfinite")
+    return number(math.nan if is_nan else run["loss"])
 
 
 def run_scale(run: "RunSummary") -> str:
@@ -19,13 +25,6 @@ def run_scale(run: "RunSummary") -> str:
 def moment(seconds: float | None) -> str:
     """Return a time of the server in the local time zone."""
     return UNKNOWN if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def value(setting: Any) -> str:
-    """Return a value of a configuration as JSON has it; a text without quotes."""
-    if isinstance(setting, float):
-        return number(setting)
-    return setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
 
 
 def progress(run: "RunSummary") -> str:
@@ -60,7 +59,7 @@ def reason(run: "RunSummary") -> str:
 def run_line(run: "RunSummary") -> str:
     """Return the status of a run on one line."""
     parts = [f"run {run['id']}  {state(run)}", run["name"], f"step {progress(run)}"]
-    parts += [f"loss {number(run['loss'])}"] if run["loss"] is not None else []
+    parts += [f"loss {loss(run)}"] if loss(run) != UNKNOWN else []
     parts += [f"scale {run_scale(run)}"] if run["scale"] is not None and run["is_scaled"] else []
     parts += [f"skipped {count(run['skipped'])}"]
     parts += [health(run)] if run.get("health") else []

@@ -143,7 +143,7 @@ def _run_row(run: "ListedRun", extra: Sequence[str]) -> list[str]:
         run["name"],
         formats.state(run),
         formats.progress(run),
-        number_formats.number(run["loss"]),
+        formats.loss(run),
         formats.run_scale(run),
         f"{run['skipped']:,}",
         formats.health(run),

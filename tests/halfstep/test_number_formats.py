@@ -25,3 +25,21 @@ def test_numbers_are_formatted_as_in_the_browser(kind: str, value: Any, text: st
 def test_quantities_have_their_noun(value: int, text: str) -> None:
     """Only 1 has the singular."""
     assert number_formats.quantity(value, "step") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((None, "null"), (True, "true"), ([], "[]"), ([1, "a"], '[1, "a"]')),
+        *(
+            (16777216.0, "16777216"),
+            (0.1, "0.1"),
+            (9.7795e-5, "9.7795e-5"),
+            ("adamw", "adamw"),
+            ({"a": None}, '{"a": null}'),
+        ),
+    ],
+)
+def test_values_of_a_configuration(value: Any, text: str) -> None:
+    """They are JSON; whole floats have no point."""
+    assert number_formats.setting(value) == text

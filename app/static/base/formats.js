@@ -28,6 +28,9 @@ export const number = (value, digits = DIGITS) => {
   return `${Number(mantissa)}e${Number(exponent)}`
 }
 
+/** A place on an axis: a step with all its digits, or seconds. @param {number} x */
+export const place = (x) => (Number.isInteger(x) ? count(x) : number(x, 6))
+
 /** A share of 1 in per cent; only the whole is 100 %. @param {number|null} [share] */
 export const percent = (share) => {
   if (share === null || share === undefined) return UNKNOWN
@@ -37,7 +40,7 @@ export const percent = (share) => {
 
 /** Bytes in the binary unit that fits. @param {number|null} [bytes] */
 export const size = (bytes) => {
-  if (bytes === null || bytes === undefined) return UNKNOWN
+  if (bytes === null || bytes === undefined || !Number.isFinite(bytes)) return number(bytes)
   if (bytes < 1024) return `${number(bytes)} B`
   const exponent = Math.min(Math.floor(Math.log2(bytes) / 10), BYTE_UNITS.length)
   const value = bytes / 1024 ** exponent

@@ -140,4 +140,4 @@ def _scope(rule: "Rule") -> str:
 
 
 def _days(days: float | None) -> str:
-    return number_formats.UNKNOWN if days is None else f"{days:g} days"
+    return number_formats.UNKNOWN if days is None else f"{number_formats.number(days)} days"

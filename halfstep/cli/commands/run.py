@@ -167,7 +167,9 @@ def show(run_id: RunId, as_json: AsJson = False) -> None:
     from halfstep.cli.tables import field_table, print_tables, table
 
     tables = [field_table(_fields_of(run, address))]
-    settings = {row["path"]: formats.value(row["value"]) for row in run["changed_settings"]}
+    settings = {
+        row["path"]: number_formats.setting(row["value"]) for row in run["changed_settings"]
+    }
     if settings:
         tables.append(field_table(settings, title="Changed settings"))
     if findings:
@@ -185,7 +187,7 @@ def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
         "Status": formats.state(run),
         "Reason": formats.reason(run),
         "Step": formats.progress(run),
-        "Loss": number_formats.number(run["loss"]),
+        "Loss": formats.loss(run),
         "Scale": formats.run_scale(run),
         "Skipped": f"{run['skipped']:,}",
         "Health": formats.health(run),

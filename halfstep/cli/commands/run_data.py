@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -136,13 +136,13 @@ def precision_diff(
 
 def _cause_row(module: "PlanModule") -> tuple[str, ...]:
     [error] = module["errors"].values()
-    shares = (f"{100 * float(module[name] or 0):.0f} %" for name in ("operations", "memory"))
-    return module["role"], f"{float(error or 0):.2g}", *shares
+    shares = (number_formats.percent(float(module[name] or 0)) for name in ("operations", "memory"))
+    return module["role"], number_formats.number(error), *shares
 
 
 def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:
     errors = (row["error"], row["local"], row["inherited"])
-    numbers = ("–" if error is None else f"{float(error):.2g}" for error in errors)
+    numbers = map(number_formats.number, errors)
     return row["name"], str(row["call"] or ""), row["direction"], *numbers
 
 
@@ -196,9 +196,9 @@ def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
 
 
 def _point_row(point: "PlanPoint") -> tuple[str, ...]:
-    formats_of = {"error": ".2g", "cosine": ".6f", "time": ".2f", "memory": ".2f"}
-    numbers = ((cast("float | None", point[name]), text) for name, text in formats_of.items())  # type: ignore[literal-required]
-    return point["label"], *("–" if n is None else f"{float(n):{text}}" for n, text in numbers)
+    cosine = number_formats.number(point["cosine"], 6)
+    time, memory = (number_formats.number(point[name], 3) for name in ("time", "memory"))
+    return point["label"], number_formats.number(point["error"]), cosine, time, memory
 
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
@@ -286,4 +286,6 @@ def _cell(row: dict[str, Any], name: str) -> str:
     if name not in row:
         return number_formats.UNKNOWN
     value = row[name]
-    return number_formats.number(value) if isinstance(value, float) else formats.value(value)
+    return (
+        number_formats.number(value) if isinstance(value, float) else number_formats.setting(value)
+    )

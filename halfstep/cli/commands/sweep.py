@@ -171,11 +171,11 @@ def _trial_row(
 ) -> tuple[str, ...]:
     live = [""] * len(LIVE)
     if run is not None:
-        loss = "" if is_loss else number_formats.number(run["loss"])
+        loss = "" if is_loss else formats.loss(run)
         skipped, left = f"{run['skipped']:,}", number_formats.duration(run["seconds_left"])
         scale, health = formats.run_scale(run), formats.health(run)
         live = [formats.progress(run), loss, scale, skipped, health, left]
-    settings = [formats.value(trial["params"].get(path)) for path in paths]
+    settings = [number_formats.setting(trial["params"].get(path)) for path in paths]
     value = number_formats.number(trial["value"])
     return str(trial["run_id"]), trial["status"], value, *settings, *live
 

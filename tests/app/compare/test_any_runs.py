@@ -146,7 +146,7 @@ def test_best_of_each_row_is_marked_where_it_is_known(
     assert cells(page, "best.loss") == ["1 the best", "1.8"]
     assert cells(page, "best.val/accuracy") == ["0.5 the best", "0.3571"]
     assert cells(page, "val/score") == ["2", "1.8"]
-    assert cells(page, "skipped") == ["1 33.3 % of its steps", "1 the best 25.0 % of its steps"]
+    assert cells(page, "skipped") == ["1 33.3 % of its steps", "1 the best 25 % of its steps"]
     assert "the best" not in "".join(cells(page, "seconds"))
     assert cells(page, "config.training.lr") == ["0.1", "0.2"]
     assert cells(page, "config.training.batch_size") == []

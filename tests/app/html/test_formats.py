@@ -1,7 +1,5 @@
 """Numbers as people read them."""
 
-from typing import Any
-
 import pytest
 
 from app.html import formats
@@ -13,18 +11,6 @@ from app.html import formats
 def test_a_scale_has_its_exponent_raised(value: float | None, text: str) -> None:
     """Its digits are those of number_formats."""
     assert formats.scale(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((None, "null"), (True, "true"), ([], "[]"), ([1, "a"], '[1, "a"]')),
-        *((16777216.0, "16777216"), (0.1, "0.1"), ("adamw", "adamw"), ({"a": None}, '{"a": null}')),
-    ],
-)
-def test_values_of_a_configuration(value: Any, text: str) -> None:
-    """They are JSON; whole floats have no point."""
-    assert formats.value(value) == text
 
 
 def test_measurements_are_reported() -> None:

@@ -33,7 +33,7 @@ def test_a_cost_has_numbers_and_sentences(
     assert estimate["like_runs"] == [2, 1]
     assert estimate["sentences"] == [
         "2 min 0 s to 5 min 0 s of steps, at the 2 to 5 steps/s of 2 similar runs",
-        "3 checkpoints of 1.5 MB, 4.5 MB",
+        "3 checkpoints of 1.43 MiB, 4.29 MiB",
     ]
     estimate = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
     assert estimate["sentences"][0].endswith("of 2 similar runs, of other batch sizes")
