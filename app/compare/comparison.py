@@ -254,7 +254,7 @@ def queue(session: Session, user: User, source: Run, seeds: int = 1) -> list[Run
     """
     runs.check_has_recipe(source, "be compared with others of its configuration")
     if source.task != TRAIN:
-        raise Conflict(f"Run {source.id} trains nothing: there is nothing to compare.")
+        raise Conflict(f"Run {source.id} does not train: there is nothing to compare.")
     changes = [(label, groups.VARIANTS[label]) for label in variants(session, source)]
     return queue_variants(session, user, source, changes, seeds, source.config)
 

@@ -164,7 +164,7 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
     settings = group_settings(compared.settings)
     if group and group not in settings:
-        allowed = ", ".join(settings[:10]) or "none, since no setting differs"
+        allowed = ", ".join(settings[:10]) or "none, because no setting differs"
         raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
     setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
     values = _values(compared)
@@ -411,7 +411,7 @@ class _Pairing:
         if any(_size(a) != _size(b) for a, b in runs):
             differing.append("their nodes or devices")
         if is_time and not all(column.device for pair in runs for column in pair):
-            differing.append("perhaps their device, which is not known")
+            differing.append("possibly their device, which is not known")
         elif is_time and any(a.device != b.device for a, b in runs):
             differing.append("their device")
         return differing

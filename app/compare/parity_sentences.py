@@ -27,7 +27,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
             )
     elif group.conclusion == "undecided":
         text = (
-            f"Not decided: {name} minus {parity.reference} is {number(difference)} ± "
+            f"Undecided: {name} minus {parity.reference} is {number(difference)} ± "
             f"{number(error)} in {metric} {evidence}. {_what_decides(result.further)}"
         )
     else:
@@ -40,7 +40,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
             text += (
                 f" The difference is larger than the margin of {margin}."
                 if nearest > parity.margin
-                else f" Whether it is larger than the margin of {margin} is not decided."
+                else f" It is undecided whether it is larger than the margin of {margin}."
             )
     if group.also_differ:
         text += f" Runs of a pair also differ in {few(group.also_differ)}."

@@ -151,7 +151,7 @@ def _worker_sentences(
     able = [worker for worker in workers.alive(session) if workers.offers(worker, offered["name"])]
     if able and all(worker.drained_at for worker in able):
         names = ", ".join(worker.name for worker in able[:3])
-        yield f"it has to wait: all workers that offer it are drained: {names}"
+        yield f"it must wait: all workers that offer it are drained: {names}"
     if needed is None:
         return
     most = max((workers.device_memory_bytes(worker.devices) for worker in able), default=0.0)

@@ -77,7 +77,7 @@ def make(
         return known
     count = select(func.count(AlertRule.id)).where(AlertRule.user_id == user.id)
     if (session.scalar(count) or 0) >= MOST:
-        raise Invalid({"condition": f"you have {MOST} rules; allowed: no more. Delete some first"})
+        raise Invalid({"condition": f"you have {MOST} rules, the maximum; delete some first"})
     rule = AlertRule(user_id=user.id, channel_ids=mine, **fields)
     session.add(rule)
     session.flush()
@@ -134,10 +134,10 @@ def _mistakes(
 ) -> dict[str, str]:
     wrong = {}
     if scope not in SCOPES:
-        wrong["scope"] = f"{scope[:100]!r} is not allowed; allowed: {', '.join(SCOPES)}"
+        wrong["scope"] = f"{scope[:100]!r} is not valid; allowed: {', '.join(SCOPES)}"
     if condition not in CONDITIONS:
         allowed = ", ".join(CONDITIONS)
-        return wrong | {"condition": f"{condition[:100]!r} is not allowed; allowed: {allowed}"}
+        return wrong | {"condition": f"{condition[:100]!r} is not valid; allowed: {allowed}"}
     kind = CONDITIONS[condition]
     if kind.value:
         least = 1.0 if kind.value in ("steps", "minutes") else -LARGEST_VALUE

@@ -260,7 +260,7 @@ def _refused(signs: Signs) -> Iterator[Finding]:
             f'At step {unchecked.step:,} GradScaler.{unchecked.method} raised "{unchecked.error}": '
             f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
             "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
-            "not called before the step, or zero_grad was called between both.",
+            "not called before the step, or zero_grad was called between the two.",
             cause="no_inf_checks",
             fix=fixes.NO_INF_CHECKS,
         )
@@ -300,14 +300,14 @@ def _out_of_order(signs: Signs) -> Iterator[Finding]:
 def _unscaled(signs: Signs) -> Iterator[Finding]:
     event = signs.one(events.UnscaledLoss)
     if event and event.count >= UNSCALED:
-        scale = f", {scale_text(signs.scale)} at last" if signs.scale else ""
+        scale = f", most recently {scale_text(signs.scale)}" if signs.scale else ""
         yield Finding(
             "A loss is not scaled",
-            f"In {event.count:,} steps of {event.optimizer}, the last time at step "
+            f"In {event.count:,} steps of {event.optimizer}, most recently at step "
             f"{event.step:,}, a backward pass began from a loss that scaler.scale() had not "
-            f"multiplied. The scaler divides all gradients by the scale{scale}, those of that loss "
-            "too: SGD hardly moves by them, they have no weight beside those of a scaled loss, and "
-            "the small ones are 0 in fp16.",
+            f"multiplied. The scaler divides all gradients by the scale{scale}, including those of "
+            "that loss: with SGD they barely change the weights, next to those of a scaled loss "
+            "they are negligible, and the small ones become 0 in fp16.",
             cause="loss_not_scaled",
             fix=fixes.SCALED_LOSS,
         )
@@ -338,7 +338,7 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "Gradients are never cleared",
             f"After a skip, {event.count:,} backward passes added to gradients of "
-            f"{event.optimizer} that were not finite already, the last one at step "
+            f"{event.optimizer} that were not finite already, the most recent one at step "
             f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
             "step is skipped, whatever the scale.",
             cause="gradients_not_cleared",
@@ -361,7 +361,7 @@ def _clipped(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "Gradients are clipped before unscale_",
             f"The gradients of {event.optimizer} were clipped at least {event.count:,} times "
-            f"while they were multiplied by the loss scale, the last time at step "
+            f"while they were multiplied by the loss scale, most recently at step "
             f"{event.step:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
             cause="scaled_gradients_clipped",
@@ -688,7 +688,7 @@ def _forward(
             )
             return
     elif any(origin.kind == "weights" for origin in origins):
-        text += "Its weights were not finite before it: an earlier step was applied with an inf."
+        text += "Its weights were already not finite: an earlier step applied an inf."
         remedies, fix = (), ""
     elif any(origin.kind == "outside" for origin in origins):
         text += outside(signs) + (
@@ -747,8 +747,8 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
     total = len(signs.skips)
     overflow = [o for o in signs.several(events.Origin) if o.kind == "overflow"]
     text = (
-        f"At all of the last {total:,} skips gradients were not finite, and no loss was seen that "
-        f"was not: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
+        f"At each of the last {total:,} skips the gradients were not finite, while every observed "
+        f"loss was: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
     )
     if overflow:
         event = overflow[0]
@@ -841,7 +841,7 @@ def _left_out(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "The loop leaves steps out",
             f"scaler.update() was called {event.count:,} times without scaler.step() for any "
-            f"optimizer, the last time at step {event.step:,}. Those steps are neither applied "
+            f"optimizer, most recently at step {event.step:,}. Those steps are neither applied "
             "nor skipped: the loop decided so, not the scaler.",
             cause="step_left_out",
             fix=fixes.STEP_LEFT_OUT,

@@ -202,7 +202,7 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
     for path, rate in evidence.rates.items():
         if rate > LARGEST_RATE:
             yield Finding(
-                "The learning rate is beyond reason",
+                "The learning rate is far too large",
                 f"{path} is {number(rate)}: a step changes each weight by more than its own size. "
                 "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
                 remedies=(USUAL_RATE,),
@@ -226,7 +226,7 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
     if scales := [skip.scale_before for skip in evidence.skips if skip.scale_before]:
         text += f", at every loss scale down to {scale_text(min(scales))}"
     text += (
-        ": neither updates nor the loss scale are the cause, and no setting of them fixes it. "
+        ": neither the updates nor the loss scale is the cause, and no setting of either fixes it. "
         f"{causes.outside(evidence.signs)}Look "
         "for a NaN in the data or the initial weights, the log of zero, a root of less than zero, "
         "a division by zero, or inf divided by inf after an overflow of fp16."
@@ -263,7 +263,7 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
         )
     yield Finding(
         "The loss is not finite, but its gradients are",
-        f"{lost.count:,} such steps were applied, the last one at step {lost.last:,}. The weights "
+        f"{lost.count:,} such steps were applied, most recently at step {lost.last:,}. The weights "
         f"stay finite as long as the gradients do. {' '.join(reasons)} Look at the batch of that "
         "step, leave such elements out of the loss before it is averaged, and compute it in fp32.",
         is_fault=True,
@@ -315,8 +315,8 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         f"{name} overflows",
         f"Replays of {times:,} of the {len(evidence.replays):,} skips replayed found the first "
         f"non-finite number there, in the {mine[-1].direction} pass, in "
-        f"{mine[-1].operation}. Run it in fp32, by modules.fp32; the comparison of both runs "
-        "shows the cost in time and the saved skips.",
+        f"{mine[-1].operation}. Run it in fp32, with modules.fp32; a comparison of both runs "
+        "shows the extra time and the skips avoided.",
         module=name,
         before=min(replay.step for replay in mine),
         part="skipped",

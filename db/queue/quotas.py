@@ -362,4 +362,4 @@ def _allowed(name: str, value: float | str | None) -> str:
     low, high = BOUNDS[name]
     kind = "a whole number" if name in WHOLE else "a number"
     none = "" if name == "share" else ", or nothing for no limit"
-    return f"{str(value)[:50]!r} is not allowed; allowed: {kind} from {low:g} to {high:,.0f}{none}"
+    return f"{str(value)[:50]!r} is not valid; allowed: {kind} from {low:g} to {high:,.0f}{none}"

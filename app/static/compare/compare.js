@@ -80,7 +80,7 @@ const arrange = () => {
       Object.assign(element.dataset, { row: name, title })
       element.ariaLabel = title
       Object.assign(element.querySelector('h3'), { textContent: title, title })
-      element.querySelector('.plot').setAttribute('aria-label', `${title} of the runs; the table below holds the last and best values`)
+      element.querySelector('.plot').setAttribute('aria-label', `${title} of the runs; the table below has the last and best values`)
       element.querySelector('.plot').dataset.plot = name
       element.querySelector('[data-full]').ariaLabel = `${title}: full screen`
       element.querySelector('[data-more]').ariaLabel = `${title}: more`

@@ -174,7 +174,7 @@ def delete(
     artifact: Reference,
     project: InProject = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although runs that have ended used it")
+        bool, typer.Option("--force", help="Delete it even if ended runs used it")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -81,7 +81,7 @@ def add(
     with connect() as client:
         if not yes:
             _print_preview(client, project, checkpoints, logs, as_json=False)
-            if not typer.confirm("Set this rule, which deletes for good?"):
+            if not typer.confirm("Set this rule? It deletes files permanently."):
                 raise typer.Exit(1)
         rule = client.set_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
     kinds = {"checkpoints": rule["checkpoint_days"], "logs and samples": rule["log_days"]}

@@ -117,7 +117,7 @@ def _with_uploaded_weights(client: "Client", config: dict[str, Any], path: Path)
 
 def _no_option(value: str) -> str:
     if value.startswith("--"):  # `--sort --limit 5`
-        raise typer.BadParameter(f"{value!r} is not allowed; allowed: a column, setting or metric")
+        raise typer.BadParameter(f"{value!r} is not valid; allowed: a column, setting or metric")
     return value
 
 

@@ -334,7 +334,7 @@ def test_the_comparison_shows_cost_and_gain_of_a_module_in_fp32(
     steps["step_us"] = 100_000
     record(database, running, steps, events=[*make_events(lost), replay])
     [finding] = browser.get("/api/v1/runs/1/findings").json()["findings"]
-    promised = "shows the cost in time and the saved skips."
+    promised = "shows the extra time and the skips avoided."
     assert finding["module"] == "model.head"
     assert finding["text"].endswith(promised)
     assert promised in browser.get("/runs/1").text

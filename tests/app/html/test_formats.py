@@ -13,11 +13,11 @@ def test_a_scale_has_its_exponent_raised(value: float | None, text: str) -> None
     assert formats.scale(value) == text
 
 
-def test_measurements_are_reported() -> None:
-    """A NaN is one, and memory has its unit."""
-    assert [formats.measured(value) for value in (None, float("nan"), 1.5)] == ["NaN", "NaN", "1.5"]
+def test_metrics_have_their_unit() -> None:
+    """Memory is in bytes by its name, and a NaN is one."""
     assert formats.metric(3.52e8, "run/peak_memory_bytes") == "336 MiB"
     assert formats.metric(3.52e8, "run/seconds") == "3.52e8"
+    assert [formats.metric(value, "a") for value in (None, float("nan"))] == ["–", "NaN"]
 
 
 def test_sparkline_leaves_gaps() -> None:

@@ -77,7 +77,7 @@ def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)
     estimate = script.get("/api/v1/estimates", params=ASKED).json()["sentences"]
-    assert estimate == [f"it has to wait: all workers that offer it are drained: {worker.name}"]
+    assert estimate == [f"it must wait: all workers that offer it are drained: {worker.name}"]
 
 
 def test_memory_is_estimated_after_a_worker_has_counted(

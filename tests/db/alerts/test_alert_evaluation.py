@@ -407,8 +407,8 @@ def test_rules_are_checked_and_bounded(
 ) -> None:
     """A message has the field, the value and the allowed values; the same rule is created once."""
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"condition": "nice"}, "condition: 'nice' is not allowed; allowed: ended"),
-        ({"condition": "ended", "scope": "x"}, "scope: 'x' is not allowed; allowed: run"),
+        ({"condition": "nice"}, "condition: 'nice' is not valid; allowed: ended"),
+        ({"condition": "ended", "scope": "x"}, "scope: 'x' is not valid; allowed: run"),
         ({"condition": "scale_below"}, "value: there is none; allowed: a number"),
         ({"condition": "loss_above", "value": float("nan")}, "value: it is nan; allowed"),
         ({"condition": "no_progress", "value": 0.5}, "allowed: a number from 1 on, the minutes"),
@@ -431,7 +431,7 @@ def test_rules_are_checked_and_bounded(
         assert row.is_on
         assert rules.describe(row) == "any run has a loss scale below 1"
     monkeypatch.setattr(rules, "MOST", 1)
-    with pytest.raises(rules.Invalid, match="you have 1 rules; allowed: no more"):
+    with pytest.raises(rules.Invalid, match="you have 1 rules, the maximum"):
         rule(database, ada, "ended")
     change(database, running, scale=0.5)
     with database.writing() as session:

@@ -144,7 +144,7 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
         (
             "healthy",
             {"rates": {"recipe.learning_rate": 3e4}},
-            ["The learning rate is beyond reason"],
+            ["The learning rate is far too large"],
         ),
         ("healthy", {"shapes": step_event(SHAPES)}, ["Shapes miss tensor cores"]),
         ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
