@@ -86,7 +86,7 @@ def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: 
     box = plot.locator(".nsewdrag").bounding_box()
     assert box
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.75 * box["height"])
-    expect(plot.locator(".hoverlayer")).to_contain_text("head, step 100: 4.0 powers of two left")
+    expect(plot.locator(".hoverlayer")).to_contain_text("head, step 100: 4 powers of two left")
 
 
 def test_comparison_is_one_click_and_draws_its_runs(
