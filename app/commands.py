@@ -38,6 +38,8 @@ from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
 from halfstep.cli.output import print_result
+from halfstep.number_formats import number
+from halfstep.number_formats import size as size_text
 from halfstep.process import close_to_others, loading_modules, on_signals
 
 if TYPE_CHECKING:
@@ -108,7 +110,6 @@ def _list_storage(
     as_json: AsJson = False,
 ) -> None:
     """List runs by the size of their checkpoints and artifacts, the largest first."""
-    from app.html import formats  # deferred: loads FastAPI
 
     with installed() as (settings, database):
         with database.reading() as session:
@@ -117,17 +118,20 @@ def _list_storage(
             contents, (frozen, frozen_bytes) = trash.contents(session), frozen_steps.usage(session)
         for run, owner in largest:
             fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
-            size = formats.size(run.stored_bytes)
+            size = size_text(run.stored_bytes)
             text = f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}"
             print_result(fields | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
         space = disk(settings)
         text = (
-            f"{formats.size(total)} of {count:,} runs, those shown included\n"
-            f"{formats.size(contents.stored_bytes)} of {contents.runs:,} deleted ones in the trash"
-            f"\n{formats.size(frozen_bytes)} of frozen steps of {frozen:,} runs"
+            f"{size_text(total)} of {count:,} runs, those shown included\n"
+            f"{size_text(contents.stored_bytes)} of {contents.runs:,} deleted ones in the trash"
+            f"\n{size_text(frozen_bytes)} of frozen steps of {frozen:,} runs"
         )
         if space:
-            free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
+            free, whole = (
+                size_text(space.free_bytes),
+                size_text(space.total_bytes),
+            )
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
         summed = {"runs": count, "stored_bytes": total, "trash": asdict(contents)}
         summed["frozen"] = {"runs": frozen, "stored_bytes": frozen_bytes}
@@ -162,7 +166,6 @@ def _prune_storage(
     Never deleted: a run's last checkpoint, its best one by checkpoints.keep_best, and files of runs
     that another run started from, or that are tagged `pinned`.
     """
-    from app.html import formats  # deferred: loads FastAPI
 
     if checkpoints is None and logs is None:
         raise Invalid({"--checkpoints, --logs": "not given; allowed: at least one of them"})
@@ -174,13 +177,13 @@ def _prune_storage(
             plan = list(pruning.plan(session, rules))
         by_size = sorted(plan, key=lambda row: row.stored_bytes, reverse=True)
         for row in by_size[:limit]:
-            size = formats.size(row.stored_bytes)
+            size = size_text(row.stored_bytes)
             text = f"{size:>8}  {row.run_id:>6}  {row.name}: {row.in_words}"
             fields = {"run": row.run_id, "name": row.name, "stored_bytes": row.stored_bytes}
             print_result(fields | {"goes": row.in_words}, text, as_json=as_json)
         total = sum(row.stored_bytes for row in plan)
         text = f"and {len(plan) - limit:,} more runs\n" if len(plan) > limit else ""
-        text += f"{len(plan):,} runs, {formats.size(total)} of files"
+        text += f"{len(plan):,} runs, {size_text(total)} of files"
         print_result({"runs": len(plan), "stored_bytes": total}, text, as_json=as_json)
         if dry_run or not plan or not (yes or typer.confirm("Delete this permanently?")):
             return
@@ -188,10 +191,10 @@ def _prune_storage(
         pruned = [pruning.prune(database, store, row.run_id, rules) for row in plan]
         count, freed = sum(map(bool, pruned)), sum(row.stored_bytes for row in pruned)
         ages = {"checkpoints": checkpoints, "logs": logs}
-        days = [f"{name} {age:g}" for name, age in ages.items() if age is not None]
+        days = [f"{name} {number(age)}" for name, age in ages.items() if age is not None]
         with database.writing() as session:
             audit.note_typed(session, "storage prune", *days, f"of {count} runs")
-        text = f"{count:,} runs pruned, {formats.size(freed)} freed"
+        text = f"{count:,} runs pruned, {size_text(freed)} freed"
         print_result({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
 
 
@@ -237,7 +240,8 @@ def _unfreeze(
             raise Invalid({"RUN, --all": "allowed: runs, or --all"})
         if days := settings.freeze_days:
             default = "" if settings.freeze_after_days else "not set, by default "
-            text = f"{default}{days:g}: a server freezes them again; allowed: 0, also for servers"
+            text = f"{default}{number(days)}: a server freezes them again; allowed: 0, also for "
+            text += "servers"
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
             frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()

@@ -94,7 +94,7 @@ def _change(
     """Change an account: deactivate, reactivate, remove or reset it, or change its permissions."""
     if change not in people.CHANGES:
         allowed = ", ".join(people.CHANGES)
-        raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
+        raise Invalid({"change": f"{change[:100]!r} is not valid; allowed: {allowed}"})
     with _installed() as (settings, session):
         account = people.named(session, name)
         people.CHANGES[change](session, account)  # type: ignore[index]

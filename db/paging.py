@@ -59,4 +59,4 @@ def _parsed(cursor: str, length: int) -> list[int]:
         numbers = [int(part) for part in parts]
         if max(numbers) <= LARGEST_COUNT:
             return numbers
-    raise Invalid({"after": f"{cursor[:100]!r} is not allowed; allowed: the next of a page"})
+    raise Invalid({"after": f"{cursor[:100]!r} is not valid; allowed: the next of a page"})

@@ -40,6 +40,7 @@ from halfstep.api_client.responses import (
 )
 from halfstep.api_client.saved_calls import SavedCalls
 from halfstep.api_client.tls import DeferredContext
+from halfstep.number_formats import duration
 from halfstep.session.nesting import merged
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -900,7 +901,7 @@ def patiently(request: Callable[[], T], patience: float, on_outage: Callable[[st
             if not is_away(error) or left <= 0:
                 raise
             if pause == POLL_SECONDS:
-                on_outage(f"{error}; retrying for {patience:g} seconds")
+                on_outage(f"{error}; retrying for {duration(patience)}")
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from halfstep.number_formats import number
 from halfstep.telemetry.events import NAME_CHARACTERS
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8"]
@@ -406,7 +407,8 @@ class Scaler(Group):
         low, high = self.floor or 0.0, self.ceiling or LARGEST_SCALE
         if not low <= self.init_scale <= high:
             raise ValueError(
-                f"init_scale is {self.init_scale:g}, not between floor {low:g} and ceiling {high:g}"
+                f"init_scale is {number(self.init_scale)}, not between floor {number(low)} and "
+                f"ceiling {number(high)}"
             )
         if self.stop_at_floor and self.floor is None:
             raise ValueError("stop_at_floor needs a floor")

@@ -16,6 +16,9 @@ from msgspec import UNSET
 
 from halfstep.cli.live import EXIT_CODES, LEARNED_NOTHING
 from halfstep.config_groups import RecipeConfig
+from halfstep.number_formats import duration, number
+from halfstep.number_formats import scale as scale_text
+from halfstep.number_formats import size as size_text
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
 from halfstep.telemetry import events
@@ -270,9 +273,9 @@ class _Printer:
         self.flush()
         last = records[-1]
         _print(
-            f"step {last['step']:>6}/{self._steps}  loss {last['loss']:<10.4g}"
-            f" scale {last['scale']:<10.6g} grad norm {last['grad_norm']:<10.4g}"
-            f" lr {last['lr']:.3g}  {records['step_us'].mean() / 1000:.2f} ms/step"
+            f"step {last['step']:>6}/{self._steps}  loss {number(last['loss']):<10}"
+            f" scale {scale_text(last['scale']):<10} grad norm {number(last['grad_norm']):<10}"
+            f" lr {number(last['lr'])}  {duration(records['step_us'].mean() / 1e6)}/step"
         )
 
 
@@ -295,12 +298,13 @@ def print_event(event: Event) -> None:
             where = ", ".join(map(_culprit, culprits))
             _print(f"step {step:>6}  skipped: gradients not finite in {where}")
         case events.Scaler(kind=kind, step=step):
-            _print(f"step {step:>6}  {kind}: {event.scale_before:g} → {event.scale_after:g}")
+            before, after = scale_text(event.scale_before), scale_text(event.scale_after)
+            _print(f"step {step:>6}  {kind}: {before} → {after}")
         case events.Replay(step=step, found=True):
             _print(
                 f"step {step:>6}  replayed: {event.operation} of {event.module}, "
                 f"{event.direction}, makes the first non-finite {event.dtype} out of "
-                f"numbers up to {event.largest_input:g}"
+                f"numbers up to {number(event.largest_input)}"
             )
         case events.Replay(step=step):
             _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event.notes)}")
@@ -310,10 +314,11 @@ def print_event(event: Event) -> None:
             _print(f"misses tensor cores, its sizes no multiples of 8: {', '.join(layers)}")
         case events.Retry(step=step, applied=applied, loss=loss):
             _print(
-                f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: loss {loss:g}"
+                f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: "
+                f"loss {number(loss)}"
             )
         case events.Spike(step=step, loss=loss, z=z) if event.rolled_back_to is UNSET:
-            _print(f"step {step:>6}  the loss rose to {loss:.4g}, z {z:.3g}")
+            _print(f"step {step:>6}  the loss rose to {number(loss)}, z {number(z)}")
         case events.RolledBack(step=step, from_step=now, examples=examples):
             _print(f"step {now:>6}  back to step {step}, on without {examples} examples")
         case events.Artifact(step=step, path=path, size_bytes=size):
@@ -323,15 +328,16 @@ def print_event(event: Event) -> None:
         case Metric(name="run/peak_memory_bytes", value=value):
             _print(f"Max memory used by tensors = {value:.0f} bytes")
         case Metric(name=name, value=value, step=step):
-            _print(f"step {step:>6}  {name} {value:.4f}")
+            _print(f"step {step:>6}  {name} {number(value)}")
         case Checkpoint(files=files, step=step):
             for file in files:
-                _print(f"step {step:>6}  saved {file.path} ({file.size_bytes} bytes)")
-            size, seconds = sum(file.size_bytes for file in files), event.write_seconds or math.nan
-            _print(
-                f"step {step:>6}  written in {seconds:.3f} s, {size / seconds / 1e6:.0f} MB/s; "
-                f"training stood still for {event.stall_seconds:.3f} s"
-            )
+                _print(f"step {step:>6}  saved {file.path} ({size_text(file.size_bytes)})")
+            if seconds := event.write_seconds:
+                rate = size_text(sum(file.size_bytes for file in files) / seconds)
+                _print(
+                    f"step {step:>6}  written in {duration(seconds)}, {rate}/s; training stood "
+                    f"still for {duration(event.stall_seconds or 0.0)}"
+                )
         case events.Weights(source=source, loaded=loaded, count=count):
             _print(f"started from {source}: {loaded} of {count} weights")
             lists = (event.missing, event.unexpected, event.mismatched)

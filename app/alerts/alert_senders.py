@@ -24,6 +24,7 @@ from db.alerts.channels import EMAIL, SLACK, ChannelAddress
 from db.alerts.deliveries import ANSWER_CHARACTERS, Outcome
 from db.errors import Invalid
 from db.settings import Settings
+from halfstep.number_formats import duration
 
 # At level INFO it logs whole URLs.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -47,7 +48,7 @@ async def deliver(
                 return Outcome(True, answer)
             return await _post(settings, target, delivery_id, body)
     except TimeoutError:
-        return Outcome(False, f"no response within {SECONDS:g} seconds")
+        return Outcome(False, f"no response within {duration(SECONDS)}")
     except Forbidden as error:
         text = f"not sent: {error}; see HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES"
         return Outcome(False, text, is_final=True)

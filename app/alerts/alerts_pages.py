@@ -230,7 +230,7 @@ def _number(condition: str, text: str) -> float | None:
     try:
         return float(text)
     except ValueError as error:
-        raise Invalid({"value": f"{text[:100]!r} is not allowed; allowed: a number"}) from error
+        raise Invalid({"value": f"{text[:100]!r} is not valid; allowed: a number"}) from error
 
 
 def _alerts(

@@ -388,9 +388,7 @@ def delete_version(
     version_id: RowId,
     session: Db,
     _principal: SignedIn,
-    force: Annotated[
-        bool, Query(description="Delete it although runs that have ended used it")
-    ] = False,
+    force: Annotated[bool, Query(description="Delete it even if ended runs used it")] = False,
 ) -> None:
     """Delete a version; its content too, within an hour, unless another version has it.
 

@@ -118,7 +118,7 @@ def _number(field: str, text: str, most: int) -> int | None:
         return None
     if not text.strip().isdecimal() or not 1 <= int(text[:100]) <= most:
         allowed = f"1 to {most}, or empty"
-        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+        raise Invalid({field: f"{text[:100]!r} is not valid; allowed: {allowed}"})
     return int(text)
 
 

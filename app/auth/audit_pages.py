@@ -63,5 +63,5 @@ def _day(text: str) -> date | None:
     try:
         return date.fromisoformat(text.strip())
     except ValueError as error:
-        message = f"{text[:100]!r} is not allowed; allowed: a date such as 2026-11-22"
+        message = f"{text[:100]!r} is not valid; allowed: a date such as 2026-11-22"
         raise Invalid({"since": message}) from error

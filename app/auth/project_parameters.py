@@ -52,7 +52,7 @@ def errors_of(
     if not allowed and permission == Permission.SUBMIT_RUN:
         return {FIELD: NO_SUBMITTING}
     names = ", ".join(map(repr, allowed)) or "none"
-    return {FIELD: f"{name[:100]!r} is not allowed; allowed: {names}"}
+    return {FIELD: f"{name[:100]!r} is not valid; allowed: {names}"}
 
 
 def in_project(

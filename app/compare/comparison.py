@@ -29,7 +29,7 @@ from db.runs.groups import FP8, TF32
 from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
 from db.telemetry import latest_metrics, windows
-from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep import number_formats
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Metrics of every recipe; the recipe's own metrics follow.
@@ -264,7 +264,7 @@ def queue(session: Session, user: User, source: Run, seeds: int = 1) -> list[Run
     """
     runs.check_has_recipe(source, "be compared with others of its configuration")
     if source.task != TRAIN:
-        raise Conflict(f"Run {source.id} trains nothing: there is nothing to compare.")
+        raise Conflict(f"Run {source.id} does not train: there is nothing to compare.")
     changes = [(label, groups.VARIANTS[label]) for label in variants(session, source)]
     return queue_variants(session, user, source, changes, seeds, source.config)
 
@@ -454,14 +454,14 @@ def _has_several(values: list[Any]) -> bool:
 
 
 def _texts(values: list[Any]) -> list[str]:
-    return ["–" if value is MISSING else formats.value(value) for value in values]
+    return ["–" if value is MISSING else number_formats.setting(value) for value in values]
 
 
 def _short(values: list[Any]) -> list[str]:
     """Format values for the legend: four digits of a number."""
     texts = _texts(values)
     return [
-        formats.number(value) if isinstance(value, float) else text
+        number_formats.number(value) if isinstance(value, float) else text
         for value, text in zip(values, texts, strict=True)
     ]
 
@@ -483,16 +483,16 @@ def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Mea
 
 def _has_loss(run: Run) -> bool:
     """Return whether the loss of a run is known, if only as a NaN."""
-    return run.loss is not None or bool(run.last_flags & NONFINITE_LOSS)
+    return run.known_loss is not None
 
 
 def _last(
     run: Run, measured: list[windows.Measured], seconds: float | None
 ) -> dict[str, float | None]:
     """Return the latest value of metrics and loss; time and memory for complete runs only."""
-    metrics = {metric.name: metric.value for metric in measured}
+    metrics: dict[str, float | None] = {metric.name: metric.value for metric in measured}
     if _has_loss(run):
-        metrics["loss"] = math.nan if run.loss is None else run.loss
+        metrics["loss"] = run.known_loss
     if run.steps_per_second:
         metrics[STEP] = 1000 / run.steps_per_second
     if run.status in ENDED:
@@ -500,7 +500,7 @@ def _last(
             metrics["seconds"] = seconds
     else:
         metrics = {name: metrics[name] for name in metrics if name not in MEASURED}
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
+    return metrics
 
 
 def _best(

@@ -68,7 +68,7 @@ Target = Annotated[
 
 
 class Figure(BaseModel):
-    """A number; null is NaN or not measured yet."""
+    """A number; null is not measured yet."""
 
     value: Number
     ratio: Annotated[

@@ -83,7 +83,7 @@ def _view(
 ) -> View:
     """Parse the view options of the URL. Raises Invalid."""
     if x not in AXES and not x.startswith("metric:"):
-        text = f"{x[:100]!r} is not allowed; allowed: {', '.join(AXES)}, metric:NAME"
+        text = f"{x[:100]!r} is not valid; allowed: {', '.join(AXES)}, metric:NAME"
         raise Invalid({"x": text})
     if len(set(draw)) > MOST_DRAWN:
         text = f"{len(set(draw)):,} charts are given; allowed: at most {MOST_DRAWN}"
@@ -246,9 +246,9 @@ def _notices(
         yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
     metric, group = view.parity.metric, view.parity.group
     if parity and metric not in ("", parity.metric):
-        yield f"None of these runs has {metric!r}, so their parity is that of another metric."
+        yield f"None of these runs has {metric!r}, so parity is shown for another metric."
     if parity and group and group not in parity.settings:
-        yield f"These runs do not differ in {group!r}, so their parity is not that of its values."
+        yield f"These runs do not differ in {group!r}, so parity is not shown for it."
     if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS
         yield f"Only the {most} metrics that most of these runs have are shown."

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from halfstep.number_formats import number
+
 Decision = Literal["equivalent", "higher", "lower", "undecided", "unknown"]
 
 #: Confidence of the interval for a difference, and of that of two one-sided tests at 5 %.
@@ -84,7 +86,7 @@ def compare_pairs(
     differences = np.subtract(values, references, dtype=float)
     difference, deviation = float(differences.mean()), float(differences.std(ddof=1))
     if deviation <= ROUNDING * np.finfo(float).eps * max(sizes):
-        text = f"all differences are equal ({difference:.4g}), so their spread is not known; "
+        text = f"all differences are equal ({number(difference)}), so their spread is not known; "
         text += "a finer metric or more seeds may show it"
         return PairedTest("unknown", pairs, text, difference, 0.0)
     narrow, wide = (

@@ -6,7 +6,7 @@ Horizontally everything is in per cent of the width, which the server does not k
 from dataclasses import dataclass
 
 from app.compare.parity import Parity
-from app.html.formats import number
+from halfstep.number_formats import number
 
 #: Share of the width on each side of zero that the longest interval takes.
 USED = 0.9

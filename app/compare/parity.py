@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 
 from app.compare.comparison import LABELS, MISSING, Column, Comparison, differences
 from app.compare.equivalence import PairedTest, compare_pairs
-from app.html import formats
 from db.errors import Invalid, StepsUnreadable, StorageUnreachable
 from db.runs import curves, groups
 from db.runs.curves import CurveRange
 from db.tables import Status
+from halfstep import number_formats
 
 #: What is compared of a metric: its last value, its mean over the curve, or seconds to a target.
 Value = Literal["final", "area", "time_to_target"]
@@ -56,8 +56,15 @@ class Pair:
     seed: str
     run: int
     reference_run: int
-    value: float  # NaN if it has none, or if it was not read
-    reference_value: float
+    value: float | None  # None if it has none, or if it was not read
+    reference_value: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """The value minus that of the reference."""
+        if self.value is None or self.reference_value is None:
+            return None
+        return self.value - self.reference_value
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ def parity_of(session: Session, compared: Comparison, query: ParityQuery) -> Par
         raise Invalid({"metric": f"no run has {metric[:100]!r}; allowed: {allowed}"})
     settings = group_settings(compared.settings)
     if group and group not in settings:
-        allowed = ", ".join(settings[:10]) or "none, since no setting differs"
+        allowed = ", ".join(settings[:10]) or "none, because no setting differs"
         raise Invalid({"group": f"no difference in {group[:100]!r}; allowed: {allowed}"})
     setting = group or (PRECISION if PRECISION in settings else "".join(settings[:1]))
     values = _values(compared)
@@ -237,7 +244,7 @@ def _why_not(parity: Parity, *, is_chosen: bool) -> str:
 def _group_name(values: _Settings, setting: str, run_id: int) -> str:
     value = values[setting][run_id]
     if setting != PRECISION:
-        return "not set" if value is MISSING else formats.value(value)
+        return "not set" if value is MISSING else number_formats.setting(value)
     if not value:
         return "unknown precision"
     _, enabled, tf32, fp32, bf16 = (
@@ -317,7 +324,7 @@ class _Pairing:
         for column in columns:
             seed = self.values[self.parity.seed][column.run.id]
             if seed is not MISSING and seed is not None:
-                runs.setdefault(formats.value(seed), []).append(column)
+                runs.setdefault(number_formats.setting(seed), []).append(column)
         return runs
 
     def _by_combination(
@@ -366,8 +373,8 @@ class _Pairing:
                 seed,
                 a.run.id,
                 b.run.id,
-                values.get(a.run.id, math.nan),
-                values.get(b.run.id, math.nan),
+                values.get(a.run.id),
+                values.get(b.run.id),
             )
             for seed, (a, b) in zip(seeds, runs, strict=True)
         ]
@@ -377,8 +384,8 @@ class _Pairing:
             PairedTest("unknown", len(pairs), reason)
             if reason
             else compare_pairs(
-                [pair.value for pair in pairs],
-                [pair.reference_value for pair in pairs],
+                [math.nan if pair.value is None else pair.value for pair in pairs],
+                [math.nan if p.reference_value is None else p.reference_value for p in pairs],
                 parity.margin,
             )
         )
@@ -404,7 +411,7 @@ class _Pairing:
         if any(_size(a) != _size(b) for a, b in runs):
             differing.append("their nodes or devices")
         if is_time and not all(column.device for pair in runs for column in pair):
-            differing.append("perhaps their device, which is not known")
+            differing.append("possibly their device, which is not known")
         elif is_time and any(a.device != b.device for a, b in runs):
             differing.append("their device")
         return differing
@@ -424,8 +431,11 @@ class _Pairing:
             return _Measured({}, "the file with the steps of a run is missing or damaged")
 
     def _last(self, columns: Sequence[Column]) -> _Measured:
-        values = {column.run.id: _last_value(column, self.parity.metric) for column in columns}
-        unknown = [column for column in columns if not math.isfinite(values[column.run.id])]
+        found = ((column, _last_value(column, self.parity.metric)) for column in columns)
+        values = {column.run.id: value for column, value in found if value is not None}
+        unknown = [
+            column for column in columns if not math.isfinite(values.get(column.run.id, math.nan))
+        ]
         return _Measured(values, self._why("no finite {}", unknown))
 
     def _means(self, columns: Sequence[Column]) -> _Measured:
@@ -454,7 +464,7 @@ class _Pairing:
         )
         never = [column for column in columns if column.run.id not in values]
         if never:
-            text = "{} never reaches " + formats.value(parity.target)
+            text = "{} never reaches " + number_formats.setting(parity.target)
             return _Measured(values, self._why(text, never))
         own = curves.read_curves(self.session, ids, parity.metric)
         pairs = zip(ids[::2], ids[1::2], strict=True)
@@ -490,10 +500,10 @@ def _has_curve(column: Column, metric: str) -> bool:
     return has_steps(metric) and figure is not None and figure.value is not None
 
 
-def _last_value(column: Column, metric: str) -> float:
-    """Return a run's last value; NaN if it has none."""
+def _last_value(column: Column, metric: str) -> float | None:
+    """Return a run's last value; None if it has none."""
     figure = column.figures.get(metric)
-    return math.nan if figure is None or figure.value is None else figure.value
+    return None if figure is None else figure.value
 
 
 def _conclusion(result: PairedTest, is_low: bool | None) -> Conclusion:

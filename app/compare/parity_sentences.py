@@ -2,7 +2,7 @@
 
 from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
 from app.compare.parity import GroupParity, Parity, direction, few
-from app.html.formats import count, number, value
+from halfstep.number_formats import count, number, percent, setting
 
 
 def sentence(parity: Parity, group: GroupParity) -> str:
@@ -27,7 +27,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
             )
     elif group.conclusion == "undecided":
         text = (
-            f"Not decided: {name} minus {parity.reference} is {number(difference)} ± "
+            f"Undecided: {name} minus {parity.reference} is {number(difference)} ± "
             f"{number(error)} in {metric} {evidence}. {_what_decides(result.further)}"
         )
     else:
@@ -40,7 +40,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
             text += (
                 f" The difference is larger than the margin of {margin}."
                 if nearest > parity.margin
-                else f" Whether it is larger than the margin of {margin} is not decided."
+                else f" It is undecided whether it is larger than the margin of {margin}."
             )
     if group.also_differ:
         text += f" Runs of a pair also differ in {few(group.also_differ)}."
@@ -51,7 +51,7 @@ def _measured(parity: Parity, group: GroupParity) -> str:
     """Name what is compared of the metric."""
     if parity.value == "time_to_target":
         sign = "≤" if parity.is_metric_low else "≥"
-        return f"seconds until {parity.metric} {sign} {value(parity.target)}"
+        return f"seconds until {parity.metric} {sign} {setting(parity.target)}"
     if group.range is None:
         return parity.metric
     points = f"{count(group.range.points)} common points"
@@ -74,7 +74,7 @@ def _what_decides(further: FurtherPairs | None) -> str:
     least, most = (f"{limit:,}" if limit else many for limit in (further.least, further.most))
     limits = f"{least} to {most}" if least != most else least
     return (
-        f"{about} {seeds} would decide with a probability of {100 * POWER:.0f} %, if the "
+        f"{about} {seeds} would decide with a probability of {percent(POWER)}, if the "
         f"difference is as measured: an estimate, {limits} by the uncertainty of the standard "
         "deviation. Testing again with more seeds raises the rate of wrong conclusions."
     )

@@ -131,5 +131,5 @@ def _page_of(run_ids: list[int]) -> str:
 def _days(text: str) -> int:
     if not text.isdecimal() or len(text) > 3:
         allowed = ", ".join(map(str, shared_links.DAYS))
-        raise Invalid({"days": f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+        raise Invalid({"days": f"{text[:100]!r} is not valid; allowed: {allowed}"})
     return int(text)

@@ -166,7 +166,7 @@ def _line(number: int, text: bytes, started_at: float, received: float) -> _Line
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{shown(fields)} is not allowed; allowed: an object of numbers")
+        raise ValueError(f"{shown(fields)} is not valid; allowed: an object of numbers")
     step, moment = fields.pop("step", None), fields.pop(TIME, received)
     if type(step) is not int or not 0 <= step <= LARGEST_COUNT:
         raise ValueError(f"step is {shown(step)}; allowed: a whole number from 0")

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from markupsafe import Markup
 
-from app.html import formats
+from halfstep import number_formats
 
 #: Limit of runs in one image.
 MOST_RUNS = 10
@@ -130,8 +130,17 @@ def picture(
         'text-anchor="end">{6}</text><text x="{4}" y="{2}" text-anchor="end">{7}</text>'
         '<text x="{0}" y="{8}">step {9}</text><text x="{3}" y="{8}" text-anchor="end">{10}</text>'
     ).format(
-        *(left, top, bottom, right, left - 6, top + 9, formats.number(high), formats.number(low)),
-        *(bottom + 18, formats.count(first), formats.count(last)),
+        *(
+            left,
+            top,
+            bottom,
+            right,
+            left - 6,
+            top + 9,
+            number_formats.number(high),
+            number_formats.number(low),
+        ),
+        *(bottom + 18, number_formats.count(first), number_formats.count(last)),
     )
     return _svg(title, edges + drawn + labels)
 

@@ -1,4 +1,4 @@
-"""Formats of numbers, times and sizes for display; formats.js has the same in the browser."""
+"""Filters of templates: numbers, times and sizes for display."""
 
 import json
 import math
@@ -9,88 +9,36 @@ from typing import Any
 from markupsafe import Markup
 
 from app.runs.filters import quoted
-from db.telemetry.scales import exponent
+from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
+from halfstep import number_formats
+from halfstep.number_formats import count, duration, number, percent, size
+from halfstep.run_labels import HEALTHS, STATES
+
+memory = size  # of a device or an upload
 
 #: Last parts of a setting's path that say nothing without the part before.
 UNSPECIFIC = frozenset({"enabled", "every", "kind", "name", "path"})
 
 
-def number(value: float | None) -> str:
-    """Format a number with four significant digits; None is a NaN or not measured."""
-    if value is None:
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
-def measured(value: float | None) -> str:
-    """Format a number that was measured: None is a NaN."""
-    return "NaN" if value is None or math.isnan(value) else number(value)
-
-
-def spooled(value: float | str) -> str:
-    """Format a number of an event, in which NaN and infinities are texts."""
-    return measured(float(value))
-
-
-def count(value: int) -> str:
-    """Format an integer with thousands separators."""
-    return f"{value:,}"
-
-
 def scale(value: float | None) -> Markup:
-    """Format a loss scale: powers of two as such, since the scaler halves and doubles."""
-    power = None if value is None else exponent(value)
+    """Format a loss scale as HTML."""
+    power = number_formats.scale_exponent(value)
     if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
     return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
 
 
-def duration(seconds: float | None) -> str:
-    """Format a duration in its two largest units."""
-    if seconds is None:
-        return "–"
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
-
-
-def memory(size_bytes: float) -> str:
-    """Format memory in the binary unit that fits, as devices and settings use it."""
-    value, unit = size_bytes / 2**20, "MiB"
-    if value >= 1024:
-        value, unit = value / 1024, "GiB"
-    return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-
-
 def metric(value: float | None, name: str) -> str:
     """Format a metric; its name may end with its unit."""
     if name.endswith("_bytes") and value is not None and math.isfinite(value):
-        return memory(value)
-    return measured(value)
+        return size(value)
+    return number(value)
 
 
-def size(size_bytes: int) -> str:
-    """Format a file size in the unit that fits."""
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    value = float(size_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007 - used after the loop
-        value /= 1000
-        if value < 1000:
-            break
-    return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+def progress(value: float) -> str:
+    """Format a progress in per cent, rounded down: 100 % is the end."""
+    return percent(math.floor(value) / 100)
 
 
 def time(seconds: float | None) -> Markup:
@@ -107,13 +55,6 @@ def time(seconds: float | None) -> Markup:
 def as_json(value: Any) -> str:
     """Format a value as JSON, to be copied."""
     return json.dumps(value, indent=2)
-
-
-def value(value: Any) -> str:
-    """Format a value of a configuration as JSON; a text without quotes."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
-        return str(int(value))
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def setting_name(path: str) -> str:
@@ -169,23 +110,25 @@ def linked(text: str, named: Iterable[Any]) -> Markup:
 
 
 FILTERS = {
+    "health_label": HEALTHS.__getitem__,
+    "state_label": STATES.__getitem__,
+    "health_statement": health_statement,
     "linked": linked,
     "recipe_name": recipe_name,
     "sentence": sentence,
     "quoted": quoted,
     "number": number,
-    "measured": measured,
-    "memory": memory,
     "metric": metric,
     "setting_name": setting_name,
     "printed": without_codes,
-    "spooled": spooled,
     "count": count,
     "scale": scale,
     "duration": duration,
+    "percent": percent,
+    "progress": progress,
     "size": size,
     "time": time,
     "as_json": as_json,
-    "value": value,
+    "value": number_formats.setting,
     "sparkline": sparkline,
 }

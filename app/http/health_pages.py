@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from db.errors import DatabaseUnreachable
+from halfstep.number_formats import duration
 
 router = APIRouter()
 
@@ -28,7 +29,7 @@ async def readyz(request: Request) -> JSONResponse:
                 state.database.check, abandon_on_cancel=True, limiter=state.readiness_checks
             )
     except TimeoutError:
-        problem = f"the database is locked or silent: no answer within {READY_SECONDS:g} s"
+        problem = f"the database is locked or silent: no answer within {duration(READY_SECONDS)}"
     except DatabaseUnreachable:
         problem = "the database does not answer"
     else:

@@ -63,7 +63,7 @@ def nonfinite(value: Any, path: str = "") -> dict[str, str]:
         inner = (nonfinite(item, f"{path}.{name}" if path else str(name)) for name, item in items)
         return {below: wrong for each in inner for below, wrong in each.items()}
     is_wrong = isinstance(value, float) and not math.isfinite(value)
-    return {path: f"{value} is not allowed; allowed: finite numbers"} if is_wrong else {}
+    return {path: f"{value} is not valid; allowed: finite numbers"} if is_wrong else {}
 
 
 def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
@@ -75,7 +75,7 @@ def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]
         return {path: text}
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         bounds = f"from {-LARGEST_INTEGER} to {LARGEST_INTEGER}"
-        return {path: f"{str(value)[:100]} is not allowed; allowed: a whole number {bounds}"}
+        return {path: f"{str(value)[:100]} is not valid; allowed: a whole number {bounds}"}
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         inner = value.items()
@@ -107,7 +107,7 @@ def as_run_id(field: str, text: str) -> int:
     """Parse a run id of a form. Raises Invalid."""
     number = int(text) if text.isdecimal() and len(text) < 19 else 0
     if not 1 <= number <= LARGEST_ID:
-        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: a run id"})
+        raise Invalid({field: f"{text[:100]!r} is not valid; allowed: a run id"})
     return number
 
 
@@ -119,7 +119,7 @@ def as_run_ids(field: str, text: str, *, most: int) -> list[int]:
     ids = [] if wrong else list(dict.fromkeys(int(part[:12]) for part in parts))
     wrong += [str(number) for number in ids if not 1 <= number <= LARGEST_ID]
     if wrong:
-        raise Invalid({field: f"{wrong[0][:100]!r} is not allowed; {allowed}"})
+        raise Invalid({field: f"{wrong[0][:100]!r} is not valid; {allowed}"})
     if not ids:
         raise Invalid({field: f"no run is given; {allowed}"})
     if len(ids) > most:

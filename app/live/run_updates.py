@@ -12,7 +12,6 @@ from zlib import crc32
 from msgspec import UNSET, UnsetType
 from sqlalchemy.orm import Session
 
-from app.html.formats import count
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Poll, Update, Watching
@@ -27,7 +26,7 @@ from app.runs.stepless_figures import stepless_figures
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
-from app.telemetry.suggested_actions import advised
+from app.telemetry.suggested_actions import AdvisedFinding, advised
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
@@ -42,6 +41,7 @@ from db.settings import Settings
 from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
 from db.telemetry import series, windows
 from db.telemetry.telemetry import SPIKE
+from halfstep.number_formats import count
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Rows of the table of skipped steps; the API has all of them.
@@ -91,9 +91,10 @@ def of_run(
     of a queued run is read every few seconds.
     """
     mark, marked_at = 0, -math.inf
+    findings: list[AdvisedFinding] | None = None  # as of the latest event
 
     def poll(cursor: str) -> Update | None:
-        nonlocal mark, marked_at
+        nonlocal mark, marked_at, findings
         since = series.Cursor.parse(cursor)
         with database.reading() as session:
             if grants is not None:
@@ -112,7 +113,12 @@ def of_run(
             changes = series.changes(session, run_id, since, waiting=mark)
             if changes is None:
                 return _the_end(cursor) if run.status in ENDED else None
-            message = _message(session, settings, changes, parts, chosen)
+            has_new = bool(changes.events or changes.diagnoses or changes.is_over)
+            if "fragments" in parts and (has_new or findings is None):
+                findings = advised(session, changes.run)
+            message = _message(
+                session, settings, changes, parts, chosen, findings or [], has_new_findings=has_new
+            )
         return Update(encoded(message), str(changes.cursor), is_last=changes.is_over)
 
     return poll
@@ -157,6 +163,9 @@ def _message(
     changes: series.Changes,
     parts: Collection[str],
     chosen: Choice,
+    findings: Sequence[AdvisedFinding],
+    *,
+    has_new_findings: bool,
 ) -> RunMessage:
     run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
@@ -167,7 +176,10 @@ def _message(
     fragments: dict[str, str] | UnsetType = UNSET
     rows: dict[str, TableRows] | UnsetType = UNSET
     if "fragments" in parts:
-        fragments, rows = _fragments(session, summary, run, changes, shown)
+        fragments, rows = _fragments(session, summary, run, changes, shown, findings)
+        if has_new_findings:
+            html = fragment("run/_findings.html", run=summary, findings=findings)
+            fragments["findings"] = html
     return RunMessage(
         run=summary.model_dump(mode="json"),
         is_over=changes.is_over,
@@ -193,15 +205,17 @@ def _fragments(
     run: Run,
     changes: series.Changes,
     metrics: Sequence[str],
+    findings: Sequence[AdvisedFinding],
 ) -> tuple[dict[str, str], dict[str, TableRows]]:
     """Return the page's fragments as a whole, and the changed rows of its tables.
 
     metrics: names of the shown ones.
     """
+    last = runs.last_change(session, run.id)
     fragments = {
         "status": fragment("run/_status_pill.html", run=summary),
         "facts": _facts(session, run, summary),
-        "health": fragment("run/_health.html", run=summary, last=runs.last_change(session, run.id)),
+        "health": fragment("run/_health.html", run=summary, last=last, findings=findings),
         "skip_count": count(summary.skipped),
     }
     if changes.statuses:  # it has started, with a recorded environment, or ended
@@ -209,9 +223,6 @@ def _fragments(
         fragments["environment"] = fragment(
             "run/_environment.html", run=summary, environment=environment
         )
-    if changes.events or changes.diagnoses or changes.is_over:
-        findings = advised(session, run)
-        fragments["findings"] = fragment("run/_findings.html", run=summary, findings=findings)
     if changes.events:
         card = fragment("run/_scaler.html", run=summary, scaler=scaler_card(session, run))
         fragments["scaler"] = card

@@ -155,7 +155,7 @@ def _title(text: str) -> str:
 def _axis(text: str) -> str:
     if text not in AXES and not (text.startswith("metric:") and len(text) <= NAME_CHARACTERS):
         allowed = f"{', '.join(AXES)}, metric:NAME"
-        raise Invalid({"x": f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+        raise Invalid({"x": f"{text[:100]!r} is not valid; allowed: {allowed}"})
     return text
 
 
@@ -166,11 +166,11 @@ def _smoothing(text: str) -> float:
         value = -1.0
     if not 0 <= value <= HIGHEST_SMOOTHING:
         allowed = f"a number from 0 to {HIGHEST_SMOOTHING}"
-        raise Invalid({"smoothing": f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+        raise Invalid({"smoothing": f"{text[:100]!r} is not valid; allowed: {allowed}"})
     return value
 
 
 def _is_log(text: str) -> bool:
     if text not in SCALES:
-        raise Invalid({"y": f"{text[:100]!r} is not allowed; allowed: {', '.join(SCALES)}"})
+        raise Invalid({"y": f"{text[:100]!r} is not valid; allowed: {', '.join(SCALES)}"})
     return text == "log"

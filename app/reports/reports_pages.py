@@ -207,7 +207,7 @@ def delete_report(report_id: RowId, request: Request, session: Db, principal: Si
     """Move a report to the trash."""
     check_deletable(session, report_id, principal.grants)
     report = reports.delete(session, report_id)
-    text = f"The report {report.title} is in the trash, from where it can be restored."
+    text = f"The report {report.title} is in the trash, where it can be restored."
     return back_to(request, "/reports", text)
 
 

@@ -14,6 +14,7 @@ from app.http.parameters import Body, Name
 from db.access import chart_preferences
 from db.access.chart_preferences import PANELS, TOOLBAR
 from db.tables import User
+from halfstep.number_formats import number
 
 router = APIRouter(prefix="/preferences", tags=["account"])
 
@@ -23,7 +24,9 @@ MOST_PANELS = 200
 
 def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
     if not limits[0] < limits[1]:
-        raise ValueError(f"{limits[0]:g} to {limits[1]:g}; allowed: from lower to higher")
+        raise ValueError(
+            f"{number(limits[0])} to {number(limits[1])}; allowed: from lower to higher"
+        )
     return limits
 
 

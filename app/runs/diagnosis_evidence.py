@@ -8,11 +8,12 @@ from markupsafe import Markup
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.html.formats import count, measured, scale, spooled
+from app.html.formats import scale
 from db.files import checkpoints
 from db.tables import FLAGGED, Run, ScalerEvent, Step
-from db.telemetry import series
+from db.telemetry import frozen_steps, series
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import count, number
 from halfstep.telemetry.events import Replay
 
 SKIPS_READ = 200
@@ -74,8 +75,8 @@ def _last_streak(steps: Sequence[int], run: Run) -> int | None:
 def _loss(session: Session, run: Run, lost: int | None) -> Iterator[tuple[str, str]]:
     if lost is None:
         return
-    before = session.get(Step, (run.id, lost - 1))
-    known = f"{measured(before.loss)} at step {count(lost - 1)}, " if before else ""
+    before = next(iter(frozen_steps.rows_at(session, run.id, [lost - 1])), None)
+    known = f"{number(before.with_nan().loss)} at step {count(lost - 1)}, " if before else ""
     yield "Loss", f"{known}not finite at step {count(lost)}"
 
 
@@ -109,7 +110,7 @@ def _replay(replays: Sequence[Replay]) -> Iterator[tuple[str, str | Markup]]:
         found.module or "the loss", found.direction, found.operation
     )
     if found.largest_input is not None:
-        text += f": largest input {spooled(found.largest_input)}"
+        text += f": largest input {number(found.largest_input)}"
     yield "Replay", text
 
 

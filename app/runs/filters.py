@@ -44,6 +44,7 @@ from db.runs.run_filters import (
     Word,
 )
 from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
+from halfstep.run_labels import STATE_WORDS, STATES
 
 MOST_WORDS = 20
 SOURCES = (RECIPE, COMMAND, WATCH)
@@ -157,7 +158,8 @@ def _parts_of_chip(word: str) -> tuple[str, str]:
     prefix = "not " if is_negated else ""
     if parts := _SPLIT.fullmatch(term):
         key, sign, value = map(_plain, parts.groups())
-        return prefix + key, value if sign == ":" else f"{sign} {value}"
+        shown = STATES.get(value, value).lower() if key == "status" else value
+        return prefix + key, shown if sign == ":" else f"{sign} {value}"
     return prefix.strip(), _plain(term)
 
 
@@ -247,7 +249,8 @@ def _suggestion(word: str, allowed: Collection[str]) -> str:
 
 
 def _status(_key: str, value: str, _me: str) -> Condition:
-    word = value.lower()
+    typed = value.lower().replace(" ", "_")
+    word = STATE_WORDS.get(typed, typed)
     if word in STATUS_GROUPS:
         return InStatus(STATUS_GROUPS[word])
     if word == ATTENTION:

@@ -87,7 +87,7 @@ def list_groups(
     sorted_by = sort.removeprefix("-")
     allowed = ("id", "runs", group, *names)
     if sorted_by not in allowed and SYNONYMS.get(sorted_by) not in allowed:
-        text = f"{sort[:100]!r} is not allowed; allowed: {', '.join(allowed)}, descending with -"
+        text = f"{sort[:100]!r} is not valid; allowed: {', '.join(allowed)}, descending with -"
         raise Invalid({"sort": text})
     result = grouped(session, group, names=names, conditions=terms, sort=sort)
     paired = grouping.paired(session, result)

@@ -1,5 +1,6 @@
 """Figures of a run page: second lines of the tiles, and the card of the loss scaler."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,9 @@ from typing import Any, Self
 from sqlalchemy import Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
-from app.html.formats import count
 from db.tables import ENDED, LatestMetric, Run, ScalerEvent, Step
 from db.telemetry import frozen_steps, latest_metrics, series
+from halfstep.number_formats import count, number
 from halfstep.telemetry.flags import SKIPPED
 
 #: Names of the metric that is the second tile, the first that a run has; else `first_name`.
@@ -29,8 +30,13 @@ class MetricFigure:
     """The latest point of a metric."""
 
     name: str
-    value: float | None
+    value: float
     note: str
+
+    @classmethod
+    def of(cls, name: str, step: int, value: float | None) -> Self:
+        """Return the figure of a stored point, in which NULL is NaN."""
+        return cls(name, math.nan if value is None else value, f"step {count(step)}")
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ def key_figures(session: Session, run: Run) -> KeyFigures:
     """Return the figures as of the run's last step."""
     at = {"first": run.step, "last": run.step, "most": 1}
     last = frozen_steps.read_rows(session, run.id, **at) if run.step else []
+    last = [row.with_nan() for row in last]
     norm, clipped = (last[0].grad_norm, last[0].grad_norm_clipped) if last else (None, None)
     return KeyFigures(
         loss_note=f"step {count(run.step)}" if last else "",
@@ -113,16 +120,16 @@ def scaler_card(session: Session, run: Run) -> ScalerCard:
 
 
 def _norm_note(norm: float | None, clipped: float | None) -> str:
-    if norm is None or clipped is None or clipped >= norm:
+    if norm is None or clipped is None or not clipped < norm:
         return ""
-    return f"clipped to {clipped:.4g}"
+    return f"clipped to {number(clipped)}"
 
 
 def _metric(session: Session, run: Run) -> MetricFigure | None:
     connection, given = session.connection(), {"run_id": run.id}
     losses, first = _metric_queries()
     row = connection.execute(losses, given).first() or connection.execute(first, given).first()
-    return MetricFigure(row.name, row.value, f"step {count(row.step)}") if row else None
+    return MetricFigure.of(row.name, row.step, row.value) if row else None
 
 
 @cache

@@ -13,10 +13,10 @@ from itertools import groupby
 from markupsafe import Markup
 from sqlalchemy.orm import Session
 
-from app.html.formats import count
 from app.html.formats import scale as scale_text
 from db.tables import Run
 from db.telemetry import windows
+from halfstep.number_formats import count
 
 #: Points that are read of a line. Of those in a column the extremes are drawn.
 MOST_POINTS = 1000

@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from app.html.formats import count
 from app.runs.key_figures import MetricFigure
 from db.runs import runs
 from db.tables import COMMAND, ENDED, WATCH, LatestMetric, Run, Status
 from db.telemetry.latest_metrics import COUNTERS, is_evaluation
+from halfstep.number_formats import count
 
 #: Tiles of each kind.
 MOST_METRICS, MOST_PARAMETERS = 4, 3

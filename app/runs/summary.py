@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
-from app.html.formats import measured
 from db.health import input_bound, scaling_health
 from db.queue import pending_reasons, workers
 from db.queue.pending_reasons import Queue
@@ -15,12 +14,13 @@ from db.runs import run_metadata, runs
 from db.runs.outcomes import RunOutcome, run_outcome
 from db.settings import Settings
 from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
-from db.telemetry.series import json_number
+from halfstep.number_formats import UNKNOWN, number
 from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.plain_json import json_safe
 
 TIMED_AFTER = 10  # steps, before which the time left is unknown
-#: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
-Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
+#: A number; null is unknown, and what JSON lacks is "NaN", "Infinity" or "-Infinity".
+Number = Annotated[float | None, PlainSerializer(json_safe, return_type=float | str | None)]
 
 
 class RunHealth(BaseModel):
@@ -76,7 +76,7 @@ class RunSummary(BaseModel):
     steps_total: Annotated[int, Field(description="0 if unknown")]
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
-    loss: Annotated[Number, Field(description="Null: NaN if is_loss_nonfinite, else unknown")]
+    loss: Annotated[Number, Field(description="The last known one; null: unknown")]
     is_loss_nonfinite: Annotated[
         bool, Field(description="Whether the last loss is NaN or infinite")
     ]
@@ -130,8 +130,7 @@ class RunSummary(BaseModel):
     @property
     def loss_text(self) -> str:
         """The last known loss; "–" if none is known."""
-        is_unknown = not self.own_steps or (self.loss is None and not self.is_loss_nonfinite)
-        return "–" if is_unknown else measured(self.loss)
+        return number(self.loss) if self.own_steps else UNKNOWN
 
     @property
     def last_line(self) -> str:
@@ -202,6 +201,7 @@ def summaries_as_json(
             **dict(zip(_COLUMNS, _columns_of(run), strict=True)),
             "owner": owner,
             "tags": run_metadata.tags_of(run),
+            "loss": run.known_loss,
             "own_steps": run.own_steps,
             "is_loss_nonfinite": bool(run.last_flags & NONFINITE_LOSS),
             "is_scaled": scaling_health.has_scaler(run),
@@ -218,7 +218,9 @@ def summaries_as_json(
     ]
 
 
-_COLUMNS = [*RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})]
+_COLUMNS = [
+    *RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags", "loss"})
+]
 _columns_of = attrgetter(*_COLUMNS)
 
 
@@ -245,7 +247,7 @@ def _health(health: scaling_health.ScalingHealth | None) -> RunHealth | None:
     if health is None:
         return None
     figures = health.figures._asdict()
-    figures["scale"] = json_number(figures["scale"])
+    figures["scale"] = json_safe(figures["scale"])
     return RunHealth(word=health.word, reason=health.reason, figures=figures)
 
 

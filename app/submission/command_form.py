@@ -85,7 +85,7 @@ def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[s
     for line in filter(None, map(str.strip, form.variables.splitlines())):
         name, equals, value = line.partition("=")
         if not equals:
-            errors["command.variables"] = f"{line[:100]!r} is not allowed; allowed: NAME=value"
+            errors["command.variables"] = f"{line[:100]!r} is not valid; allowed: NAME=value"
         variables[name.strip()] = value.strip()
     config, parameters = {}, {}
     for row in form.rows:

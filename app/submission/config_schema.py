@@ -199,5 +199,5 @@ def violation(field: Property, value: Any) -> str:
     """Return the error message for a value, which is shown with the path or title of its field."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # as it was typed: -1, not -1.0
-    wrong = "it is empty" if value in (None, "") else f"{str(value)[:100]} is not allowed"
+    wrong = "it is empty" if value in (None, "") else f"{str(value)[:100]} is not valid"
     return f"{wrong}; allowed: {field.allowed}"

@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
-from app.html.formats import count, duration, memory, number, size
 from app.http.parameters import LARGEST_STEP, Text
 from app.submission.submission import LIMITS, PriorityNumber, same_sizes
 from db.queue import estimates, workers
 from db.queue.estimates import Alike
+from halfstep.number_formats import count, duration, number, size
 
 router = APIRouter(tags=["runs"])
 
@@ -125,7 +125,7 @@ def estimate(
             name: Measured(
                 **vars(row),
                 speed_text=f"{number(row.steps_per_second)} steps/s",
-                memory_text="" if row.memory_bytes is None else memory(row.memory_bytes),
+                memory_text="" if row.memory_bytes is None else size(row.memory_bytes),
             )
             for name, row in estimates.measured(session, **alike).items()
         },
@@ -151,13 +151,13 @@ def _worker_sentences(
     able = [worker for worker in workers.alive(session) if workers.offers(worker, offered["name"])]
     if able and all(worker.drained_at for worker in able):
         names = ", ".join(worker.name for worker in able[:3])
-        yield f"it has to wait: all workers that offer it are drained: {names}"
+        yield f"it must wait: all workers that offer it are drained: {names}"
     if needed is None:
         return
     most = max((workers.device_memory_bytes(worker.devices) for worker in able), default=0.0)
-    of = f" of a device's {memory(most)}" if most >= needed else ""
-    short = f", more than the {memory(most)} of any device that is up" if 0 < most < needed else ""
-    text = f"{memory(needed)}{of} for weights, gradients and optimizers at the recipe's own sizes"
+    of = f" of a device's {size(most)}" if most >= needed else ""
+    short = f", more than the {size(most)} of any device that is up" if 0 < most < needed else ""
+    text = f"{size(needed)}{of} for weights, gradients and optimizers at the recipe's own sizes"
     yield f"{text}{short}; activations are not counted"
 
 

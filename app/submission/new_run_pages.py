@@ -153,7 +153,7 @@ def _change(text: str) -> tuple[str, Any]:
             return path, json.loads(value)
     except ValueError:
         pass
-    raise Invalid({"set": f"{text:.100} is not allowed; allowed: a setting's path=value, as JSON"})
+    raise Invalid({"set": f"{text:.100} is not valid; allowed: a setting's path=value, as JSON"})
 
 
 @router.post("/runs/new")
@@ -239,7 +239,7 @@ def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any
                 low, high = LIMITS[name]
                 errors[name] = f"it is empty; allowed: a whole number from {low} to {high}"
         except ValueError:
-            errors[name] = f"{values[name]:.100} is not allowed; allowed: a whole number"
+            errors[name] = f"{values[name]:.100} is not valid; allowed: a whole number"
     return read, errors
 
 

@@ -221,7 +221,7 @@ def _check_permissions(
     errors = project_parameters.errors_of(session, grants, project)
     if submission.priority > 0 and not grants.may(Permission.PRIORITIZE_RUN, project):
         allowed = "allowed: at most 0 without permission to prioritize runs of this project"
-        errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
+        errors["priority"] = f"{submission.priority} is not valid; {allowed}"
     return errors | check_sources(session, grants, submission, config)
 
 
@@ -296,7 +296,7 @@ def check(session: Session, submission: Submission) -> Checked:
         if submission.parent_id is not None:
             errors["parent_id"] = "a command cannot start from a checkpoint; allowed: for recipes"
         if submission.nodes > 1:
-            text = f"{submission.nodes} is not allowed; allowed: 1 node for a command"
+            text = f"{submission.nodes} is not valid; allowed: 1 node for a command"
             errors["nodes"] = text
         if submission.compared_with is not None:
             text = "a command cannot be compared in a group; allowed: for recipes"
@@ -391,7 +391,7 @@ def _check_measurement(submission: Submission, config: JsonObject) -> dict[str, 
     for name in ("nodes", "devices_per_node"):
         if task != TRAIN and getattr(submission, name) > 1:
             value = getattr(submission, name)
-            errors[name] = f"{value} is not allowed; allowed: 1 with lab.task {task}"
+            errors[name] = f"{value} is not valid; allowed: 1 with lab.task {task}"
     steps = lab.get("checkpoints")
     if steps and isinstance(steps, list) and (task == TRAIN or submission.parent_id is None):
         text = f"{', '.join(map(str, steps))[:100]} has no effect without"
@@ -406,7 +406,7 @@ def _check_place(session: Session, submission: Submission) -> dict[str, str]:
     for name, (low, high) in LIMITS.items():
         value = getattr(submission, name)
         if value is not None and not low <= value <= high:
-            errors[name] = f"{value} is not allowed; allowed: a whole number from {low} to {high}"
+            errors[name] = f"{value} is not valid; allowed: a whole number from {low} to {high}"
     for name, most in LENGTHS.items():
         text = getattr(submission, name) or ""
         if len(text) > most:

@@ -15,6 +15,7 @@ from db.queue import run_control
 from db.sweeps import sweeps
 from db.sweeps.sweeps import MAXIMISE, RUNG_FACTOR, RUNGS_WHOLE
 from db.tables import Run, Sweep, Trial
+from halfstep.number_formats import number
 
 #: Limit of runs: Optuna scans all trials at each report, which takes 0.1 s for 300.
 MOST_RUNS = 300
@@ -58,10 +59,10 @@ def weak_trials(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, An
         (report["turn"], trial.number, report) for trial in trials for report in trial.reports
     ]
     weak: dict[int, dict[str, Any]] = {}
-    for _turn, number, report in sorted(reports, key=lambda row: row[0]):
-        optuna_trials[number].report(report["value"], report["rung"])
-        if optuna_trials[number].should_prune():
-            weak.setdefault(number, report)
+    for _turn, index, report in sorted(reports, key=lambda row: row[0]):
+        optuna_trials[index].report(report["value"], report["rung"])
+        if optuna_trials[index].should_prune():
+            weak.setdefault(index, report)
     return weak
 
 
@@ -79,5 +80,5 @@ def _report(session: Session, sweep: Sweep, trial: Trial, run: Run) -> bool:
 
 def _reason(sweep: Sweep, report: dict[str, Any]) -> str:
     share = RUNGS_WHOLE // report["rung"]
-    value = f"{sweep.metric} {report['value']:.6g}"
+    value = f"{sweep.metric} {number(report['value'])}"
     return f"after 1/{share} of its steps its {value} was not among the best third of its bracket"

@@ -70,7 +70,7 @@ def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
     for line in filter(None, map(str.strip, text.splitlines())):
         name, equals, value = (part.strip() for part in line.partition("="))
         if not (equals and name and value):
-            raise Invalid({"settings": f"{line:.100} is not allowed; allowed: name = values"})
+            raise Invalid({"settings": f"{line:.100} is not valid; allowed: name = values"})
         if name in config or name in space:
             raise Invalid({"settings": f"{name:.100} has two lines; allowed: one"})
         if value[0] in "[{\"'":  # one value, although it may contain commas
@@ -90,7 +90,7 @@ def _parsed_json(name: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         allowed = 'values without brackets and quotes, or one in JSON: [0.9, 0.999], "a, b"'
-        wrong = f"{name:.100} = {text:.50} is not allowed; allowed: {allowed}"
+        wrong = f"{name:.100} = {text:.50} is not valid; allowed: {allowed}"
         raise Invalid({"settings": wrong}) from error
 
 

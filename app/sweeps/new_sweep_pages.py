@@ -156,7 +156,7 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
         try:
             fields[name] = int(values[name]) if values[name] or name != "runs" else None
         except ValueError:
-            text = f"{values[name][:100]} is not allowed" if values[name] else "it is empty"
+            text = f"{values[name][:100]} is not valid" if values[name] else "it is empty"
             errors[name] = f"{text}; allowed: a whole number"
     if errors:
         raise Invalid(errors)

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from app.html import formats
 from app.http.parameters import flaws, outsized
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
 from db.sweeps.sweeps import HYPERBAND
+from halfstep import number_formats
 from halfstep.telemetry.plain_json import JsonObject
 
 GRID, RANDOM, TPE = "grid", "random", "tpe"
@@ -140,7 +140,7 @@ def _word(value: Any) -> str:
 def _search(field: Property, given: Any) -> dict[str, Any]:
     if isinstance(given, str):
         if not is_searchable(field):
-            text = f"{given[:100]} is not allowed; allowed: a list of values as JSON"
+            text = f"{given[:100]} is not valid; allowed: a list of values as JSON"
             raise Unreadable(text)
         return _of_text(field, given.strip())
     if isinstance(given, list):
@@ -149,14 +149,14 @@ def _search(field: Property, given: Any) -> dict[str, Any]:
         return {"values": _checked(field, given["values"])}
     if isinstance(given, dict) and given.keys() == {"distribution", "low", "high"}:
         return _distribution(field, given["distribution"], given["low"], given["high"])
-    raise Unreadable(f"{str(given)[:100]} is not allowed; allowed: {NOTATION}")
+    raise Unreadable(f"{str(given)[:100]} is not valid; allowed: {NOTATION}")
 
 
 def _of_text(field: Property, text: str) -> dict[str, Any]:
     if match := _DISTRIBUTION.match(text):
         bounds = [_value(field, part) for part in match[2].split(",")]
         if len(bounds) != 2:
-            raise Unreadable(f"{text[:100]} is not allowed; allowed: two bounds, low and high")
+            raise Unreadable(f"{text[:100]} is not valid; allowed: two bounds, low and high")
         return _distribution(field, match[1], *bounds)
     if match := _RANGE.match(text):
         return {"values": _checked(field, _steps(field, text, *match.groups()))}
@@ -184,7 +184,7 @@ def _steps(field: Property, text: str, first: str, last: str, step: str | None) 
     except (InvalidOperation, ArithmeticError):
         count = Decimal(0)
     if not 1 <= count <= MOST_VALUES:
-        text = f"{text[:100]} is not allowed; allowed: lowest..highest step S, {MOST_VALUES:,}"
+        text = f"{text[:100]} is not valid; allowed: lowest..highest step S, {MOST_VALUES:,}"
         raise Unreadable(f"{text} values at most{', or without a step' if is_whole else ''}")
     values = [low + apart * index for index in range(int(count))]
     return [int(value) if value == value.to_integral() else float(value) for value in values]
@@ -209,7 +209,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
     allowed = {"integer": (INTEGERS,), "number": DISTRIBUTIONS}.get(str(kind), ())
     if "enum" in field.rules or name not in allowed:
         other = f"{' or '.join(f'{known}(a, b)' for known in allowed)}, or " if allowed else ""
-        text = f"{str(name)[:50]}(…) is not allowed; allowed: {other}comma-separated values"
+        text = f"{str(name)[:50]}(…) is not valid; allowed: {other}comma-separated values"
         raise Unreadable(text)
     ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
     is_turned = all(isinstance(bound, int | float) for bound in (low, high)) and low > high
@@ -218,7 +218,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
     is_ordered = low is not None and high is not None and low < high
     if not is_ordered or (name == LOGUNIFORM and low <= 0):
         text = f"{name}({_word(low)}, {_word(high)})"
-        text += ": the first bound is greater than the second" if is_turned else " is not allowed"
+        text += ": the first bound is greater than the second" if is_turned else " is not valid"
         raise Unreadable(f"{text}; allowed: {ends}, the lower one first")
     if name == INTEGERS:
         if low != int(low) or high != int(high):
@@ -285,5 +285,5 @@ def name_of(space: Space) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
-        return formats.number(value)
+        return number_formats.number(value)
     return _word(value)

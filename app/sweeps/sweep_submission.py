@@ -174,7 +174,7 @@ def _check_task(submission: SweepSubmission) -> dict[str, str]:
     task = config_schema.get(submission.config, "lab.task", TRAIN)
     if "lab.task" not in submission.space and task == TRAIN:
         return {}
-    text = "searched" if "lab.task" in submission.space else f"{str(task)[:50]} is not allowed"
+    text = "searched" if "lab.task" in submission.space else f"{str(task)[:50]} is not valid"
     return {"lab.task": f"{text}; allowed: {TRAIN}, since a sweep compares trainings"}
 
 
@@ -262,7 +262,7 @@ def _read(
 def _check_plan(submission: SweepSubmission) -> dict[str, str]:
     errors = {}
     if submission.kind not in KINDS:
-        errors["kind"] = f"{submission.kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
+        errors["kind"] = f"{submission.kind[:100]!r} is not valid; allowed: {', '.join(KINDS)}"
     elif submission.kind in BY_OPTUNA and not tpe.is_installed():
         errors["kind"] = tpe.NEEDED
     elif submission.kind == HYPERBAND and (submission.command is not None or submission.agents):
@@ -278,7 +278,7 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
     for name, (low, high) in bounds.items():
         value = getattr(submission, name)
         if value is not None and not low <= value <= high:
-            text = f"{str(value)[:50]} is not allowed; allowed: a whole number from {low} to {high}"
+            text = f"{str(value)[:50]} is not valid; allowed: a whole number from {low} to {high}"
             errors[name] = text
     if not submission.metric or len(submission.metric) > METRIC_CHARACTERS:
         text = f"{len(submission.metric)} characters; allowed: 1 to {METRIC_CHARACTERS}"
@@ -287,7 +287,7 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
         errors["metric"] = wrong
     if submission.goal not in ("", MINIMISE, MAXIMISE):
         errors["goal"] = (
-            f"{submission.goal[:100]!r} is not allowed; allowed: {MINIMISE} or {MAXIMISE}"
+            f"{submission.goal[:100]!r} is not valid; allowed: {MINIMISE} or {MAXIMISE}"
         )
     return errors
 
@@ -421,9 +421,7 @@ def extend(
 def _lengthen(sweep: Sweep, runs: int) -> None:
     most = search_space.grid_size(sweep.space) if sweep.kind == GRID else _most_runs(sweep.kind)
     if not 1 <= runs <= most - sweep.runs_total:
-        text = (
-            f"{runs} is not allowed; the sweep has {sweep.runs_total} runs; allowed: {most} in all"
-        )
+        text = f"{runs} is not valid; the sweep has {sweep.runs_total} runs; allowed: {most} in all"
         raise Invalid({"runs": text})
     sweep.runs_total += runs
 

@@ -182,7 +182,7 @@ def _more(setting: str, text: str) -> dict[str, Any]:
     if setting:
         return {"space": {setting: text}}
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise Invalid({"more": f"{text[:100]!r} is not allowed; allowed: a whole number of runs"})
+        raise Invalid({"more": f"{text[:100]!r} is not valid; allowed: a whole number of runs"})
     return {"runs": int(text)}
 
 

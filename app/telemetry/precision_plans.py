@@ -108,7 +108,7 @@ def request(session: Session, user: User, run: Run, wanted: Measurement) -> Run:
     """Queue the measurement of a run's checkpoints. Raises Conflict, Invalid, OverQuota."""
     runs.check_has_recipe(run, "be measured")
     if run.task != TRAIN:
-        raise Conflict(f"Run {run.id} trains nothing itself: measure the run that it is of.")
+        raise Conflict(f"Run {run.id} does not train: measure the run that it belongs to.")
     steps = _steps(session, run, wanted)
     config = deepcopy(run.config)
     config["lab"] = {
@@ -137,14 +137,14 @@ def _steps(session: Session, run: Run, wanted: Measurement) -> list[int]:
     saved = checkpoint_steps(session, run.id)
     if unknown := [step for step in wanted.checkpoints if step not in saved]:
         has = f"has them at {', '.join(map(str, saved))[:500]}" if saved else "has none"
-        raise Invalid({"checkpoints": f"{unknown[0]} is not allowed; run {run.id} {has}"})
+        raise Invalid({"checkpoints": f"{unknown[0]} is not valid; run {run.id} {has}"})
     if not saved and (wanted.task == PRECISION_DIFF or not wanted.fresh_weights):
         raise Conflict(f"Run {run.id} has no checkpoint to measure.")
     is_alone = run.parent_id is None and run.nodes == run.devices_per_node == 1
     if not saved and not is_alone:  # no parent would say what the plan's runs need
         started = f"continues run {run.parent_id}" if run.parent_id else "uses several devices"
         raise Conflict(
-            f"Run {run.id} {started} and has no checkpoint: measure it when it has saved one."
+            f"Run {run.id} {started} and has no checkpoint yet: measure it once it has saved one."
         )
     if wanted.checkpoints or not saved:
         return sorted(set(wanted.checkpoints))

@@ -22,6 +22,7 @@ from db.runs import history, runs
 from db.tables import Run
 from db.telemetry import series, windows
 from db.telemetry.pyramid import STEP_SERIES
+from halfstep.telemetry.plain_json import json_safe
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
@@ -332,9 +333,7 @@ def get_metrics_summary(
     runs.get(session, run_id)
     page = chosen.names(session, run_id)
     rows = windows.measured(session, run_id, names=page.names)
-    metrics = [
-        MetricSummary(**vars(row) | {"value": series.json_number(row.value)}) for row in rows
-    ]
+    metrics = [MetricSummary(**vars(row) | {"value": json_safe(row.value)}) for row in rows]
     return MetricSummaries(metrics=metrics, total=page.total, next=page.next)
 
 

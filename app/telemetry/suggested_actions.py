@@ -15,6 +15,7 @@ from db.health import findings
 from db.health.finding import Finding
 from db.queue import workers
 from db.tables import RECIPE, Run
+from halfstep.number_formats import number
 from halfstep.telemetry.plain_json import JsonObject
 
 BF16, FP32 = "bf16", "fp32"
@@ -47,6 +48,9 @@ class AdvisedFinding(BaseModel):
     help: Annotated[str, Field(description="URL of that section; or empty")]
     fix: Annotated[str, Field(description="Code change to a script; or empty")]
     is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]
+    is_certain_fault: Annotated[
+        bool, Field(description="Something is certainly wrong, other than what could be better")
+    ]
     actions: Annotated[list[Action], Field(description="Those that are possible now")]
 
 
@@ -67,6 +71,7 @@ def advised(session: Session, run: Run) -> list[AdvisedFinding]:
             help=f"/help/diagnosis#{row.cause.replace('_', '-')}" if row.cause else "",
             fix="" if run.source == RECIPE else row.fix,
             is_certain=row.is_certain,
+            is_certain_fault=row.is_certain_fault,
             actions=list(_actions(session, run, row, fields)) if fields else [],
         )
         for row in rows
@@ -137,7 +142,7 @@ def _action(run: Run, settings: JsonObject, step: int | None) -> Action:
     words = ", ".join(
         f"{path} {str(value).lower() if isinstance(value, bool) else value}"
         if isinstance(value, str | bool)
-        else f"{path} {value:g}"
+        else f"{path} {number(value)}"
         for path, value in settings.items()
     )
     begin = f"Fork from step {step:,}" if step is not None else "Start again"

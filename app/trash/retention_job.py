@@ -37,7 +37,7 @@ def project_of(session: Session, grants: Grants, scope: str) -> str | None:
             raise Forbidden("Only an admin may do this.")
         return None
     if not scope.startswith(OF_PROJECT):
-        text = f"{scope[:100]!r} is not allowed; allowed: all, or in:PROJECT"
+        text = f"{scope[:100]!r} is not valid; allowed: all, or in:PROJECT"
         raise Invalid({"scope": text})
     project = scope.removeprefix(OF_PROJECT)
     return resolve(session, Permission.MANAGE_MEMBERS, project, "set retention rules of")

@@ -59,6 +59,7 @@ class WorkerState(BaseModel):
     ]
     started_at: float
     seen_at: float
+    stopped_at: Annotated[float | None, Field(description="Null unless it was stopped")]
 
 
 class Workers(ListPage):

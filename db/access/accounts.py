@@ -32,6 +32,7 @@ from db.tables import (
     SignInSession,
     User,
 )
+from halfstep.number_formats import duration
 
 #: Condition of a user who may sign in.
 IS_ACTIVE = User.deactivated_at.is_(None)
@@ -189,7 +190,7 @@ def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
 def check_current_password(user: User, password: str) -> None:
     """Verify the current password of a signed-in user. Raises Invalid."""
     if user.password_hash is None:
-        message = f"is not set yet, and your link is older than {FRESH_SECONDS / 60:.0f} minutes"
+        message = f"is not set yet, and your link is older than {duration(FRESH_SECONDS)}"
         raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
     if not _passwords.verify(password, user.password_hash):
         raise Invalid({"current": "is not your current password"})
@@ -307,9 +308,9 @@ def make_api_token(
     days: until it expires; None: never.
     """
     if kind not in TOKENS:
-        raise Invalid({"kind": f"{kind[:100]!r} is not allowed; allowed: {', '.join(TOKENS)}"})
+        raise Invalid({"kind": f"{kind[:100]!r} is not valid; allowed: {', '.join(TOKENS)}"})
     if days is not None and not 1 <= days <= MOST_TOKEN_DAYS:
-        raise Invalid({"days": f"{days} is not allowed; allowed: 1 to {MOST_TOKEN_DAYS}, or none"})
+        raise Invalid({"days": f"{days} is not valid; allowed: 1 to {MOST_TOKEN_DAYS}, or none"})
     seen = permissions.grants(session, user).projects
     if project is not None and (
         session.get(Project, project) is None or (seen is not None and project not in seen)
@@ -319,12 +320,12 @@ def make_api_token(
         run_id and not _may_upload(session, user, run_id)
     ):
         allowed = "of kind 'run' a watched run that you may send, of the others none"
-        raise Invalid({"run_id": f"{run_id} is not allowed; allowed: {allowed}"})
+        raise Invalid({"run_id": f"{run_id} is not valid; allowed: {allowed}"})
     name = checked_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"
     mine = select(func.count()).where(ApiToken.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST_TOKENS:
-        raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
+        raise Invalid({"name": f"you have {MOST_TOKENS} tokens, the maximum; revoke some first"})
     row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name, kind=kind)
     row.project, row.run_id = project, run_id
     row.expires_at = None if days is None else _moment(session) + days * DAY

@@ -32,7 +32,7 @@ def parsed(text: str) -> list[Rule]:
         role, _, project = given.partition("@")
         if not equals or not group.strip() or role.strip() not in (*ROLES, ADMIN):
             allowed = f"group=role or group=role@project, role one of {', '.join(ROLES)}, {ADMIN}"
-            raise ValueError(f"{word!r} is not allowed; allowed: {allowed}")
+            raise ValueError(f"{word!r} is not valid; allowed: {allowed}")
         rules.append(Rule(group.strip(), role.strip(), project.strip()))
     return rules
 

@@ -274,7 +274,7 @@ def memberships(session: Session, user: User) -> dict[str, str]:
 def set_role(session: Session, user: User, project: str, role: str) -> None:
     """Set a user's role in a project. Raises Invalid, NotFound."""
     if role not in ROLES:
-        raise Invalid({"role": f"{role[:100]!r} is not allowed; allowed: {', '.join(ROLES)}"})
+        raise Invalid({"role": f"{role[:100]!r} is not valid; allowed: {', '.join(ROLES)}"})
     get(session, project)
     session.merge(Membership(project=project, user_id=user.id, role=role))
 

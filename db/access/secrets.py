@@ -48,7 +48,7 @@ def put(session: Session, key_file: Path, user: User, name: str, value: str) -> 
     row = session.get(Secret, name, with_for_update=True)
     if row is None:
         if len(names(session)) >= MOST:
-            raise Invalid({"name": f"there are {MOST:,} secrets; allowed: no more"})
+            raise Invalid({"name": f"there are {MOST:,} secrets, the maximum"})
         row = Secret(name=name)
         session.add(row)
     row.ciphertext = encrypt(key_file, value)
@@ -99,7 +99,7 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
         allowed = "letters, digits and _, not a digit first, at most 100"
         wrong["name"] = f"it is {name[:100]!r}; allowed: {allowed}"
     elif name.startswith("HALFSTEP_"):
-        wrong["name"] = "names that begin with HALFSTEP_ are our own; allowed: others"
+        wrong["name"] = "names that begin with HALFSTEP_ are reserved; allowed: others"
     if not SHORTEST <= len(value) <= LONGEST:
         allowed = f"{SHORTEST} to {LONGEST:,}, so that a log can be kept without it"
         wrong["value"] = f"it has {len(value):,} characters; allowed: {allowed}"

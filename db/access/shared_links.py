@@ -53,12 +53,12 @@ def make(
     """
     if days not in DAYS:
         allowed = ", ".join(map(str, DAYS))
-        raise Invalid({"days": f"{days} is not allowed; allowed: {allowed}"})
+        raise Invalid({"days": f"{days} is not valid; allowed: {allowed}"})
     moment = session.scalars(select(now())).one()
     _delete(session, SharedLink.user_id == user.id, SharedLink.expires_at < moment)
     mine = select(func.count()).where(SharedLink.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST:
-        raise Invalid({"runs": f"you have {MOST} links; allowed: no more, revoke some"})
+        raise Invalid({"runs": f"you have {MOST} links, the maximum; revoke some first"})
     secret = secrets.token_urlsafe(32)
     link = SharedLink(
         token_hash=hash_of(secret),

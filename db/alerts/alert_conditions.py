@@ -8,11 +8,18 @@ from db.health.input_bound import DataWait
 from db.health.scaling_health import ScalingHealth
 from db.runs.outcomes import SWEEP, RunOutcome, run_outcome
 from db.tables import ACTIVE, ENDED, TRAIN, AlertRule, Run, Status
-from db.telemetry.scales import in_words
+from halfstep.number_formats import number, percent
+from halfstep.number_formats import scale as scale_text
 
 #: Number of latest steps in which skips, losses and spikes count.
 RECENT_STEPS = 1000
 ERROR_CHARACTERS = 200
+#: Continue a run's name; halfstep/run_labels.py has the labels.
+HEALTH_WORDS = {
+    "oscillating": "has frequent skips",
+    "collapsing": "has a collapsing loss scale",
+    "dead": "has no updates",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ def _status(*statuses: Status) -> Callable[[AlertRule, Facts], str | None]:
             return None
         if run.status in (Status.PAUSED, Status.UNREACHABLE, Status.CANCELLED):
             by = "was pruned by its sweep" if run.failure_kind == SWEEP else "was cancelled"
+            if run.status == Status.UNREACHABLE:
+                return "has no contact"
             return f"is {run.status}" if run.status != Status.CANCELLED else by
         if run.status == Status.FAILED and run.error:
             reason = run.error.strip().splitlines()[-1:] or [""]  # the message of a traceback
@@ -89,7 +98,8 @@ def _health(*words: str) -> Callable[[AlertRule, Facts], str | None]:
         health = facts.health
         if health is None or health.word not in words:
             return None
-        return f"is {health.word}: {health.reason[0].lower()}{health.reason[1:].rstrip('.')}"
+        reason = health.reason[:1].lower() + health.reason[1:].rstrip(".")
+        return f"{HEALTH_WORDS[health.word]}: {reason}"
 
     return text
 
@@ -98,7 +108,7 @@ def _scale_below(rule: AlertRule, facts: Facts) -> str | None:
     scale = facts.run.scale
     if facts.health is None or scale is None or scale >= _value(rule):
         return None
-    return f"has the loss scale {in_words(scale)}, below {in_words(_value(rule))}"
+    return f"has the loss scale {scale_text(scale)}, below {scale_text(_value(rule))}"
 
 
 def _skips(rule: AlertRule, facts: Facts) -> str | None:
@@ -125,23 +135,23 @@ def _no_progress(rule: AlertRule, facts: Facts) -> str | None:
     if not trains or facts.progress_at is None:
         return None
     minutes = (facts.moment - facts.progress_at) / 60
-    return f"made no step for {_value(rule):g} minutes" if minutes >= _value(rule) else None
+    return f"made no step for {number(_value(rule))} minutes" if minutes >= _value(rule) else None
 
 
 def _starving(_rule: AlertRule, facts: Facts) -> str | None:
     wait = facts.data_wait
     if facts.run.status != Status.RUNNING or wait is None or not wait.is_real:
         return None
-    return f"waits for its data for {wait.share:.0%} of its time"
+    return f"is input-bound: it waits for data for {percent(wait.share)} of its time"
 
 
 def _compared(sign: int, *, of_metric: bool = False) -> Callable[[AlertRule, Facts], str | None]:
     def text(rule: AlertRule, facts: Facts) -> str | None:
-        number = facts.metrics.get(rule.metric) if of_metric else facts.run.loss
-        if number is None or not sign * number > sign * _value(rule):
+        latest = facts.metrics.get(rule.metric) if of_metric else facts.run.loss
+        if latest is None or not sign * latest > sign * _value(rule):
             return None
         name, side = rule.metric if of_metric else "the loss", "above" if sign > 0 else "below"
-        return f"has {name} at {number:.6g}, {side} {_value(rule):g}"
+        return f"has {name} at {number(latest)}, {side} {number(_value(rule))}"
 
     return text
 
@@ -158,7 +168,7 @@ CONDITIONS: dict[str, Condition] = {
     "failed": Condition("fails", _status(Status.FAILED)),
     "cancelled": Condition("is cancelled", _status(Status.CANCELLED)),
     "paused": Condition("is paused", _status(Status.PAUSED)),
-    "unreachable": Condition("cannot be reached", _status(Status.UNREACHABLE)),
+    "unreachable": Condition("has no contact", _status(Status.UNREACHABLE)),
     "diverged": Condition(
         "ends diverged: its last loss is not finite",
         _diverged,
@@ -166,8 +176,8 @@ CONDITIONS: dict[str, Condition] = {
         has_cause=True,
     ),
     "no_updates": Condition(
-        "finishes without an applied step",
-        _ending("no_updates", "finished with every step skipped: nothing was applied"),
+        "finishes with no updates: every step was skipped",
+        _ending("no_updates", "finished with no updates: every step was skipped"),
         needs=frozenset({"applied"}),
         has_cause=True,
     ),
@@ -176,13 +186,13 @@ CONDITIONS: dict[str, Condition] = {
         _ending("stopped", "was stopped by a rule of its configuration"),
     ),
     "collapsing": Condition(
-        *("has a loss scale that collapses, or is dead", _health("collapsing", "dead")),
+        *("has a collapsing loss scale, or no updates", _health("collapsing", "dead")),
         needs=_HEALTH,
         has_cause=True,
     ),
-    "dead": Condition("has a dead loss scale", _health("dead"), needs=_HEALTH, has_cause=True),
+    "dead": Condition("has no updates", _health("dead"), needs=_HEALTH, has_cause=True),
     "oscillating": Condition(
-        *("has a loss scale that oscillates", _health("oscillating")),
+        *("has frequent skips", _health("oscillating")),
         needs=_HEALTH,
         has_cause=True,
     ),
@@ -201,7 +211,7 @@ CONDITIONS: dict[str, Condition] = {
     "no_progress": Condition(
         "makes no step for so many minutes", _no_progress, "minutes", frozenset({"progress_at"})
     ),
-    "starving": Condition("waits for its data", _starving, needs=frozenset({"data_wait"})),
+    "starving": Condition("is input-bound", _starving, needs=frozenset({"data_wait"})),
     "loss_above": Condition("has a loss above", _compared(1), "loss"),
     "loss_below": Condition("has a loss below", _compared(-1), "loss"),
     "metric_above": Condition(

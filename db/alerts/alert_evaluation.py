@@ -32,7 +32,7 @@ from db.tables import (
     Run,
     Status,
 )
-from db.telemetry.series import json_number
+from halfstep.telemetry.plain_json import json_safe
 
 #: Runs per evaluation; the next one reads the others, which it has not marked as seen.
 MOST_RUNS = 500
@@ -257,8 +257,8 @@ def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) 
             "project": run.project,
             "status": run.status,
             "step": run.step,
-            "loss": json_number(run.loss),
-            "scale": json_number(run.scale),
+            "loss": json_safe(run.known_loss),
+            "scale": json_safe(run.scale),
             "url": f"{address}/runs/{run.id}",
         },
     }

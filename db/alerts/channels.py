@@ -69,7 +69,7 @@ def make(
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
     count = select(func.count(Channel.id)).where(Channel.user_id == user.id)
     if (session.scalar(count) or 0) >= MOST:
-        raise Invalid({"name": f"you have {MOST} channels; allowed: no more. Delete some first"})
+        raise Invalid({"name": f"you have {MOST} channels, the maximum; delete some first"})
     target = address if kind == EMAIL else urlsplit(address).netloc
     name = name or target
     mine_so_called = (Channel.user_id == user.id, Channel.name == name)
@@ -115,12 +115,12 @@ def mine(session: Session, user: User, channel_id: int) -> Channel:
 def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
     wrong = {}
     if kind not in KINDS:
-        wrong["kind"] = f"{kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
+        wrong["kind"] = f"{kind[:100]!r} is not valid; allowed: {', '.join(KINDS)}"
     if len(name) > NAME_CHARACTERS or first_invisible(name) is not None:
         allowed = f"at most {NAME_CHARACTERS} characters, all visible"
         wrong["name"] = f"it has {len(name):,} characters; allowed: {allowed}"
     if kind == EMAIL and not EMAIL_ADDRESS.fullmatch(address):
-        wrong["address"] = f"{address[:100]!r} is not allowed; allowed: one address, me@example.com"
+        wrong["address"] = f"{address[:100]!r} is not valid; allowed: one address, me@example.com"
     elif kind != EMAIL and (mistake := _url_mistake(address)):
         wrong["address"] = f"{mistake}; allowed: https:// or http://, a host, no user"
     return wrong
@@ -131,7 +131,7 @@ def _url_mistake(address: str) -> str:
     if len(address) > ADDRESS_CHARACTERS:
         return f"it has {len(address):,} characters of at most {ADDRESS_CHARACTERS:,}"
     if not address.isascii() or not address.isprintable() or " " in address:
-        return "it has characters that a URL has not"
+        return "it has characters that a URL cannot have"
     try:
         parts = urlsplit(address)
         _ = parts.port  # raises if it is not a port

@@ -13,6 +13,7 @@ from db.alerts import channels
 from db.alerts.alert_conditions import CONDITIONS
 from db.errors import Invalid, NotFound
 from db.tables import ENDED, Alert, AlertRule, Run, User
+from halfstep.number_formats import number
 
 RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
 #: Limit per user.
@@ -76,7 +77,7 @@ def make(
         return known
     count = select(func.count(AlertRule.id)).where(AlertRule.user_id == user.id)
     if (session.scalar(count) or 0) >= MOST:
-        raise Invalid({"condition": f"you have {MOST} rules; allowed: no more. Delete some first"})
+        raise Invalid({"condition": f"you have {MOST} rules, the maximum; delete some first"})
     rule = AlertRule(user_id=user.id, channel_ids=mine, **fields)
     session.add(rule)
     session.flush()
@@ -108,10 +109,10 @@ def describe(rule: AlertRule) -> str:
         ALL: "any run",
     }[rule.scope]
     words = condition.label.replace("a metric", rule.metric) if rule.metric else condition.label
-    number = "" if rule.value is None else f"{rule.value:g}"
+    value = "" if rule.value is None else number(rule.value)
     if "so many" in words:
-        return f"{of} {words.replace('so many', number)}"
-    return f"{of} {words} {number}".rstrip()
+        return f"{of} {words.replace('so many', value)}"
+    return f"{of} {words} {value}".rstrip()
 
 
 def _mine(session: Session, user: User, rule_id: int) -> AlertRule:
@@ -133,10 +134,10 @@ def _mistakes(
 ) -> dict[str, str]:
     wrong = {}
     if scope not in SCOPES:
-        wrong["scope"] = f"{scope[:100]!r} is not allowed; allowed: {', '.join(SCOPES)}"
+        wrong["scope"] = f"{scope[:100]!r} is not valid; allowed: {', '.join(SCOPES)}"
     if condition not in CONDITIONS:
         allowed = ", ".join(CONDITIONS)
-        return wrong | {"condition": f"{condition[:100]!r} is not allowed; allowed: {allowed}"}
+        return wrong | {"condition": f"{condition[:100]!r} is not valid; allowed: {allowed}"}
     kind = CONDITIONS[condition]
     if kind.value:
         least = 1.0 if kind.value in ("steps", "minutes") else -LARGEST_VALUE

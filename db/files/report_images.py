@@ -32,7 +32,7 @@ def check_room(session: Session, report_id: int) -> None:
     """Check that a report may have one more image. Raises Invalid."""
     count = select(func.count()).where(ReportImage.report_id == report_id)
     if (session.scalar(count) or 0) >= MOST:
-        raise Invalid({"image": f"the report has {MOST} images; allowed: no more"})
+        raise Invalid({"image": f"the report has {MOST} images, the maximum"})
 
 
 def record(

@@ -53,7 +53,7 @@ def checked(texts: Mapping[str, str]) -> Rules:
         value = days[field]
         if value is not None and not 1 <= value <= LARGEST_DAYS:
             allowed = f"1 to {LARGEST_DAYS:,} days, or empty"
-            errors[field] = f"{label}: {text[:50]} is not allowed; allowed: {allowed}"
+            errors[field] = f"{label}: {text[:50]} is not valid; allowed: {allowed}"
     if not errors and all(value is None for value in days.values()):
         errors["checkpoint_days"] = "Both fields are empty; allowed: days in one of them, or both"
     if errors:

@@ -23,14 +23,14 @@ class AdviceWords:
 
 
 RECIPE = AdviceWords(
-    in_fp32="by modules.fp32",
+    in_fp32="with modules.fp32",
     of_scaler="scaler.{}",
     stop_falling="set scaler.floor to 1 and scaler.stop_after_skips",
     hold_down="; scaler.ceiling keeps the scale below it",
     restore="scaler.restore_buffers, or with ",
     keep_in_fp32=", by training.weights",
     compare=" Compare the precisions to see the difference.",
-    load_faster="Of a recipe with a dataset, raise data.workers, up to the machine's cores, then "
+    load_faster="For a recipe with a dataset, raise data.workers up to the number of cores, then "
     "data.prefetch",
     draw_faster=" A batch() that draws from tensors is fastest if they are on the device "
     "(docs/how-to/recipes.md).",
@@ -43,7 +43,7 @@ SCRIPT = AdviceWords(
     restore="",
     keep_in_fp32="",
     compare="",
-    load_faster="Raise num_workers of the DataLoader, up to the machine's cores, then "
+    load_faster="Raise num_workers of the DataLoader up to the number of cores, then "
     "prefetch_factor",
     draw_faster="",
 )

@@ -5,6 +5,7 @@ excludes them, in the order of `named`: first mistakes in the calls of a loop, s
 symptom may follow from them; then non-finite numbers, by their first location; then all others.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,8 +19,10 @@ from db.health.finding import Finding
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
 from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
-from db.telemetry.scales import in_words
+from db.telemetry import frozen_steps
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import number
+from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
@@ -146,10 +149,9 @@ def _first_nonfinite_step(session: Session, run: Run, step: int | None) -> tuple
     """Return the first step that was not finite, and whether its loss was. step: of a loss."""
     if step is None:
         return None
-    before = select(Step.grad_norm).where(Step.run_id == run.id, Step.step == step - 1)
-    row = session.execute(before).first()
-    # NaN is stored as NULL: the gradients of the step before were NaN, with a finite loss.
-    return (step - 1, True) if row is not None and row[0] is None else (step, False)
+    before = frozen_steps.rows_at(session, run.id, [step - 1])
+    was_nan = any(math.isnan(row.with_nan().grad_norm or 0.0) for row in before)
+    return (step - 1, True) if was_nan else (step, False)
 
 
 def _is_costly(figures: Figures | None) -> bool:
@@ -258,7 +260,7 @@ def _refused(signs: Signs) -> Iterator[Finding]:
             f'At step {unchecked.step:,} GradScaler.{unchecked.method} raised "{unchecked.error}": '
             f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
             "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
-            "not called before the step, or zero_grad was called between both.",
+            "not called before the step, or zero_grad was called between the two.",
             cause="no_inf_checks",
             fix=fixes.NO_INF_CHECKS,
         )
@@ -298,14 +300,14 @@ def _out_of_order(signs: Signs) -> Iterator[Finding]:
 def _unscaled(signs: Signs) -> Iterator[Finding]:
     event = signs.one(events.UnscaledLoss)
     if event and event.count >= UNSCALED:
-        scale = f", {in_words(signs.scale)} at last" if signs.scale else ""
+        scale = f", most recently {scale_text(signs.scale)}" if signs.scale else ""
         yield Finding(
             "A loss is not scaled",
-            f"In {event.count:,} steps of {event.optimizer}, the last time at step "
+            f"In {event.count:,} steps of {event.optimizer}, most recently at step "
             f"{event.step:,}, a backward pass began from a loss that scaler.scale() had not "
-            f"multiplied. The scaler divides all gradients by the scale{scale}, those of that loss "
-            "too: SGD hardly moves by them, they have no weight beside those of a scaled loss, and "
-            "the small ones are 0 in fp16.",
+            f"multiplied. The scaler divides all gradients by the scale{scale}, including those of "
+            "that loss: with SGD they barely change the weights, next to those of a scaled loss "
+            "they are negligible, and the small ones become 0 in fp16.",
             cause="loss_not_scaled",
             fix=fixes.SCALED_LOSS,
         )
@@ -336,7 +338,7 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "Gradients are never cleared",
             f"After a skip, {event.count:,} backward passes added to gradients of "
-            f"{event.optimizer} that were not finite already, the last one at step "
+            f"{event.optimizer} that were not finite already, the most recent one at step "
             f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
             "step is skipped, whatever the scale.",
             cause="gradients_not_cleared",
@@ -359,7 +361,7 @@ def _clipped(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "Gradients are clipped before unscale_",
             f"The gradients of {event.optimizer} were clipped at least {event.count:,} times "
-            f"while they were multiplied by the loss scale, the last time at step "
+            f"while they were multiplied by the loss scale, most recently at step "
             f"{event.step:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
             cause="scaled_gradients_clipped",
@@ -368,7 +370,7 @@ def _clipped(signs: Signs) -> Iterator[Finding]:
     elif bounded := signs.one(events.BoundedNorms):
         yield Finding(
             "Gradients are bounded while they are scaled",
-            f"The gradient norm times the loss scale was {float(bounded.norm):.5g} in "
+            f"The gradient norm times the loss scale was {number(bounded.norm)} in "
             f"{bounded.steps:,} applied steps of different scales, up to step {bounded.step:,}. "
             "Something bounds the gradients before they are unscaled, so the update depends on the "
             "scale.",
@@ -383,8 +385,8 @@ def _scaler_lost(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "A new scaler replaces the old one",
             f"{event.count:,} times another GradScaler stepped the same optimizer, the last "
-            f"time at step {event.step:,}, with a scale of {in_words(float(event.scale_after))} "
-            f"after {in_words(float(event.scale_before))}; its state was not loaded. Each one "
+            f"time at step {event.step:,}, with a scale of {scale_text(event.scale_after)} "
+            f"after {scale_text(event.scale_before)}; its state was not loaded. Each one "
             "searches for its scale again, and skips steps on the way.",
             cause="scaler_not_restored",
             fix=fixes.SCALER_STATE,
@@ -394,9 +396,9 @@ def _scaler_lost(signs: Signs) -> Iterator[Finding]:
         step, before, after = signs.resumed
         yield Finding(
             "The scaler was not restored",
-            f"The run was resumed after step {step:,}, and the scale went from {in_words(before)} "
-            f"to {in_words(after)} without a growth. Save the scaler's state with the checkpoint, "
-            "and load it.",
+            f"When the run was resumed after step {step:,}, the scale went from "
+            f"{scale_text(before)} to {scale_text(after)} without a growth. Save the scaler's "
+            "state with the checkpoint, and load it on resume.",
             cause="scaler_not_restored",
             fix=fixes.SCALER_STATE,
             part="skipped",
@@ -487,9 +489,9 @@ def _at_any_scale(signs: Signs) -> str:
     if not scales or min(scales) > SMALLEST_SCALE or any(s.loss_nonfinite for s in signs.skips):
         return ""
     return (
-        f" It was so down to a scale of {in_words(min(scales))}, at which fp16 holds gradients up "
-        f"to {65504 / min(scales):.1g}: a root, logarithm or division at 0 is far likelier than an "
-        "overflow."
+        f" This was so down to a scale of {scale_text(min(scales))}, at which fp16 holds gradients "
+        f"up to {number(LARGEST_HALF / min(scales))}: a root, logarithm or division at 0 is far "
+        "more likely than an overflow."
     )
 
 
@@ -515,8 +517,8 @@ def _singular(event: events.Origin, count: int) -> Finding:
     return Finding(
         f"The gradient of {where} is not defined",
         f"At step {event.step:,}, with a finite loss and a scale of "
-        f"{in_words(float(event.scale))}, {event.operation}{source} was the first operation of the "
-        f"backward pass whose gradient was not finite ({_times(count)} observed). "
+        f"{scale_text(event.scale)}, {event.operation}{source} was the first operation of "
+        f"the backward pass whose gradient was not finite (observed {_times(count)}). "
         + (
             "The derivative of a root, logarithm or division is infinite at 0, in every precision "
             "and at every loss scale."
@@ -535,7 +537,7 @@ def _adam_eps(event: events.AdamEps) -> Finding:
     return Finding(
         f"eps of {event.optimizer} is 0 in float16",
         f"{event.count:,} parameters are float16, whose smallest number is 6e-8, and eps is "
-        f"{float(event.eps):g}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep "
+        f"{number(event.eps)}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep "
         "the weights in float32 under autocast, or raise eps to 1e-4 or so.",
         cause="adam_eps_underflow",
         fix=fixes.ADAM_EPS,
@@ -582,8 +584,8 @@ def _grown(signs: Signs) -> str:
     if not (growth := signs.growth):
         return ""
     return (
-        f"The loss had grown from {growth.first_loss:.3g} at step {growth.first_step:,} to "
-        f"{growth.last_loss:.3g} at step {growth.last_step:,}: the training diverged, and the "
+        f"The loss had grown from {number(growth.first_loss)} at step {growth.first_step:,} to "
+        f"{number(growth.last_loss)} at step {growth.last_step:,}: the training diverged, and the "
         "numbers grew until they were not finite. Lower the learning rate, warm it up, or clip "
         "gradients."
     )
@@ -652,14 +654,14 @@ def _forward(
             text, remedies = text + grown, ("lower_rate",) if is_lasting else ()
         elif has_large:
             text += (
-                f"Its largest weight is {float(event.largest_weight or 0):.3g}. If updates have "
+                f"Its largest weight is {number(event.largest_weight or 0)}. If updates have "
                 "made it so large, lower the learning rate, warm it up, or clip gradients, and "
                 "start again from smaller weights."
             )
             remedies = ("lower_rate",) if is_lasting else ()
         elif event.dtype == "float16" and float(event.largest_input or 0) > LARGEST_HALF:
             text += (
-                f"Its input reaches {float(event.largest_input or 0):.3g}, and fp16 holds up to "
+                f"Its input reaches {number(event.largest_input or 0)}, and fp16 holds up to "
                 "65,504: as fp16 it is inf. Normalize or clamp it."
             )
             fix = fixes.LARGE_INPUT
@@ -686,7 +688,7 @@ def _forward(
             )
             return
     elif any(origin.kind == "weights" for origin in origins):
-        text += "Its weights were not finite before it: an earlier step was applied with an inf."
+        text += "Its weights were already not finite: an earlier step applied an inf."
         remedies, fix = (), ""
     elif any(origin.kind == "outside" for origin in origins):
         text += outside(signs) + (
@@ -745,8 +747,8 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
     total = len(signs.skips)
     overflow = [o for o in signs.several(events.Origin) if o.kind == "overflow"]
     text = (
-        f"At all of the last {total:,} skips gradients were not finite, and no loss was seen that "
-        f"was not: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
+        f"At each of the last {total:,} skips the gradients were not finite, while every observed "
+        f"loss was: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
     )
     if overflow:
         event = overflow[0]
@@ -754,7 +756,7 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
         text += f"At step {event.step:,} {where} overflowed first, in {event.dtype}. "
     if signs.scale is not None and signs.scale < 1:
         text += (
-            f"The scale is {in_words(signs.scale)}, below 1: gradients overflow even so, and a "
+            f"The scale is {scale_text(signs.scale)}, below 1: gradients overflow even so, and a "
             "smaller scale only makes others underflow. Clip the gradients, go back to before the "
             f"scale fell with a smaller learning rate, {words.stop_falling}, or use bf16."
         )
@@ -816,7 +818,7 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
             "learned. The loss does not depend on the weights (a factor of 0, a clamp, dead "
             "units), or gradients are cleared between backward and step"
             + (
-                f", or all gradients underflow at a scale of {in_words(signs.scale)}."
+                f", or all gradients underflow at a scale of {scale_text(signs.scale)}."
                 if signs.has_scaler and signs.scale is not None and signs.scale < 2**40
                 else ": at this scale it is no underflow."
                 if signs.has_scaler
@@ -839,7 +841,7 @@ def _left_out(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "The loop leaves steps out",
             f"scaler.update() was called {event.count:,} times without scaler.step() for any "
-            f"optimizer, the last time at step {event.step:,}. Those steps are neither applied "
+            f"optimizer, most recently at step {event.step:,}. Those steps are neither applied "
             "nor skipped: the loop decided so, not the scaler.",
             cause="step_left_out",
             fix=fixes.STEP_LEFT_OUT,

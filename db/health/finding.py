@@ -2,6 +2,15 @@
 
 from dataclasses import dataclass
 
+#: Causes that another precision removes.
+OF_PRECISION = frozenset({"forward_overflow", "backward_overflow"})
+#: Causes of a non-finite loss, of skips, and of steps without effect.
+EXPLAINING = OF_PRECISION | {
+    *("singular_gradient", "nonfinite_inputs", "nonfinite_without_scaler", "adam_eps_underflow"),
+    *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
+    *("no_gradient", "zero_gradients"),
+}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -15,4 +24,10 @@ class Finding:
     part: str = ""  # the section of the run's page with the evidence
     cause: str = ""  # its section in docs/reference/diagnosis.md; empty for advice without a cause
     fix: str = ""  # the change to a script, as code
+    is_fault: bool = False  # something is wrong; always so if there is a cause
     is_certain: bool = True  # False: the evidence fits, and does not exclude other causes
+
+    @property
+    def is_certain_fault(self) -> bool:
+        """Whether something is certainly wrong, other than what could be better."""
+        return self.is_certain and (self.is_fault or bool(self.cause))

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, fixes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
-from db.health.finding import Finding
+from db.health.finding import EXPLAINING, OF_PRECISION, Finding
 from db.health.input_bound import DataWait, data_wait
 from db.health.losses import Risen, risen
 from db.health.scaling_health import ScalingHealth, scaling_health
@@ -19,8 +19,9 @@ from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import ACTIVE, RECIPE, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
-from db.telemetry.scales import in_words
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import duration, number, percent
+from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.flags import NONFINITE_LOSS
 
@@ -34,16 +35,8 @@ LARGEST_RATE = 1.0  # no optimizer of torch trains with a larger one
 USUAL_RATE = "usual_rate"  # the remedy for a larger one
 HIGH_RATE = 0.1  # with a larger one a loss that rises is explained
 OUTSIDE = causes.OUTSIDE
-NAMES_SHOWN = 6
-#: Causes that another precision removes.
 FORWARD = "forward_overflow"
-OF_PRECISION = frozenset({FORWARD, "backward_overflow"})
-#: Causes of a non-finite loss, of skips, and of steps without effect.
-EXPLAINING = OF_PRECISION | {
-    *("singular_gradient", "nonfinite_inputs", "nonfinite_without_scaler", "adam_eps_underflow"),
-    *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
-    *("no_gradient", "zero_gradients"),
-}
+NAMES_SHOWN = 6
 #: Causes that can end a run with an exception, those of exceptions of the scaler included.
 FATAL = EXPLAINING | {"no_inf_checks", "fp16_gradients"}
 
@@ -132,7 +125,7 @@ def certain_cause(session: Session, run: Run) -> str:
     if first is None or not first.is_certain or first.cause not in EXPLAINING:
         return ""
     since = "" if first.before is None or "step" in first.title else f" (step {first.before:,})"
-    return f". Cause: {first.title[:1].lower()}{first.title[1:]}{since}"
+    return f". Cause: {first.title}{since}"
 
 
 def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -209,17 +202,19 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
     for path, rate in evidence.rates.items():
         if rate > LARGEST_RATE:
             yield Finding(
-                "The learning rate is beyond reason",
-                f"{path} is {rate:g}: a step changes each weight by more than its own size. "
+                "The learning rate is far too large",
+                f"{path} is {number(rate)}: a step changes each weight by more than its own size. "
                 "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
                 remedies=(USUAL_RATE,),
+                is_fault=True,
             )
     if (risen := evidence.risen) and risen.rate > HIGH_RATE:
         yield Finding(
             "The learning rate is too high",
-            f"With a learning rate of {risen.rate:.3g}, the loss rose from {risen.losses[0]:.4g} "
-            f"at step {risen.first:,} to {risen.losses[1]:.4g} at step {risen.last:,}. Between "
-            "0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
+            f"With a learning rate of {number(risen.rate)}, the loss rose from "
+            f"{number(risen.losses[0])} at step {risen.first:,} to {number(risen.losses[1])} at "
+            f"step {risen.last:,}. Between 0.0001 and 0.1 is usual; no precision and no loss scale "
+            "fixes this.",
             is_certain=False,
         )
 
@@ -229,9 +224,9 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
         return
     text = f"It was NaN in each of {_steps(evidence.nan_steps)}"
     if scales := [skip.scale_before for skip in evidence.skips if skip.scale_before]:
-        text += f", at every loss scale down to {in_words(min(scales))}"
+        text += f", at every loss scale down to {scale_text(min(scales))}"
     text += (
-        ": neither updates nor the loss scale are the cause, and no setting of them fixes it. "
+        ": neither the updates nor the loss scale is the cause, and no setting of either fixes it. "
         f"{causes.outside(evidence.signs)}Look "
         "for a NaN in the data or the initial weights, the log of zero, a root of less than zero, "
         "a division by zero, or inf divided by inf after an overflow of fp16."
@@ -242,7 +237,13 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
             "cause."
         )
     part = "skipped" if evidence.skips else ""
-    yield Finding("The loss is NaN from the first step on", text, remedies=("fp32",), part=part)
+    yield Finding(
+        "The loss is NaN from the first step on",
+        text,
+        remedies=("fp32",),
+        part=part,
+        is_fault=True,
+    )
 
 
 def _losses(evidence: Evidence) -> Iterator[Finding]:
@@ -262,9 +263,10 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
         )
     yield Finding(
         "The loss is not finite, but its gradients are",
-        f"{lost.count:,} such steps were applied, the last one at step {lost.last:,}. The weights "
+        f"{lost.count:,} such steps were applied, most recently at step {lost.last:,}. The weights "
         f"stay finite as long as the gradients do. {' '.join(reasons)} Look at the batch of that "
         "step, leave such elements out of the loss before it is averaged, and compute it in fp32.",
+        is_fault=True,
     )
 
 
@@ -313,8 +315,8 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
         f"{name} overflows",
         f"Replays of {times:,} of the {len(evidence.replays):,} skips replayed found the first "
         f"non-finite number there, in the {mine[-1].direction} pass, in "
-        f"{mine[-1].operation}. Run it in fp32, by modules.fp32; the comparison of both runs "
-        "shows the cost in time and the saved skips.",
+        f"{mine[-1].operation}. Run it in fp32, with modules.fp32; a comparison of both runs "
+        "shows the extra time and the skips avoided.",
         module=name,
         before=min(replay.step for replay in mine),
         part="skipped",
@@ -329,9 +331,9 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
         worst = max(evidence.modules, key=lambda module: float(module.underflow))
         yield Finding(
             "Gradients underflow",
-            f"{100 * lost / total:.2g} % of the gradients that are not zero are below fp16's "
+            f"{percent(lost / total)} of the gradients that are not zero are below fp16's "
             f"smallest number at this scale, most in {worst.name or 'the top'} "
-            f"({100 * float(worst.underflow):.2g} %). Start with a larger "
+            f"({percent(float(worst.underflow))}). Start with a larger "
             f"{evidence.words.scaler('init_scale')} or let it grow sooner with a smaller "
             f"{evidence.words.scaler('growth_interval')}; under Gradients, slide to a scale that "
             "loses less.",
@@ -354,9 +356,9 @@ def _starving(evidence: Evidence) -> Iterator[Finding]:
     wait = evidence.data_wait
     if wait and wait.is_real:
         yield Finding(
-            "Training waits for data",
+            "Training is input-bound",
             f"{wait.per_cent} % of the last {_steps(wait.steps)} waited for data, for "
-            f"{100 * wait.share:.2g} % of their total time. {evidence.words.load_faster}; decode "
+            f"{percent(wait.share)} of their total time. {evidence.words.load_faster}; decode "
             "and resize once before training, and pack small files into a few large ones."
             f"{evidence.words.draw_faster}",
         )
@@ -371,9 +373,10 @@ def _slower(evidence: Evidence) -> Iterator[Finding]:
     if evidence.variant not in ("fp32", groups.TF32) and mine and fp32 and mine > fp32:
         yield Finding(
             "Mixed precision is slower here than fp32",
-            f"{mine:.3g} s to {fp32:.3g} s for the same run, {mine / fp32:.2g} times as long. On a "
-            "CPU, fp16 is always slower. On a GPU, make batch and layers larger and their sizes "
-            "multiples of 8, and use a fused optimizer.",
+            f"The same run took {duration(mine)}, and {duration(fp32)} in fp32: "
+            f"{number(mine / fp32, 3)} times as long. On a CPU, fp16 is always slower. On a GPU, "
+            "use larger batches and layers, with sizes that are multiples of 8, and a fused "
+            "optimizer.",
         )
 
 
@@ -385,7 +388,7 @@ def _shapes(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Shapes miss tensor cores",
             f"On a GPU, fp16 and bf16 are fast if the sizes of a product are multiples of 8. Here "
-            f"{100 * float(event.share):.2g} % of the weights are in layers with other sizes: "
+            f"{percent(float(event.share))} of the weights are in layers with other sizes: "
             f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Choose widths, channels "
             "and batch size as multiples of 8, and pad a vocabulary to one. (A last layer with few "
             "classes is not counted: its outputs cost little.)",

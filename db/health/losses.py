@@ -69,7 +69,7 @@ def lost_losses(session: Session, run: Run) -> LostLosses | None:
 
 
 def _is_finite(norm: float | None, flags: int) -> bool:
-    """Return whether gradients were finite. norm: None for NaN."""
+    """Return whether gradients were known to be finite. norm: None for NaN and if unknown."""
     return norm is not None and (math.isfinite(norm) or bool(flags & NORM_OVERFLOW))
 
 

@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
+from halfstep.number_formats import number, percent
 from halfstep.telemetry import events
 
 NAMES_SHOWN = 12
@@ -40,8 +41,8 @@ def little_headroom(event: events.Headroom | None, words: AdviceWords) -> Iterat
     largest, name = max(((m, n) for m, n in outputs if 0 < m < math.inf), default=(0.0, ""))
     if event and largest and (left := math.log2(LARGEST_FP16 / largest)) < POWERS_LEFT:
         yield Finding(
-            f"{left:.1f} powers of two left in {name}",
-            f"In step {event.step:,} its largest activation was {largest:,.5g}; beyond fp16's "
+            f"{number(left, 2)} powers of two left in {name}",
+            f"In step {event.step:,} its largest activation was {number(largest)}; beyond fp16's "
             "65,504 it is infinite, and no loss scale helps. If it keeps growing, see Headroom, "
             f"run it in fp32, {words.in_fp32}, or use bf16.",
             module=name,
@@ -87,9 +88,9 @@ def rounded_away(event: events.Updates | None, words: AdviceWords) -> Iterator[F
     if lost > LOST * needed:
         yield Finding(
             "Updates round away",
-            f"At step {event.step:,}, {100 * lost / needed:.2g} % of the weights in bf16 that "
+            f"At step {event.step:,}, {percent(lost / needed)} of the weights in bf16 that "
             f"had a gradient did not change, most in {worst.name or 'the top'} "
-            f"({100 * _share_lost(worst):.2g} %): the update is less than half the distance to the "
+            f"({percent(_share_lost(worst))}): the update is less than half the distance to the "
             f"next bf16 number. Keep the weights in fp32{words.keep_in_fp32}: autocast computes in "
             "bf16 all the same. A larger learning rate loses fewer.",
             part="updates",

@@ -14,6 +14,7 @@ from halfstep.telemetry.scaling_health import (
     CALIBRATED_AFTER,
     CALIBRATING_FOR,
     COLLAPSE_STREAK,
+    SETTLED,
     WINDOW,
     Figures,
     ScalingHealth,
@@ -125,6 +126,7 @@ def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figure
             last=None if last is None else last - first,
             set_at=None if set_at is None else set_at - first,
             replaced_at=None if replaced_at is None else replaced_at - first,
+            growths=[step - first for step in latest.growths.get(run.id, ())],
             seconds_since_skip=_seconds_between(last_ms, end_ms) if last != run.step else None,
         )
     return result
@@ -135,23 +137,26 @@ def _seconds_between(start_ms: int | None, end_ms: int | None) -> float | None:
 
 
 class _Latest(NamedTuple):
-    """Latest skips of runs."""
+    """Latest skips and growths of runs."""
 
     steps: dict[int, list[int]]  # skips in the last 1000 steps
+    growths: dict[int, list[int]]  # of the scale, in the last SETTLED steps
     # By run: its latest skip, the times of that and of its last step, and the steps at which the
     # scale was last set by hand and the scaler last replaced.
     ends: dict[int, Any]
 
 
 def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
-    latest = _Latest({}, {})
+    latest = _Latest({}, {}, {})
     ids = {"run_ids": [run.id for run in some_runs]}
     rows: Iterable[Any] = session.connection().execute(_latest_skips_query(), ids)
-    for run_id, step, *end in rows:
-        if step is None:
-            latest.ends[run_id] = end
-        else:
+    for run_id, step, grown_at, *end in rows:
+        if step is not None:
             latest.steps.setdefault(run_id, []).append(step)
+        elif grown_at is not None:
+            latest.growths.setdefault(run_id, []).append(grown_at)
+        else:
+            latest.ends[run_id] = end
     for steps in latest.steps.values():
         steps.sort()
     return latest
@@ -163,9 +168,16 @@ def _latest_skips_query() -> Any:
     skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
     # Without the hint SQLite reads all steps instead of this partial index.
     recent = (
-        select(Run.id, Step.step, *[null()] * 5)
+        select(Run.id, Step.step, *[null()] * 6)
         .join(Step, skipped & (Step.step > Run.step - WINDOW))
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+        .where(mine)
+    )
+
+    of_scaler = and_(ScalerEvent.run_id == Run.id, ScalerEvent.kind == "growth")
+    grown = (
+        select(Run.id, null(), ScalerEvent.step, *[null()] * 5)
+        .join(ScalerEvent, of_scaler & (ScalerEvent.step > Run.step - SETTLED))
         .where(mine)
     )
 
@@ -184,4 +196,6 @@ def _latest_skips_query() -> Any:
 
     by_hand, replaced = latest(ScalerEvent, "set"), latest(Diagnosis, "scaler_replaced")
     columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand, replaced)
-    return union_all(recent, select(Run.id, null(), *columns).where(mine))
+    # First, since PostgreSQL takes the types of columns from the first two parts.
+    ends = select(Run.id, Run.step * null(), Run.step * null(), *columns).where(mine)
+    return union_all(ends, recent, grown)

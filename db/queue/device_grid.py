@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 from db.access import permissions
 from db.queue.workers import ALIVE, LASTING
 from db.tables import HOST, Run, RunNode, SystemSample, Worker
+from halfstep.number_formats import number, percent
+from halfstep.number_formats import size as size_text
 
 #: Workers shown on a page, those that are up first; the API returns all of them.
 MOST_WORKERS = 500
@@ -37,10 +39,10 @@ class Cell(NamedTuple):
     @property
     def load(self) -> str:
         """Utilization, memory and temperature as text; empty if unknown."""
-        busy = None if self.utilization is None else f"{self.share:.0f} %"
-        memory = None if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB"
+        busy = None if self.utilization is None else percent(self.share / 100)
+        memory = None if self.memory_bytes is None else size_text(self.memory_bytes)
         celsius = self.temperature_celsius
-        heat = None if celsius is None else f"{celsius:.0f} °C"
+        heat = None if celsius is None else f"{number(round(celsius))} °C"
         return " · ".join(filter(None, (busy, memory, heat)))
 
 
@@ -126,7 +128,7 @@ def _row(
         id=row.id,
         name=row.name,
         host=row.host,
-        state="up" if row.is_up else "stopped" if row.stopped_at else "silent",
+        state="up" if row.is_up else "stopped" if row.stopped_at else "no contact",
         seen_at=None if row.is_up else row.seen_at,
         is_drained=row.drained_at is not None,
         stops=row.drain_stops,

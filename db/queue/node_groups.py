@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from db.database import now
 from db.queue.queue import lock_active_attempt, node
 from db.tables import RunNode, Worker
+from halfstep.number_formats import duration
 
 #: A node whose lease has not been renewed for this share of it is lost to the others.
 LOST_SHARE = 0.6
@@ -57,7 +58,7 @@ def stop_reason(
             return f"{who}: {other.ending['reason']}"
         silent = lease_seconds - seconds_left
         if other.ended_at is None and LOST_SHARE * lease_seconds < silent < math.inf:
-            return f"{who} has not reported for {silent:.0f} s"
+            return f"{who} has not reported for {duration(silent)}"
     return None
 
 

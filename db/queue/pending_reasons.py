@@ -19,6 +19,7 @@ from db.queue import workers
 from db.queue.quotas import GIB, Usage
 from db.runs import runs
 from db.tables import ACTIVE, COMMAND, ENDED, WATCH, Placement, Run, RunNode, Status, Worker
+from halfstep.number_formats import size as size_text
 
 #: Built once: an alias copies all columns.
 _EARLIER = aliased(Run)
@@ -305,8 +306,11 @@ def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:
     if run.source != COMMAND and (memory_gib := _memory_gib(run)):
         largest_gib = max(workers.device_memory_bytes(worker.devices) for worker in able) / GIB
         if largest_gib < memory_gib:
-            text = f"it needs devices of {memory_gib:g} GiB"
-            return [], f"{text}, and no worker that is up has more than {largest_gib:.1f} GiB"
+            text = f"it needs devices of {size_text(memory_gib * GIB)}"
+            return (
+                [],
+                f"{text}, and no worker that is up has more than {size_text(largest_gib * GIB)}",
+            )
         able = [
             worker
             for worker in able

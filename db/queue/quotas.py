@@ -43,6 +43,7 @@ from db.tables import (
     Status,
     User,
 )
+from halfstep.number_formats import size as size_text
 
 GIB = 2.0**30  # bytes
 #: Range of each limit.
@@ -283,8 +284,8 @@ def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
     stored_bytes += image_bytes(session, [name]).get(name, 0)
     if stored_bytes <= project.stored_gib * GIB:
         return ""
-    text = f"{called(name)} stores {stored_bytes / GIB:.2f} GiB"
-    return f"{text}, more than its limit of {project.stored_gib:g} GiB"
+    text = f"{called(name)} stores {size_text(stored_bytes)}"
+    return f"{text}, more than its limit of {size_text(project.stored_gib * GIB)}"
 
 
 def artifact_bytes(session: Session, names: Sequence[str]) -> dict[str, int]:
@@ -361,4 +362,4 @@ def _allowed(name: str, value: float | str | None) -> str:
     low, high = BOUNDS[name]
     kind = "a whole number" if name in WHOLE else "a number"
     none = "" if name == "share" else ", or nothing for no limit"
-    return f"{str(value)[:50]!r} is not allowed; allowed: {kind} from {low:g} to {high:,.0f}{none}"
+    return f"{str(value)[:50]!r} is not valid; allowed: {kind} from {low:g} to {high:,.0f}{none}"

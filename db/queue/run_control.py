@@ -9,7 +9,8 @@ from db.errors import Conflict, Invalid
 from db.runs import runs
 from db.runs.outcomes import SWEEP
 from db.tables import ACTIVE, ENDED, TRAIN, WATCH, ControlRequest, Run, RunNode, Status, User
-from db.telemetry.scales import in_words
+from halfstep.number_formats import number
+from halfstep.number_formats import scale as scale_text
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
@@ -178,13 +179,13 @@ def request_checkpoint(session: Session, run_id: int, user: User) -> ControlRequ
 def request_scale(session: Session, run_id: int, user: User, scale: float) -> ControlRequest:
     """Request another loss scale. Raises Conflict, Invalid."""
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        raise Invalid({"scale": f"{scale:g}; allowed: 2^-126 to 2^127"})
+        raise Invalid({"scale": f"{number(scale)}; allowed: 2^-126 to 2^127"})
     run = _controllable(session, run_id, "change its scale")
     if run.precision != "fp16":
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
     if not run.config.get("scaler", {}).get("enabled", True):
         raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
-    text = f"{user.name} requested a loss scale of {in_words(scale)} from the next step on"
+    text = f"{user.name} requested a loss scale of {scale_text(scale)} from the next step on"
     runs.set_status(session, run, run.status, reason=text)
     return _request(session, run_id, user, "scale", scale)
 

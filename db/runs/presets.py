@@ -64,7 +64,7 @@ def save(
         select(Preset).where(Preset.project == project, Preset.name == name)
     ) or Preset(project=project, name=name)
     if preset.id is None and _count(session, project) >= MOST:
-        raise Invalid({"name": f"this project has {MOST} presets; allowed: no more"})
+        raise Invalid({"name": f"this project has {MOST} presets, the maximum"})
     preset.recipe, preset.config, preset.user_id = recipe, dict(config), user.id
     preset.place = {field: place[field] for field in PLACE if place.get(field)}
     session.add(preset)

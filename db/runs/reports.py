@@ -51,7 +51,7 @@ def get(session: Session, report_id: int, *, lock: bool = False) -> Report:
     """Return a report. lock: against other writers. Raises NotFound."""
     report = _row(session, report_id, lock=lock)
     if report.deleted_at is not None:
-        raise NotFound(f"Report {report_id} is in the trash, from where it can be restored.")
+        raise NotFound(f"Report {report_id} is in the trash, where it can be restored.")
     return report
 
 
@@ -61,7 +61,7 @@ def create(session: Session, user: User, project: str, content: Content) -> Repo
     projects.lock_shared(session, project)
     in_project = select(func.count()).where(Report.project == project, _IS_LISTED)
     if (session.scalar(in_project) or 0) >= MOST:
-        raise Invalid({"project": f"it has {MOST:,} reports; allowed: no more, delete some"})
+        raise Invalid({"project": f"it has {MOST:,} reports, the maximum; delete some first"})
     report = Report(project=project, user_id=user.id, editor_id=user.id, version=1, **vars(checked))
     report.panels = _with_editors(checked.panels, user, [])
     session.add(report)

@@ -471,7 +471,10 @@ def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, 
     metrics = select(LatestMetric.run_id, LatestMetric.value).where(
         LatestMetric.run_id.in_(run_ids), is_metric(name)
     )
-    values: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
+    values: dict[int, float | str | None] = {
+        run_id: math.nan if value is None else value  # the database has NaN as NULL
+        for run_id, value in session.execute(metrics)
+    }
     settings = select(RunConfigValue.run_id, RunConfigValue.number, RunConfigValue.text)
     settings = settings.where(_settings_called(name), RunConfigValue.run_id.in_(run_ids))
     for run_id, number, text in session.execute(settings.order_by(RunConfigValue.path.desc())):

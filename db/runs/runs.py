@@ -46,8 +46,8 @@ from halfstep.telemetry.plain_json import JsonObject
 
 #: Uploaders report every few seconds; a longer silence than this is shown.
 SILENCE_SECONDS = 30.0
-IN_THE_TRASH = "Run {} was deleted. It is in the trash, from where it can be restored."
-GONE = "Run {} was deleted for good."
+IN_THE_TRASH = "Run {} was deleted. It is in the trash, where it can be restored."
+GONE = "Run {} was deleted permanently."
 
 
 class Progress(NamedTuple):
@@ -182,7 +182,7 @@ def _check_parent(
         raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
     lab = config.get("lab", {})
     if missing := [step for step in lab.get("checkpoints", ()) if int(step) not in steps]:
-        message = f"{missing[0]} is not allowed; run {parent_id} {has}"
+        message = f"{missing[0]} is not valid; run {parent_id} {has}"
         raise Invalid({"config.lab.checkpoints": message})
     if lab.get("task", TRAIN) == TRAIN and config["training"]["steps"] <= parent_step:
         message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"

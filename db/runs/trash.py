@@ -73,11 +73,11 @@ def erase(session: Session, run_id: int, user: User) -> Run:
     """
     run = _locked(session, run_id)
     if run.deleted_at is None:
-        text = f"Run {run_id} is not in the trash: only what was deleted can be deleted for good."
+        text = f"Run {run_id} is not in the trash: only a deleted run can be deleted permanently."
         raise Conflict(text)
     if not run.erasing:
         run.erasing = True
-        runs.remark(session, run, f"deleted for good by {user.name}")
+        runs.remark(session, run, f"deleted permanently by {user.name}")
     return run
 
 

@@ -40,7 +40,7 @@ def save(
     view = session.scalar(select(SavedView).where(of_user, SavedView.name == name))
     if view is None:
         if (session.scalar(select(func.count()).where(of_user)) or 0) >= MOST:
-            raise Invalid({"name": f"you have {MOST} views; allowed: no more"})
+            raise Invalid({"name": f"you have {MOST} views, the maximum"})
         view = SavedView(user_id=user.id, name=name)
         session.add(view)
     view.filter, view.sort, view.columns, view.group = filter, sort, columns, group

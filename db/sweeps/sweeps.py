@@ -152,7 +152,9 @@ def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[in
     For a run without recorded steps the loss is the metric of that name.
     """
     points = latest_metrics.points(session, [run.id for run in some_runs], [metric])
-    last = {run_id: by_name[metric].value for run_id, by_name in points.items() if by_name}
+    last: dict[int, float | None] = {
+        run_id: by_name[metric].value for run_id, by_name in points.items() if by_name
+    }
     if metric == LOSS:
         last |= {run.id: run.loss for run in some_runs if run.own_steps}
     return {

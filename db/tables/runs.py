@@ -1,5 +1,6 @@
 """Tables of runs and sweeps."""
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.database import now
 from db.tables.base import OfProject, OfRun, Table
+from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject
 
 
@@ -172,6 +174,11 @@ class Run(OfProject, Table):
     def whole_config(self) -> dict[str, Any]:
         """Configuration with the values that the script reports; submitted parameters win."""
         return self.config | (self.script_config or {}) | self.config
+
+    @property
+    def known_loss(self) -> float | None:
+        """The last known loss with NaN as NaN, which the column has as NULL; None: unknown."""
+        return math.nan if self.loss is None and self.last_flags & NONFINITE_LOSS else self.loss
 
     @property
     def own_steps(self) -> int:

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, FromClause, func, select, tuple_
 from db.database import Database
 from db.tables import Metric, ScalerEvent, Step
 from db.telemetry.frozen_steps import END, StepRow, read_rows
-from db.telemetry.series import json_number
+from halfstep.telemetry.plain_json import json_safe
 
 PAGE_ROWS = 20_000
 #: First characters of text that spreadsheets would evaluate as a formula.
@@ -32,8 +32,8 @@ EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
 def as_csv(database: Database, run_id: int, name: str) -> Iterator[bytes]:
     """Yield one of EXPORTS as CSV.
 
-    NaN and infinities are written by name, culprits separated by spaces. Text that a spreadsheet
-    would evaluate as a formula is prefixed with '.
+    NaN and infinities are written by name, what is unknown as an empty cell, culprits separated by
+    spaces. Text that a spreadsheet would evaluate as a formula is prefixed with '.
     """
     columns = _columns(name)
     yield _csv([[column.name for column in columns]])
@@ -93,7 +93,7 @@ def _pages(
         with database.reading() as session:
             rows = session.execute(page).all()
         if rows:
-            yield rows
+            yield [_with_nan(row) for row in rows] if name == "metrics" else rows
         if len(rows) < PAGE_ROWS:
             return
         page = query.where(tuple_(*key) > tuple_(*(getattr(rows[-1], name) for name in names)))
@@ -105,7 +105,7 @@ def _step_pages(database: Database, run_id: int) -> Iterator[Sequence[StepRow]]:
         with database.reading() as session:
             rows = read_rows(session, run_id, first=first, most=PAGE_ROWS)
         if rows:
-            yield rows
+            yield [row.with_nan() for row in rows]
             first = rows[-1].step + 1
 
 
@@ -126,12 +126,9 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _in_words(number: float | None) -> Any:
-    return "NaN" if number is None else json_number(number)
-
-
-def _nan_for_null(number: float | None) -> float:
-    return math.nan if number is None else number
+def _with_nan(row: Sequence[Any]) -> list[Any]:
+    """Return a point of a metric with NaN, which the database has as NULL; all are known."""
+    return [math.nan if value is None else value for value in row]
 
 
 def _names(culprits: list[dict[str, Any]]) -> list[str]:
@@ -139,12 +136,11 @@ def _names(culprits: list[dict[str, Any]]) -> list[str]:
 
 
 _IN_CSV: dict[type, Callable[[Any], Any]] = {
-    float: _in_words,
-    int: _in_words,
+    float: json_safe,
     object: lambda culprits: _as_text(" ".join(_names(culprits))),
     str: _as_text,
 }
-_IN_PARQUET: dict[type, Callable[[Any], Any]] = {float: _nan_for_null, object: _names}
+_IN_PARQUET: dict[type, Callable[[Any], Any]] = {object: _names}
 
 
 class _Sink(io.RawIOBase):

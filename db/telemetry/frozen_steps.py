@@ -5,6 +5,7 @@ also rows. A later attempt adds rows, which take precedence.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,7 @@ from db.files.step_files import (
 )
 from db.tables import FrozenSteps, Step
 from db.telemetry import bulk_writes
+from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,6 +55,21 @@ class StepRow(NamedTuple):
     lr: float | None
     flags: int
     data_us: int | None
+
+    def with_nan(self) -> "StepRow":
+        """Return the step with NaN as NaN; None is then unknown.
+
+        Rows of logged numbers by earlier versions have neither a flag nor a learning rate.
+        """
+        row = self
+        if row.loss is None and not row.flags & UNKNOWN_LOSS:
+            row = row._replace(loss=math.nan)
+        is_known = not row.flags & UNKNOWN_NORM and row.lr is not None
+        if row.grad_norm is None and is_known:
+            row = row._replace(grad_norm=math.nan)
+        if row.grad_norm_clipped is None and is_known:
+            row = row._replace(grad_norm_clipped=math.nan)
+        return row
 
 
 @dataclass(frozen=True)

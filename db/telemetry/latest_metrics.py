@@ -1,6 +1,7 @@
 """Latest point of each metric of a run, stored so that run lists read no others."""
 
 import json
+import math
 from collections.abc import Collection
 from functools import cache
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class Point(NamedTuple):
     """One point of a metric."""
 
     step: int
-    value: float | None  # None if it was NaN
+    value: float  # the database has NaN as NULL
 
 
 def note(connection: Connection, run_id: int, metrics: MetricPoints) -> None:
@@ -131,7 +132,7 @@ def points(
         query = query.where(LatestMetric.name.in_(names))
     points: dict[int, dict[str, Point]] = {run_id: {} for run_id in run_ids}
     for run_id, name, step, value in session.execute(query):
-        points[run_id][name] = Point(step, value)
+        points[run_id][name] = Point(step, math.nan if value is None else value)
     return points
 
 

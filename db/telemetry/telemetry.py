@@ -34,6 +34,7 @@ from db.telemetry import bulk_writes, frozen_steps, latest_metrics, metric_pyram
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.metric_pyramids import NEVER
 from db.telemetry.summaries import Points
+from halfstep.number_formats import number
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import Sample, StepEvent
@@ -190,7 +191,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: events.RolledB
     run.revision += 1
     reason = (
         f"rollback {event.rollbacks}: from step {event.from_step} to step {after}, for the "
-        f"loss of {float(event.loss):.4g} at step {event.spike}; on without "
+        f"loss of {number(event.loss)} at step {event.spike}; on without "
         f"{event.examples:,} examples"
     )
     known = select(RunStatus.id).where(

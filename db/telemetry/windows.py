@@ -210,7 +210,7 @@ class Measured:
 
     name: str
     step: int
-    value: float | None
+    value: float
     low: float | None
     high: float | None
     points: int

@@ -4,6 +4,8 @@ import sys
 from typing import Self
 
 from halfstep.clock import clock
+from halfstep.number_formats import count as count_text
+from halfstep.number_formats import size as size_text
 
 SECONDS = 0.1  # between two updates
 WIDTH = 24
@@ -45,11 +47,8 @@ class Progress:
 
     def _figure(self, number: float) -> str:
         if not self._in_bytes:
-            return f"{number:,}"
-        power = 0
-        while number >= KIB and power < len(SUFFIXES) - 1:
-            number, power = number / KIB, power + 1
-        return f"{number:.1f} {SUFFIXES[power]}" if power else f"{number} B"
+            return count_text(int(number))
+        return size_text(number)
 
     def _write(self, text: str) -> None:
         try:

@@ -99,7 +99,7 @@ class RunSummary(TypedDict):
     steps_total: int  # 0 if unknown
     applied: int  # Own steps not skipped, or retried in fp32
     skipped: int  # Steps that the loss scaler skipped
-    loss: float | str | None  # Null: NaN if is_loss_nonfinite, else unknown
+    loss: float | str | None  # The last known one; null: unknown
     is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
     scale: float | str | None  # Loss scale
     health: RunHealth | None  # Null without a loss scale
@@ -359,7 +359,7 @@ class TrialList(TypedDict):
 
 
 class Figure(TypedDict):
-    """A number; null is NaN or not measured yet."""
+    """A number; null is not measured yet."""
 
     value: float | str | None
     ratio: float | None  # In a group: to the fp32 run, or to the first run
@@ -673,6 +673,7 @@ class AdvisedFinding(TypedDict):
     help: str  # URL of that section; or empty
     fix: str  # Code change to a script; or empty
     is_certain: bool  # False: other causes are not excluded
+    is_certain_fault: bool  # Something is certainly wrong, other than what could be better
     actions: list[Action]  # Those that are possible now
 
 
@@ -975,6 +976,7 @@ class WorkerState(TypedDict):
     warm_memory_bytes: int | None
     started_at: float  # Seconds since 1970
     seen_at: float  # Seconds since 1970
+    stopped_at: float | None  # Null unless it was stopped
 
 
 class Workers(TypedDict):

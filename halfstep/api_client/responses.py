@@ -19,9 +19,9 @@ def is_away(error: ApiError) -> bool:
 def check_body(value: Any, path: str = "") -> None:
     """Raise ApiError for a number or text that JSON lacks, with its path in the request body."""
     if isinstance(value, float) and not math.isfinite(value):
-        _refuse(path, f"{value} is not allowed; allowed: a finite number")
+        _refuse(path, f"{value} is not valid; allowed: a finite number")
     if isinstance(value, str) and not _is_unicode(value):
-        _refuse(path, f"{ascii(value)[:200]} is not allowed; allowed: text without lone surrogates")
+        _refuse(path, f"{ascii(value)[:200]} is not valid; allowed: text without lone surrogates")
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         inner = value.items()
@@ -69,7 +69,7 @@ def spoken() -> Iterator[None]:
     except httpx2.InvalidURL as error:
         raise ApiError(0, f"no request can be sent to the server: {error}") from error
     except UnicodeEncodeError as error:  # in an address; bodies are checked before
-        _refuse("", f"{ascii(error.object)[:200]} is not allowed; allowed: text that is Unicode")
+        _refuse("", f"{ascii(error.object)[:200]} is not valid; allowed: text that is Unicode")
     except (KeyError, TypeError) as error:
         raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
 

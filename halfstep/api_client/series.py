@@ -87,7 +87,8 @@ def of_steps(text: Iterable[str], first: int, last: float) -> Series:
         if not names:
             names = lines.pop(0).split(",")
         if lines:
-            values = np.array(",".join(lines).split(","), np.float64).reshape(-1, len(names))
+            cells = [cell or "nan" for cell in ",".join(lines).split(",")]  # empty: unknown
+            values = np.array(cells, np.float64).reshape(-1, len(names))
             steps = values[:, names.index("step")]
             tables.append(values[(steps >= first) & (steps <= last)])
     table = np.concatenate(tables) if tables else np.zeros((0, len(names)))

@@ -82,8 +82,8 @@ def parse_version(text: str) -> Version:
 
 
 def entry_problem(path: str) -> str | None:
-    """Return why a path within a version is not allowed; None if it is."""
+    """Return why a path within a version is not valid; None if it is."""
     is_allowed = (
         len(path) <= ENTRY_CHARACTERS and re.match(ENTRY, path) and not SURROGATE.search(path)
     )
-    return None if is_allowed else f"it is not allowed; allowed: {ENTRY_ALLOWED}"
+    return None if is_allowed else f"it is not valid; allowed: {ENTRY_ALLOWED}"

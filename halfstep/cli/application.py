@@ -46,7 +46,7 @@ class Command(TyperCommand):
             value = ctx.params.get(parameter.name)
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and not is_text(text):
-                    message = f"{os.fsencode(text)!r} is not allowed; allowed: UTF-8"
+                    message = f"{os.fsencode(text)!r} is not valid; allowed: UTF-8"
                     raise typer.BadParameter(message, ctx=ctx, param=parameter)  # type: ignore[arg-type]
         return rest
 
@@ -225,7 +225,7 @@ class _Converter:
         if get_origin(self._kind) is Literal:
             allowed = get_args(self._kind)
             if value not in allowed:
-                raise ValueError(f"{value!r} is not allowed; allowed: {', '.join(allowed)}")
+                raise ValueError(f"{value!r} is not valid; allowed: {', '.join(allowed)}")
             return value
         if self._kind in (int, float):
             return self._number(value)
@@ -240,7 +240,7 @@ class _Converter:
         low, high = self._least, self._most
         if (low is not None and not number >= low) or (high is not None and not number <= high):
             bounds = f"{low} to {high}" if None not in (low, high) else f"at least {low}"
-            raise ValueError(f"{text} is not allowed; allowed: {bounds}")
+            raise ValueError(f"{text} is not valid; allowed: {bounds}")
         return number
 
 

@@ -1,92 +1,48 @@
 """Numbers, times and names as text in tables, as the pages show them."""
 
-import json
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
+
+from halfstep.number_formats import UNKNOWN, count, duration, number, scale
+from halfstep.run_labels import HEALTHS, STATES
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import RunSummary, StatusChange
 
 
-MISSING = "–"
-
-
-def number(value: Any) -> str:
-    """Return a number with four significant digits; the API has infinities as words."""
-    if value is None:
-        return MISSING
-    value = float(value)
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    if value and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
-def scale(value: Any) -> str:
-    """Return a loss scale: a power of two as 2^19, as the filter has it."""
-    if value is None or not math.isfinite(float(value)) or float(value) <= 0:
-        return number(value)
-    mantissa, exponent = math.frexp(float(value))
-    return f"2^{exponent - 1}" if mantissa == 0.5 else number(value)
+def loss(run: "RunSummary") -> str:
+    """Return the last known loss of a run; earlier servers have a NaN as null and a flag."""
+    is_nan = run["loss"] is None and run.get("is_loss_nonfinite")
+    return number(math.nan if is_nan else run["loss"])
 
 
 def run_scale(run: "RunSummary") -> str:
     """Return the loss scale of a run that has a scaler."""
-    return scale(run["scale"]) if run["is_scaled"] else MISSING
-
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units, short enough for a column: 5h 36m."""
-    if seconds is None:
-        return MISSING
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f}s"
-    whole = round(seconds)
-    for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
-        if whole >= size:
-            return f"{whole // size}{unit} {whole % size // part}{part_unit}"
-    return f"{whole // 60}m {whole % 60}s" if whole >= 60 else f"{whole}s"
-
-
-def size(size_bytes: float) -> str:
-    """Return the size of a file in the unit that fits."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size_bytes < 1000:
-            break
-        size_bytes, unit = size_bytes / 1000, larger
-    return f"{size_bytes:.3g} {unit}" if size_bytes < 1000 else f"{size_bytes:,.0f} {unit}"
+    return scale(run["scale"]) if run["is_scaled"] else UNKNOWN
 
 
 def moment(seconds: float | None) -> str:
     """Return a time of the server in the local time zone."""
-    return MISSING if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def value(setting: Any) -> str:
-    """Return a value of a configuration as JSON has it; a text without quotes."""
-    if isinstance(setting, float):
-        return f"{setting:g}"
-    return setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
+    return UNKNOWN if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def progress(run: "RunSummary") -> str:
     """Return the steps of a run: 488/3,000."""
-    total = f"/{run['steps_total']:,}" if run["steps_total"] else ""
-    return f"{run['step']:,}{total}"
+    total = f"/{count(run['steps_total'])}" if run["steps_total"] else ""
+    return f"{count(run['step'])}{total}"
 
 
 def state(run: "RunSummary") -> str:
-    """Return the state of a run by the words of the filter: its outcome if it has one."""
-    return str(run.get("outcome") or run["status"])
+    """Return the state of a run as on its page: its outcome if it has one."""
+    word = str(run.get("outcome") or run["status"])
+    return STATES.get(word, word).lower()
 
 
 def health(run: "RunSummary") -> str:
     """Return the loss-scale health of a run."""
     known = run.get("health")
-    return known["word"] if known else MISSING
+    return HEALTHS.get(known["word"], known["word"]).lower() if known else UNKNOWN
 
 
 def reason(run: "RunSummary") -> str:
@@ -103,9 +59,9 @@ def reason(run: "RunSummary") -> str:
 def run_line(run: "RunSummary") -> str:
     """Return the status of a run on one line."""
     parts = [f"run {run['id']}  {state(run)}", run["name"], f"step {progress(run)}"]
-    parts += [f"loss {number(run['loss'])}"] if run["loss"] is not None else []
+    parts += [f"loss {loss(run)}"] if loss(run) != UNKNOWN else []
     parts += [f"scale {run_scale(run)}"] if run["scale"] is not None and run["is_scaled"] else []
-    parts += [f"skipped {run['skipped']:,}"]
+    parts += [f"skipped {count(run['skipped'])}"]
     parts += [health(run)] if run.get("health") else []
     left = run.get("seconds_left")
     parts += [f"ETA {duration(left)}"] if left is not None else []

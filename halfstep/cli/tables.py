@@ -9,6 +9,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from halfstep import number_formats
 from halfstep.cli import formats
 
 if TYPE_CHECKING:
@@ -19,14 +20,13 @@ UNLIMITED_WIDTH = 100_000
 STYLES = {
     "healthy": "green",
     "calibrating": "cyan",
-    "oscillating": "yellow",
+    "frequent skips": "yellow",
     "collapsing": "red",
-    "dead": "bold red",
+    "no updates": "bold red",
     "running": "green",
     "failed": "red",
     "diverged": "red",
-    "no_updates": "red",
-    "unreachable": "yellow",
+    "no contact": "yellow",
 }
 RUN_COLUMNS = ("Run", "Name", "Status", "Step", "Loss", "Scale", "Skipped", "Health", "ETA")
 RIGHT = {"Run", "Step", "Loss", "Scale", "Skipped", "ETA", "Steps/s", "Sweep", "Size"}
@@ -133,7 +133,7 @@ def parts(first: Sequence[str], others: Sequence[Sequence[str]]) -> Iterator[sli
 
 def _run_row(run: "ListedRun", extra: Sequence[str]) -> list[str]:
     more = {
-        "Steps/s": formats.number(run["steps_per_second"]),
+        "Steps/s": number_formats.number(run["steps_per_second"]),
         "Owner": run["owner"],
         "Reason": formats.reason(run),
     }
@@ -143,10 +143,10 @@ def _run_row(run: "ListedRun", extra: Sequence[str]) -> list[str]:
         run["name"],
         formats.state(run),
         formats.progress(run),
-        formats.number(run["loss"]),
+        formats.loss(run),
         formats.run_scale(run),
         f"{run['skipped']:,}",
         formats.health(run),
-        formats.duration(left),
+        number_formats.duration(left),
         *(more[name] for name in extra),
     ]

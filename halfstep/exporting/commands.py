@@ -37,7 +37,7 @@ def app(
     """Export a run: `export tensorboard|mlflow RUN FOLDER`, every step and every logged number."""
     check_folder(folder)
     if not is_text(str(folder)):  # TensorBoard and MLflow write paths as UTF-8
-        shown = f"{os.fsencode(folder)!r} is not allowed; allowed: UTF-8"
+        shown = f"{os.fsencode(folder)!r} is not valid; allowed: UTF-8"
         raise typer.BadParameter(shown, param_hint="FOLDER")
     from halfstep.api_client.progress import Progress
     from halfstep.client import Client
@@ -47,7 +47,7 @@ def app(
         writer = importlib.import_module(f"halfstep.exporting.{target}")
     except ModuleNotFoundError as error:
         extra = TARGETS[target]
-        sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[{extra}]'")
+        sys.exit(f"halfstep: {error.name} is required: pip install 'halfstep[{extra}]'")
     with Client() as client, Progress(f"run {run_id}") as progress:
         run = client.run(run_id)
         try:

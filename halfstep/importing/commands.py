@@ -106,7 +106,7 @@ def _runs(source: str) -> "Callable[[Path], Iterator[SourceRun | Damaged]]":
     try:
         module = importlib.import_module(f"halfstep.importing.{source}")
     except ModuleNotFoundError as error:
-        sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[{SOURCES[source]}]'")
+        sys.exit(f"halfstep: {error.name} is required: pip install 'halfstep[{SOURCES[source]}]'")
     read: Callable[[Path], Iterator[SourceRun | Damaged]] = module.runs
     return read
 

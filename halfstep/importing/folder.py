@@ -26,7 +26,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Artifact, Metric, Resumed
-from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED, UNKNOWN_NORM
 from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome, write_run_file
 from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, SpoolWriter, Steps
 
@@ -164,6 +164,9 @@ class _Writing:
         rows["step_us"] = (gaps * 1e6).clip(0, 2**31 - 1)
         rows["data_us"] = UNKNOWN_US
         rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
+        rows["flags"] |= np.where(self._has_value("grad_norm", steps), 0, UNKNOWN_NORM).astype(
+            np.uint32
+        )
         rows["flags"] |= np.where(self._values_at("skipped", steps) == 1, SKIPPED, 0).astype(
             np.uint32
         )
@@ -184,6 +187,12 @@ class _Writing:
         at, values, _ = self._lines[column].in_order()
         where = np.searchsorted(at, steps).clip(max=len(at) - 1)
         return np.where(at[where] == steps, values[where], np.nan)
+
+    def _has_value(self, column: str, steps: Any) -> Any:
+        """Return whether there is a value at exactly these steps."""
+        if column not in self._lines:
+            return False
+        return np.isin(steps, self._lines[column].in_order()[0])
 
     def _second_pass(self, spool: SpoolWriter, column_of: dict[str, str], rows: set[int]) -> int:
         """Write all values that are in no step row as logged numbers."""

@@ -32,6 +32,7 @@ from halfstep.monitor.gradients import Gradients, module_names, parameter_names
 from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
 from halfstep.monitor.usual_steps import CLOSED, MEASURED, OFF, PASSED, UPDATING, UsualSteps
+from halfstep.number_formats import duration
 from halfstep.telemetry.events import Event, NonfiniteGradients
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 from halfstep.telemetry.spool import Steps
@@ -647,7 +648,9 @@ class Loop:
             self._names |= parameter_names(self._modules)
         gradients = Gradients(optimizer, name, self._names)
         if self._ring is not None and not self._ring.drain(RELAY_SECONDS):
-            raise RuntimeError(f"the device has not finished its steps in {RELAY_SECONDS:g} s")
+            raise RuntimeError(
+                f"the device has not finished its steps in {duration(RELAY_SECONDS)}"
+            )
         self._passes.forget(id(optimizer)) if known is not None else None
         self._known[id(optimizer)] = gradients
         self._best_effort("optimizers", self._evidence.meets, self.closed_steps + 1, gradients)

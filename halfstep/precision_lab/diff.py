@@ -8,6 +8,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from halfstep.number_formats import scale as scale_text
 from halfstep.precision_lab.call_records import Call
 from halfstep.precision_lab.comparison import (
     INITIAL_SCALE,
@@ -50,9 +51,7 @@ UNREPAIRED = (
     "precision themselves, pass on what they get in half precision, or contribute little to it."
 )
 COMPILED = "Measured without torch.compile, whose fused kernels may round less often."
-UNDERFLOW = (
-    "Gradients underflow at the loss scale {scale:g}: a larger one repairs that without fp32."
-)
+UNDERFLOW = "Gradients underflow at the loss scale {scale}: a larger one repairs that without fp32."
 #: Share of flushed gradients from which a suggestion is also one about the loss scale.
 UNDERFLOW_SHARE = 0.01
 
@@ -167,15 +166,16 @@ class _Diff(Comparison):
             if not math.isfinite(float(event.error)):
                 fitting = self.fitting_scale(self._mix, self.setting.scale)
             if fitting is not None:
-                text = f"At the loss scale {self.setting.scale:g} the gradients overflow, as a "
+                planned = scale_text(self.setting.scale)
+                text = f"At the loss scale {planned} the gradients overflow, as a "
                 self.notes = [
                     *self._own_notes,
-                    f"{text}scaler would find: measured at {fitting:g}.",
+                    f"{text}scaler would find: measured at {scale_text(fitting)}.",
                 ]
                 self.setting.scale = fitting
                 return self._event(step)
         if self.setting.scale < INITIAL_SCALE and any(map(_underflows, event.rows)):
-            event.notes.append(UNDERFLOW.format(scale=self.setting.scale))
+            event.notes.append(UNDERFLOW.format(scale=scale_text(self.setting.scale)))
         return event
 
     def _event(self, step: int) -> PrecisionDiff:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from halfstep.number_formats import number
 from halfstep.precision_lab.comparison import (
     INITIAL_SCALE,
     LOW,
@@ -102,7 +103,9 @@ def plan_of(
         ("scale", scale, 1.0, 2.0**127),
     ):
         if not (isinstance(value, int | float) and least <= value <= most):
-            raise ValueError(f"{name} = {value!r}: must be a number from {least:g} to {most:g}")
+            raise ValueError(
+                f"{name} = {value!r}: must be a number from {number(least)} to {number(most)}"
+            )
     measurement = Measurement(situations(), bounds, fp32_cost, float(scale))
     searches = {dtype: PrecisionSearch(measurement, dtype) for dtype in LOW}
     points, best, notes = list[PlanPoint](), dict[torch.dtype, PlanPoint](), list[str]()

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Literal
 
+from halfstep.number_formats import number, percent
+from halfstep.number_formats import scale as scale_text
 from halfstep.precision_lab.suggestions import LOSS
 from halfstep.telemetry.plain_json import JsonObject, json_safe
 
@@ -140,7 +142,7 @@ class PrecisionPlan:
         if self.batch_deviation is not None:
             lines.append(
                 "For comparison, the gradients of different batches have a standard deviation of "
-                f"{self.batch_deviation:.2g} of their mean's length."
+                f"{number(self.batch_deviation)} of their mean's length."
             )
         return lines
 
@@ -182,18 +184,18 @@ def point_cells(point: PlanPoint) -> tuple[str, ...]:
     return (
         point.precision,
         point.modules or "–",
-        f"{point.error:.2g}",
-        f"{point.cosine:.6f}",
-        f"{point.time:.2f}",
-        f"{point.memory:.2f}",
-        "–" if point.init_scale is None else f"{point.init_scale:g}",
+        number(point.error),
+        number(point.cosine, 6),
+        number(point.time, 3),
+        number(point.memory, 3),
+        scale_text(point.init_scale),
     )
 
 
 def module_cells(module: PlanModule) -> tuple[str, ...]:
     """Return the cells of a module's row."""
-    errors = ", ".join(f"{error:.2g} {name}" for name, error in module.errors.items())
-    shares = (f"{100 * share:.0f} %" for share in (module.operations, module.memory))
+    errors = ", ".join(f"{number(error)} {name}" for name, error in module.errors.items())
+    shares = map(percent, (module.operations, module.memory))
     count = f" × {len(module.names)}" if len(module.names) > 1 else ""
     return module.role, f"{module.type}{count}", errors, *shares
 
@@ -205,9 +207,9 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def _of_precision(point: PlanPoint) -> str:
-    numbers = f"gradient error {point.error:.2g}, cosine {point.cosine:.6f}"
+    numbers = f"gradient error {number(point.error)}, cosine {number(point.cosine, 6)}"
     if len(point.by_weights) > 1:
-        of = (f"{error:.2g} with {weights}" for weights, error in point.by_weights.items())
+        of = (f"{number(error)} with {weights}" for weights, error in point.by_weights.items())
         numbers += f"; {', '.join(of)}"
     if not point.is_within:
         what = f"with {point.modules}" if point.named else "everywhere"

@@ -1,12 +1,12 @@
 """Result of a precision diff, for scripts and notebooks."""
 
-import math
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from halfstep.number_formats import number, percent
 from halfstep.precision_lab.suggestions import ROUNDING_UNIT, Suggestions, suggest
 from halfstep.telemetry.events import PlanModule, PrecisionDiff, PrecisionRow
 
@@ -72,8 +72,9 @@ class PrecisionReport:
         units = self.error / ROUNDING_UNIT[event.dtype]
         return (
             f"<PrecisionReport {event.dtype} against {event.reference}: gradient error "
-            f"{self.error:.2g} ({units:.1f} rounding units), cosine {self.cosine:.6f}, "
-            f"{len(self.rows)} rows, {len(self.suggest())} suggestions>"
+            f"{number(self.error)} ({number(units)} rounding units), "
+            f"cosine {number(self.cosine, 6)}, {len(self.rows)} rows, "
+            f"{len(self.suggest())} suggestions>"
         )
 
     def _repr_html_(self) -> str:
@@ -84,8 +85,8 @@ class PrecisionReport:
         rest = f"<p>{more} more rows in <code>rows</code>.</p>" if more > 0 else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.event.notes)
         causes = "".join(
-            f"<li>{escape(each.role)}: {_number(max(map(float, each.errors.values())))}, "
-            f"{100 * each.operations:.0f} % of the operations and {100 * each.memory:.0f} % of the "
+            f"<li>{escape(each.role)}: {number(max(map(float, each.errors.values())))}, "
+            f"{percent(each.operations)} of the operations and {percent(each.memory)} of the "
             "memory of all results</li>"
             for each in self.causes[:HTML_CAUSES]
         )
@@ -101,12 +102,5 @@ class PrecisionReport:
 def _html_row(row: PrecisionRow) -> str:
     call = f" #{row.call}" if row.call > 1 else ""
     numbers = (row.error, row.local, row.inherited, row.cosine, row.flushed, row.saturated)
-    cells = [escape(row.name + call), row.direction, *map(_number, numbers), f"{row.bits:.1f}"]
+    cells = [escape(row.name + call), row.direction, *map(number, numbers), number(row.bits, 3)]
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-
-
-def _number(value: object) -> str:
-    if value is None:
-        return "–"
-    number = float(value)  # type: ignore[arg-type]
-    return f"{number:.3g}" if math.isfinite(number) else "–" if math.isnan(number) else "∞"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from halfstep.number_formats import number, percent
 from halfstep.telemetry.events import PrecisionRow
 
 #: Largest relative error of rounding one number.
@@ -78,14 +79,10 @@ def _evidence(row: PrecisionRow, local: float, in_fp32: float, unit: float) -> s
     if local == float("inf"):
         size = "not finite"
     else:
-        size = f"{local:.2g}, {local / unit:.0f} rounding units"
+        size = f"{number(local)}, {number(local / unit)} rounding units"
     extra = ""
     if float(row.local_saturated or 0) > 0:
-        extra = f", {_share(float(row.local_saturated or 0))} beyond the format's largest number"
+        extra = f", {percent(float(row.local_saturated or 0))} beyond the format's largest number"
     elif float(row.local_flushed or 0) > 0.01:
-        extra = f", {_share(float(row.local_flushed or 0))} flushed to zero"
-    return f"local error of {what} {size}{extra}; in fp32 {in_fp32:.2g}"
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.0f} %" if share > 0.1 else f"{100 * share:.2g} %"
+        extra = f", {percent(float(row.local_flushed or 0))} flushed to zero"
+    return f"local error of {what} {size}{extra}; in fp32 {number(in_fp32)}"

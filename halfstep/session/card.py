@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from halfstep.clock import clock
+from halfstep.number_formats import count as count_text
+from halfstep.number_formats import number
+from halfstep.number_formats import scale as scale_text
+from halfstep.run_labels import HEALTHS
 from halfstep.telemetry.flags import SKIPPED
-from halfstep.telemetry.scaling_health import WINDOW, count, judge, scale_in_words
+from halfstep.telemetry.scaling_health import WINDOW, count, judge
 from halfstep.telemetry.spool import Steps
 
 REFRESH_SECONDS = 1.0  # between two updates of a displayed card
@@ -83,11 +87,14 @@ class Card:
         link = escape(place)
         if page:
             link = f'<a href="{escape(page)}" target="_blank" rel="noopener">{link}</a>'
-        figures = [("Step", f"{self._step:,}"), ("Loss", _number(self._loss))]
+        figures = [
+            ("Step", count_text(self._step)),
+            ("Loss", number(self._loss)),
+        ]
         if self._scale not in UNSCALED or self._skipped:
             figures += [
-                ("Loss scale", "–" if self._scale is None else scale_in_words(self._scale)),
-                ("Skipped", f"{self._skipped:,}"),
+                ("Loss scale", scale_text(self._scale)),
+                ("Skipped", count_text(self._skipped)),
             ]
         cells = "".join(
             f'<div style="min-width:5em"><div style="font-size:11px;opacity:.7">{label}</div>'
@@ -107,7 +114,7 @@ class Card:
         if not self._step or (self._scale in UNSCALED and not self._skipped):
             return '<div style="opacity:.7">No GradScaler detected.</div>'
         health = judge(count(self._step, list(self._skips), self._scale))
-        word = f'<b style="color:{COLORS[health.word]}">{health.word.capitalize()}</b>'
+        word = f'<b style="color:{COLORS[health.word]}">{HEALTHS[health.word]}</b>'
         return f"<div>{word} {escape(health.reason)}</div>"
 
     def _chart(self) -> str:
@@ -123,14 +130,6 @@ class Card:
         line = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
         return (
             f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="Loss, from '
-            f'{_number(float(losses[0]))} to {_number(float(losses[-1]))}">'
+            f'{number(float(losses[0]))} to {number(float(losses[-1]))}">'
             f'<polyline points="{line}" fill="none" stroke="#3f51d4" stroke-width="1.5"/></svg>'
         )
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    return f"{value:.4g}"

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep.number_formats import number
+from halfstep.number_formats import size as size_text
 from halfstep.plot import Plot
 from halfstep.telemetry.run_folder import slug
 
@@ -119,7 +121,7 @@ def as_file(value: Any) -> tuple[str, bytes]:
     suffix, content = _as_file(value)
     if len(content) > MOST_BYTES:
         largest = f"{MOST_BYTES // 2**20} MiB"
-        raise ValueError(f"it is {len(content) / 2**20:.1f} MiB as .{suffix}; allowed: {largest}")
+        raise ValueError(f"it is {size_text(len(content))} as .{suffix}; allowed: {largest}")
     return suffix, content
 
 
@@ -215,8 +217,8 @@ def _grid(images: NDArray[Any]) -> NDArray[Any]:
     rows = math.ceil(count / columns)
     shape = (rows * (height + 2) - 2, columns * (width + 2) - 2, channels)
     grid = np.full(shape, images.min() if images.dtype.kind == "f" else 0, images.dtype)
-    for number, image in enumerate(images):
-        y, x = number // columns * (height + 2), number % columns * (width + 2)
+    for place, image in enumerate(images):
+        y, x = place // columns * (height + 2), place % columns * (width + 2)
         grid[y : y + height, x : x + width] = image
     return grid
 
@@ -228,7 +230,9 @@ def _scaled(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
     ends = _ends(low, high, is_spread=is_spread)
     if ends is None:
         allowed = "0 … 1, -1 … 1 or 0 … 255" if is_spread else "0 … 255"
-        raise ValueError(f"an image has values from {low:g} to {high:g}; allowed: {allowed}")
+        raise ValueError(
+            f"an image has values from {number(low)} to {number(high)}; allowed: {allowed}"
+        )
     first, last = ends
     numbers = np.nan_to_num(array.astype(np.float64), nan=first, posinf=last, neginf=first)
     scaled = (numbers - first) / (last - first) * 255

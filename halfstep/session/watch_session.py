@@ -30,6 +30,7 @@ from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
 from halfstep.monitor.noop_watch import NoopWatch
+from halfstep.number_formats import duration
 from halfstep.session import arguments, ranks, sweep_point
 from halfstep.session.card import Card
 from halfstep.session.cell_output import CellOutput
@@ -926,7 +927,7 @@ class Watch:
         try:
             self._loop.close()
             if not self._loop.drain(PATIENCE_SECONDS):
-                self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
+                self._complain(f"the device did not respond within {duration(PATIENCE_SECONDS)}")
         finally:
             if self._cell_output:
                 self._cell_output.stop()

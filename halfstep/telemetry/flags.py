@@ -11,6 +11,7 @@ class StepFlag(IntFlag):
     NORM_OVERFLOW = 4  # gradients are finite, and their L2 norm exceeds float32
     NOT_STEPPED = 8  # the scaler was updated without an optimizer step: neither applied nor skipped
     UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its NaN is not a loss
+    UNKNOWN_NORM = 32  # no gradient was observed: its NaN is not a norm
 
 
 # Plain integers: numpy would convert an IntFlag to int64, and `&` of two is 20 times as slow.
@@ -19,6 +20,7 @@ NONFINITE_LOSS = StepFlag.NONFINITE_LOSS.value
 NORM_OVERFLOW = StepFlag.NORM_OVERFLOW.value
 NOT_STEPPED = StepFlag.NOT_STEPPED.value
 UNKNOWN_LOSS = StepFlag.UNKNOWN_LOSS.value
+UNKNOWN_NORM = StepFlag.UNKNOWN_NORM.value
 #: Optimizers with a bit of their own, from bit 8 on: those skipped in the step.
 FLAGGED_OPTIMIZERS = 24
 

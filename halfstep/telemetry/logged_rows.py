@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from halfstep.importing.columns import columns_of
-from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_NORM
 from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, Steps
 
 COLUMNS = ("loss", "scale", "grad_norm", "lr")
@@ -54,4 +54,6 @@ def rows_of(logged: Sequence[LoggedRow], before: tuple[int, int] | None = None) 
             before = each.step, each.elapsed_ms
     rows["grad_norm_clipped"] = rows["grad_norm"]
     rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
+    has_norm = ["grad_norm" in each.columns.values() for each in logged]
+    rows["flags"] |= np.where(has_norm, 0, UNKNOWN_NORM).astype(np.uint32)
     return rows

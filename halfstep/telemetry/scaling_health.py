@@ -1,10 +1,13 @@
 """Loss-scale health of a training, derived from its skipped steps."""
 
-import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from halfstep import number_formats
+
 WINDOW = 1000
+SETTLED = 100  # steps after the first search for a scale that are judged, at most
 #: Applied steps in a row that end the first search for a scale, as in the trainer.
 CALIBRATED_AFTER = 25
 #: Steps that the search may take: from the largest scale, 2^127, 127 skips lead down to 1.
@@ -31,6 +34,7 @@ class Figures(NamedTuple):
     streak: int  # consecutive skips up to the last step
     longest_streak: int  # in the last 1000 steps
     applied_500: int  # in the last 500 steps
+    growths: int | None  # of the scale, among the settled steps; None: not known
     steps_since_skip: int | None
     steps_since_set: int | None  # since the scale was set by hand, in the last 1000 steps
     steps_since_replaced: int | None  # since a new scaler replaced the old one
@@ -46,82 +50,100 @@ class ScalingHealth(NamedTuple):
 
 
 def judge(figures: Figures, *, growth_interval: int | None = None) -> ScalingHealth:
-    """Derive the health from the figures. growth_interval: None if unknown."""
+    """Derive the health from the figures. growth_interval: None if unknown.
+
+    The reason has facts only. Why steps were skipped is for findings to say.
+    """
     allowed: float = OSCILLATION_RATE
     if growth_interval:
         allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
-    window = min(figures.attempts, 500)
-    scale = "" if figures.scale is None else scale_in_words(figures.scale)
+    scale = "" if figures.scale is None else f"the scale is {number_formats.scale(figures.scale)}"
     if figures.scale == 0 or (figures.applied_500 == 0 and figures.attempts >= CALIBRATING_FOR):
         word = "dead"
-        reason = f"{figures.applied_500} of the last {window} steps changed the weights"
-        reason += f"; the scale is {scale}" if scale else ""
+        applied = _fraction(figures.applied_500, min(figures.attempts, 500), figures.attempts)
+        reason = f"{applied} changed the weights{scale and '; '}{scale}"
     elif figures.scale is not None and figures.scale < 1:
         word = "collapsing"
-        reason = f"the scale is {scale}, below 1, where it shrinks gradients; "
-        reason += _skipped(figures)
+        reason = f"{scale}, below 1, where it shrinks gradients; {_skipped(figures)}"
     elif not figures.settled and figures.attempts <= CALIBRATING_FOR:
         word = "calibrating"
-        reason = (
-            f"{_of(figures.skips_1000, figures.attempts)} skipped during the search for a scale, "
-        )
-        reason += f"which ends after {CALIBRATED_AFTER} steps in a row without a skip"
+        reason = f"{_of(figures.skips_1000, figures.attempts, figures)}; calibration needs "
+        reason += f"{CALIBRATED_AFTER} consecutive steps without a skip"
     elif figures.streak >= COLLAPSE_STREAK:
         word = "collapsing"
-        reason = f"the last {figures.streak} steps were all skipped, each with a smaller scale"
+        reason = f"the last {figures.streak} steps were all skipped{scale and '; '}{scale}"
     elif 100 * figures.settled_skips > COLLAPSE_RATE * figures.settled:
         word = "collapsing"
-        reason = f"{_skipped(figures)}, and more than half of the last 100"
+        reason = f"{_skipped_since_search(figures)}{scale and '; '}{scale}"
     elif figures.settled_skips > 1 and 100 * figures.settled_skips > allowed * figures.settled:
         word = "oscillating"
-        reason = f"{_of(figures.settled_skips, figures.settled)} skipped: {_cause(figures)}; "
-        reason += _skipped(figures)
+        reason = f"{_skipped_since_search(figures)}{_scaler_changes(figures)}"
     else:
         word, reason = "healthy", _skipped(figures)
     return ScalingHealth(word, f"{reason[0].upper()}{reason[1:]}.", figures)
 
 
-def _cause(figures: Figures) -> str:
+def _skipped_since_search(figures: Figures) -> str:
+    skips = figures.settled_skips
+    return f"{_of(skips, figures.settled, figures)}, {_latest(skips, figures)}"
+
+
+def _scaler_changes(figures: Figures) -> str:
+    """Return what else the scaler did in the settled steps, by its recorded events."""
     if figures.steps_since_set is not None and figures.steps_since_set < figures.settled:
-        return f"the scale was set by hand {_steps(figures.steps_since_set)} ago"
+        return f"; the scale was set by hand {_steps(figures.steps_since_set)} ago"
     if figures.steps_since_replaced is not None:
         ago = _steps(figures.steps_since_replaced)
-        return f"a new scaler, of another scale, replaced the old one {ago} ago"
+        return f"; a new scaler with another scale replaced the old one {ago} ago"
     if figures.settled_streaks == 1:
-        return "one after another, and none since" if not figures.streak else "one after another"
-    return "the scale repeatedly grows beyond its limit and falls back"
+        return "; they were consecutive"
+    if not figures.growths:  # none, or not known
+        return "" if figures.growths is None else "; the scale did not grow in these steps"
+    return f"; the scale grew {_times(figures.growths)} in these steps"
 
 
 def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"
+    return number_formats.quantity(count, "step")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _skipped(figures: Figures) -> str:
-    if figures.steps_since_skip is None:
+    since = figures.steps_since_skip
+    if since is None:
         return "no step was skipped"
     if not figures.skips_1000:
-        return f"no skip for {_steps(figures.steps_since_skip)}{_seconds(figures)}"
-    ago = f"{_steps(figures.steps_since_skip)}{_seconds(figures)} ago"
-    if figures.steps_since_skip == 0:
-        ago = "just now"
+        return f"no step was skipped in the last {_steps(since)}{_time(figures)}"
     longest = figures.longest_streak
     in_a_row = f", at most {longest} in a row" if longest > 1 else ""
-    skipped = _of(figures.skips_1000, min(figures.attempts, WINDOW))
-    return f"{skipped} skipped{in_a_row}, the last {ago}"
+    skipped = _of(figures.skips_1000, min(figures.attempts, WINDOW), figures)
+    return f"{skipped}{in_a_row}, {_latest(figures.skips_1000, figures)}"
 
 
-def _of(skips: int, steps: int) -> str:
-    return f"{skips:,} of the last {steps:,} steps ({_per_cent(skips, steps)} %)"
+def _latest(skips: int, figures: Figures) -> str:
+    """Return when the latest of some skips was."""
+    if not figures.steps_since_skip:
+        return "the last one" if skips == 1 else "most recently the last one"
+    ago = f"{_steps(figures.steps_since_skip)}{_time(figures)} ago"
+    return ago if skips == 1 else f"most recently {ago}"
 
 
-def _per_cent(skips: int, steps: int) -> str:
-    share = 100 * skips / max(steps, 1)
-    return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+def _of(skips: int, steps: int, figures: Figures) -> str:
+    share = number_formats.percent(skips / max(steps, 1))
+    was = "was" if skips == 1 else "were"
+    return f"{_fraction(skips, steps, figures.attempts)} ({share}) {was} skipped"
 
 
-def _seconds(figures: Figures) -> str:
+def _fraction(some: int, steps: int, attempts: int) -> str:
+    """Return a number of steps out of all, or out of the last ones."""
+    return f"{some:,} of {'' if steps == attempts else 'the last '}{_steps(steps)}"
+
+
+def _time(figures: Figures) -> str:
     seconds = figures.seconds_since_skip
-    return "" if seconds is None else f" ({seconds:.3g} s)"
+    return "" if seconds is None else f" ({number_formats.duration(seconds)})"
 
 
 def count(
@@ -132,17 +154,18 @@ def count(
     last: int | None = None,
     set_at: int | None = None,
     replaced_at: int | None = None,
+    growths: Sequence[int] | None = None,
     seconds_since_skip: float | None = None,
 ) -> Figures:
     """Compute the figures of a run.
 
-    skips: in the last 1000 steps, in order; last: the latest of all. Both are numbered like
-    attempts.
+    skips: in the last 1000 steps, in order; last: the latest of all; growths: the steps after
+    which the scale grew. All are numbered like attempts.
     """
     last = skips[-1] if skips else last
     streaks = _streaks(skips)
     settled_from = _settled_from(attempts, skips)
-    first = max(attempts - 99, settled_from or attempts + 1, 1)
+    first = max(attempts - SETTLED + 1, settled_from or attempts + 1, 1)
     return Figures(
         attempts=attempts,
         scale=scale,
@@ -154,6 +177,7 @@ def count(
         streak=streaks[-1] if skips and skips[-1] == attempts else 0,
         longest_streak=max(streaks, default=0),
         applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),
+        growths=None if growths is None else sum(step >= first for step in growths),
         steps_since_skip=None if last is None else attempts - last,
         steps_since_set=None if set_at is None else attempts - set_at,
         steps_since_replaced=None if replaced_at is None else attempts - replaced_at,
@@ -182,17 +206,3 @@ def _settled_from(attempts: int, skips: list[int]) -> int | None:
         if after - before > CALIBRATED_AFTER:
             return before + CALIBRATED_AFTER + 1
     return None if attempts <= CALIBRATING_FOR else 1
-
-
-def scale_exponent(scale: float) -> int | None:
-    """Return the exponent of a power-of-two scale if that reads better than digits."""
-    if not 0 < scale < math.inf:
-        return None
-    power = math.log2(scale)
-    return int(power) if power.is_integer() and abs(power) > 3 else None
-
-
-def scale_in_words(scale: float) -> str:
-    """Format a scale for a sentence: as a power of two (2^-126) or in digits."""
-    power = scale_exponent(scale)
-    return f"{scale:g}" if power is None else f"2^{power}"

@@ -41,7 +41,7 @@ def test_the_end_of_a_run_is_sent_to_a_receiver(
         page.get_by_label("Condition").select_option("scale_below")
         value.fill("x")
         page.get_by_role("button", name="Add rule").click()
-        expect(page.locator("#value-error")).to_contain_text("'x' is not allowed")
+        expect(page.locator("#value-error")).to_contain_text("'x' is not valid")
         expect(page.get_by_label("Run number")).to_have_value("1")
         page.goto("/runs/1")
         open_menu(page)

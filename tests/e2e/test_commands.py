@@ -35,7 +35,7 @@ def test_placeholders_become_fields_as_the_line_is_typed(database: Database, pag
     expect(rows.nth(1).get_by_label("Value")).to_have_value("0.1")
 
     page.get_by_role("button", name="Start run").click()
-    expect(page.get_by_role("alert")).to_contain_text("lion is not allowed; allowed: one of")
+    expect(page.get_by_role("alert")).to_contain_text("lion is not valid; allowed: one of")
     expect(rows.nth(0).get_by_label("Choices")).to_be_visible()
     rows.nth(0).get_by_label("Value").fill("sgd")
     page.get_by_role("button", name="Start run").click()

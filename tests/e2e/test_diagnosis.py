@@ -36,13 +36,13 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     open_tab(page, "Skipped steps")
     replay = page.get_by_role("button", name="Replay")
     assert not replay.evaluate(PRESSED_STILL_FOCUSED), "its cell would wait for who has left it"
-    expect(page.locator("[data-toast]")).to_have_text("Replay: requested.")
+    expect(page.locator("[data-toast]")).to_have_text("Replay requested.")
     record(database, running, events=[make_replay(2)])
     expect(page.locator(".replay")).to_contain_text("largest input 70,123 of at most 65,504")
 
     page.get_by_label("Loss scale from the next step on").fill("1024")
     page.get_by_role("button", name="Set scale").click()
-    expect(page.locator("[data-toast]")).to_have_text("Set scale: requested.")
+    expect(page.locator("[data-toast]")).to_have_text("New loss scale requested.")
     page.get_by_label("Loss scale from the next step on").fill("1e39")
     page.get_by_role("button", name="Set scale").click()
     expect(page.locator("[data-toast]")).to_contain_text("allowed: 2^-126 to 2^127")
@@ -86,7 +86,7 @@ def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: 
     box = plot.locator(".nsewdrag").bounding_box()
     assert box
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.75 * box["height"])
-    expect(plot.locator(".hoverlayer")).to_contain_text("head, step 100: 4.0 powers of two left")
+    expect(plot.locator(".hoverlayer")).to_contain_text("head, step 100: 4 powers of two left")
 
 
 def test_comparison_is_one_click_and_draws_its_runs(

@@ -286,7 +286,7 @@ def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
     page.set_viewport_size({"width": width, "height": 900})
     submit(database, ada)
     page.goto("/runs")
-    missing = page.get_by_text("No worker takes runs.")
+    missing = page.get_by_text("No worker accepts runs.")
     expect(missing).to_be_visible()
     page.evaluate(WATCH_SHIFTS)
     worker_id = offer_digits(database)

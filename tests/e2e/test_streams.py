@@ -53,7 +53,7 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
     badge = page.locator("[data-connection]")
     expect(badge).to_be_visible()
     page.clock.run_for(5000)
-    expect(badge).to_have_text("signed out: sign in again")
+    expect(badge).to_have_text("Signed out: sign in again")
     streams = asked(page, "/live?")
     page.clock.run_for(300_000)
     assert streams == []

@@ -129,13 +129,13 @@ def test_a_run_is_paused_and_resumed_by_hand(client: Client, address: str, token
 
 def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
     """Before anything is sent: wherever they stand."""
-    with pytest.raises(ApiError, match=r"^value: nan is not allowed; allowed: a finite number$"):
+    with pytest.raises(ApiError, match=r"^value: nan is not valid; allowed: a finite number$"):
         client.alert("loss_above", value=math.nan)
-    with pytest.raises(ApiError, match=r"^config\.training\.sizes\.1: inf is not allowed"):
+    with pytest.raises(ApiError, match=r"^config\.training\.sizes\.1: inf is not valid"):
         client.submit("digits", {"training": {"sizes": [1, math.inf]}})
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     typed = halfstep("run", "scale", "1", "nan", **environment)
-    said = "halfstep: scale: nan is not allowed; allowed: a finite number\n"
+    said = "halfstep: scale: nan is not valid; allowed: a finite number\n"
     assert (typed.returncode, typed.stderr) == (1, said)
 
 
@@ -152,7 +152,7 @@ def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: 
             call()
         assert list(refused.value.errors) == [field]
         assert ascii(text) in str(refused.value)
-        assert "is not allowed; allowed: text" in str(refused.value)
+        assert "is not valid; allowed: text" in str(refused.value)
 
 
 def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
@@ -236,7 +236,7 @@ def test_a_command_is_submitted_by_client_and_by_hand(
     run = client.submit_command("python train.py {lr} {name}", {"lr": 0.1, "name": "x"}, **given)
     assert (run["name"], run["source"], run["tags"]) == ("train", "command", ["t"])
     assert client.run(run["id"])["command"]["parameters"]["lr"]["maximum"] == 1
-    with pytest.raises(ApiError, match=r"config\.lr: 2 is not allowed"):
+    with pytest.raises(ApiError, match=r"config\.lr: 2 is not valid"):
         client.submit_command("python train.py {lr}", {"lr": 2}, schema=rules)
     with pytest.raises(
         ApiError, match=r"config\.lr: the line has no placeholder {lr}; allowed: none"
@@ -414,7 +414,7 @@ def test_waiting_clients_continue_after_a_restart_of_the_server(
         found = client.follow(running.id, on_outage=restart)
         assert [run["status"] for run in found] == ["failed"]
     [text] = said
-    assert "retrying for 300 seconds" in text
+    assert "retrying for 5 min 0 s" in text
 
 
 def test_a_run_that_diverged_is_called_so(
@@ -563,7 +563,7 @@ def test_bytes_that_are_no_text_are_rejected(
     ):
         with pytest.raises(SystemExit, match="2"):
             main.main([*words, no_text])
-        result = rf"halfstep: {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
+        result = rf"halfstep: {option}: b'\xff\xfe' is not valid; allowed: UTF-8"
         assert capsys.readouterr().err.startswith(result)
     with pytest.raises(SystemExit, match="no file of the kind"):
         main.main(["download", "1", no_text])
@@ -682,7 +682,7 @@ def test_sweeps_by_the_client_and_the_command(
     assert client.sweep(1)["best"] is None
     wrong = halfstep("sweep", "begin", "digits", "--search", "training.steps=0, 1", **environment)
     assert wrong.returncode == 1
-    assert "0 is not allowed; allowed" in wrong.stderr
+    assert "0 is not valid; allowed" in wrong.stderr
 
 
 def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Settings) -> None:
@@ -730,7 +730,7 @@ def test_alerts_are_typed(
     listed = typed("list")
     assert made["text"] in listed
     assert listed.splitlines()[-1].split() == ["1", "webhook", "mine", "hook.invalid", "on"]
-    assert "on its way" in typed("test", str(channel["id"]))
+    assert "is being sent" in typed("test", str(channel["id"]))
     assert next(iter(client.deliveries()))["channel_id"] == channel["id"]
     assert "rule 1 is removed" in typed("remove", "1")
     assert client.alert_rules() == []
@@ -776,7 +776,7 @@ def test_presets_are_saved_and_submitted_from_a_script(
     assert client.submit_preset("quick", project="vision")["precision"] == "bf16"
     with pytest.raises(ApiError, match="preset is 'slow'; there is none"):
         client.submit_preset("slow")
-    with pytest.raises(ApiError, match="0 is not allowed"):
+    with pytest.raises(ApiError, match="0 is not valid"):
         client.save_preset("wrong", "digits", {"training": {"steps": 0}})
     with pytest.raises(ApiError, match="name: "):
         client.save_preset(" ", "digits")
@@ -832,7 +832,7 @@ def test_reports_are_written_from_a_script(client: Client, address: str, token: 
     ]
     shown = json.loads(halfstep("report", "show", "1", "--json", **known).stdout)
     assert shown["text"] == client.report(1)["text"] == text
-    with pytest.raises(ApiError, match="runs: 'x' is not allowed"):
+    with pytest.raises(ApiError, match="runs: 'x' is not valid"):
         client.create_report("Wrong", text.replace(f"runs: {run_id}", "runs: x"))
     assert [report["id"] for report in client.reports()] == [2, 1]
 
@@ -865,7 +865,7 @@ def test_rules_of_retention_from_a_script(
     assert halfstep("retention", "remove", "--all", **known).returncode == 0
     client.end_retention(project="")
     assert client.retention() == []
-    with pytest.raises(ApiError, match=r"Checkpoints: 0\.5 is not allowed"):
+    with pytest.raises(ApiError, match=r"Checkpoints: 0\.5 is not valid"):
         client.set_retention(checkpoint_days=0.5)
     with pytest.raises(ApiError, match="Both fields are empty"):
         client.set_retention()
@@ -926,7 +926,7 @@ def test_precision_diff_is_read_and_requested(
     assert (diff["error"], diff["suggestions"][0]["name"]) == ("Infinity", "head")
     table = halfstep(*command, **known).stdout
     assert "Should stay in fp32: head: local error of its results not finite" in table
-    assert "inf" in table
+    assert "∞" in table
     assert json.loads(halfstep(*command, "--json", **known).stdout)["step"] == 3
     assert halfstep(*command, "--request", **known).stdout == (
         f"run {running.id}: a precision diff of the next step is requested\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from halfstep.number_formats import number
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, RolledBack
 from trainer.checkpoints.checkpoint import Progress
@@ -58,8 +59,8 @@ class Rollback:
         if self._spikes.rollbacks >= self._settings.max_rollbacks:
             if self._settings.afterwards == "fail":
                 raise SpikeError(
-                    f"the loss rose to {spike.loss:.4g} at step {spike.step} (z "
-                    f"{spike.z:.3g}), and spike.max_rollbacks is {self._settings.max_rollbacks}"
+                    f"the loss rose to {number(spike.loss)} at step {spike.step} (z "
+                    f"{number(spike.z)}), and spike.max_rollbacks is {self._settings.max_rollbacks}"
                 )
             return None
         before = (spike.step - 1) // self._between * self._between

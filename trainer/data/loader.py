@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from halfstep.config_groups import Data
+from halfstep.number_formats import duration, number
 from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
 from trainer.data.worker_pool import ENDING, WorkerPool
@@ -132,8 +133,8 @@ class _Reader:
         while (item := self._taken(patience)) is None:
             waited, patience = waited + patience, 2 * patience  # with exponential backoff
             on_wait(
-                f"training has waited {waited:g} seconds for a batch (data.wait_seconds is "
-                f"{wait_seconds:g}), and continues to wait. Stacks of its workers:\n"
+                f"training has waited {duration(waited)} for a batch (data.wait_seconds is "
+                f"{number(wait_seconds)}), and continues to wait. Stacks of its workers:\n"
                 f"{self._worker_pool.stacks()}"
             )
         if isinstance(item, Exception):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config_groups import Precision
+from halfstep.number_formats import duration, number
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
 from halfstep.telemetry.events import Event, FailedDiagnosis, Shapes
@@ -402,12 +403,12 @@ def _see_event(event: Event, op_recorder: OpRecorder) -> None:
 def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:
     """Report differences of fp16 from fp32 that rounding does not explain."""
     plain, half = steps["fp32"]["loss"], steps["fp16"]["loss"]
-    for number, (expected, loss) in enumerate(zip(plain, half, strict=False), 1):
+    for step, (expected, loss) in enumerate(zip(plain, half, strict=False), 1):
         if math.isfinite(expected) and not math.isfinite(loss):
             yield Finding(
                 "error",
-                f"the loss is {loss} at step {number} in fp16, {expected:.3g} in fp32: a value of "
-                "the forward pass exceeds 65,504, or fp16 has flushed one to 0",
+                f"the loss is {number(loss)} at step {step} in fp16, {number(expected)} in fp32: a "
+                "value of the forward pass exceeds 65,504, or fp16 has flushed one to 0",
             )
             return
     if len(plain) and len(half) and plain[0] and init_scale > 2 and math.isclose(
@@ -422,8 +423,8 @@ def _lines(recipe_class: type[Recipe], report: Report) -> Iterator[str]:
         if len(steps):
             skipped = np.count_nonzero(steps["flags"] & SKIPPED)
             yield (
-                f"  {precision}  loss {steps['loss'][0]:.4g} → {steps['loss'][-1]:.4g}, "
-                f"{skipped} skipped, {np.median(steps['step_us']) / 1000:.1f} ms a step"
+                f"  {precision}  loss {number(steps['loss'][0])} → {number(steps['loss'][-1])}, "
+                f"{skipped} skipped, {duration(np.median(steps['step_us']) / 1e6)} a step"
             )
     for finding, precisions in sorted(report.findings.items(), key=lambda item: item[0].severity):
         only = f" [{', '.join(precisions)}]" if 0 < len(precisions) < len(PRECISIONS) else ""

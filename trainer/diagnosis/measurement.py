@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfstep.number_formats import number
 from halfstep.precision_lab.diff import diff_of
 from halfstep.precision_lab.plan_event import event_of
 from halfstep.precision_lab.plan_measurement import Bounds
@@ -147,6 +148,6 @@ def in_words(diff: PrecisionDiff) -> str:
     """Return the result of a diff as a line of the run's log."""
     names = [each.name for each in suggest(diff.rows, diff.dtype)]
     return (
-        f"Step {diff.step}: error of the gradient {float(diff.error):.2g}, cosine "
-        f"{float(diff.cosine):.6f}; in fp32 should stay: {', '.join(names[:10]) or 'no module'}."
+        f"Step {diff.step}: error of the gradient {number(diff.error)}, cosine "
+        f"{number(diff.cosine, 6)}; in fp32 should stay: {', '.join(names[:10]) or 'no module'}."
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from halfstep.number_formats import number
 from trainer.diagnosis.source_locations import place
 
 HALF = (torch.float16, torch.bfloat16)
@@ -195,7 +196,7 @@ class OpRecorder(TorchFunctionMode):
         elif value.dtype == torch.float16 and not getattr(value, "_has_floor", False):
             self.found(
                 "warning",
-                f"{operation} of a float16 value, {smallest:.1g} at the smallest so far: fp16 "
+                f"{operation} of a float16 value, {number(smallest)} at the smallest so far: fp16 "
                 f"flushes to 0 what is below 3e-8: {advice}",
                 place,
             )
@@ -214,8 +215,8 @@ class OpRecorder(TorchFunctionMode):
         elif result.dtype == torch.float16:
             self.found(
                 "error",
-                f"{name} of {floor:g} and a float16 value: fp16 rounds {floor:g} to 0, so it keeps "
-                "nothing away from 0. Use 1e-6 or more, or .float() before",
+                f"{name} of {number(floor)} and a float16 value: fp16 rounds {number(floor)} to 0, "
+                "so it keeps nothing away from 0. Use 1e-6 or more, or .float() before",
                 self.place(),
             )
 

@@ -22,6 +22,8 @@ from torch.utils.cpp_extension import TORCH_LIB_PATH
 from torch.utils.data import IterableDataset
 
 from halfstep.config_groups import Precision
+from halfstep.number_formats import number
+from halfstep.number_formats import scale as scale_text
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.telemetry.flags import SKIPPED
@@ -140,24 +142,24 @@ def check_scale(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Find
         if math.isfinite(loss) and not math.isclose(loss, other, rel_tol=1e-3, abs_tol=1e-6):
             yield Finding(
                 "error",
-                f"the loss of {name} changes with the loss scale, from {loss:.3g} at 1 to "
-                f"{other:.3g} at {LARGE_SCALE:,.0f}: of a gradient "
+                f"the loss of {name} changes with the loss scale, from {number(loss)} at 1 to "
+                f"{number(other)} at {scale_text(LARGE_SCALE)}: of a gradient "
                 "penalty, divide the inner gradient by the scale that its loss was multiplied by",
             )
             return
     unscaled = [
-        number
-        for number, (one, other) in enumerate(zip(small.inner, large.inner, strict=True))
+        index
+        for index, (one, other) in enumerate(zip(small.inner, large.inner, strict=True))
         if one.norm and other.norm < 2 * one.norm
     ]
     halves = _run_step(recipe_class, fp16, 1.0).inner if unscaled else []
-    for number in unscaled:
-        if halves[number].is_half:
+    for index in unscaled:
+        if halves[index].is_half:
             yield Finding(
                 "error",
                 "an inner gradient is taken of a loss that is not scaled: in fp16 it underflows. "
                 "Scale the loss with self.scaler, and divide the gradient by the scale",
-                halves[number].place,
+                halves[index].place,
             )
     for name, gradient in small.gradients.items():
         largest = float(gradient.abs().max()) if gradient.numel() else 0.0

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.config_groups import LARGEST_SCALE, SMALLEST_SCALE, Scaler
+from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
@@ -168,11 +169,11 @@ class StopRule(Observer):
         if most and self._calibration.is_over and self._skips_in_a_row >= most:
             return (
                 f"step {step} was skipped, the last of {self._skips_in_a_row} in a row, and "
-                f"scaler.stop_after_skips is {most}; the loss scale was {scale:g}"
+                f"scaler.stop_after_skips is {most}; the loss scale was {scale_text(scale)}"
             )
         if self._settings.stop_at_floor and floor is not None and scale <= floor:
             return (
-                f"step {step} was skipped although the loss scale, {scale:g}, is at scaler.floor: "
-                "a smaller scale would not be allowed, and this one overflows"
+                f"step {step} was skipped although the loss scale, {scale_text(scale)}, is at "
+                "scaler.floor: a smaller scale would not be allowed, and this one overflows"
             )
         return None

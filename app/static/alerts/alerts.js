@@ -55,6 +55,6 @@ if ('Notification' in window) {
     if (button.getAttribute('aria-pressed') === 'true') wish.set(false)
     else wish.set(await Notification.requestPermission() === 'granted')
     press()
-    if (Notification.permission === 'denied') toast('This browser does not let this page show notifications: its settings for this site say so.')
+    if (Notification.permission === 'denied') toast('The settings of this browser for this site block notifications.')
   })
 }

@@ -1,4 +1,5 @@
 // What the server answers, and never an error's text taken for it.
+import { duration } from 'formats'
 
 const RETRY_MS = 1000
 const LONGEST_MS = 30_000
@@ -21,8 +22,7 @@ const TO_THE_SECOND = { hour: '2-digit', minute: '2-digit', second: '2-digit' }
 export const silence = (receivedAt, now) => {
   const seconds = Math.floor((now - receivedAt) / 1000 / SAID_EVERY) * SAID_EVERY
   if (!seconds) return 'reconnecting…'
-  const long = seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`
-  return `the server has not answered for ${long}; numbers are of ${new Date(receivedAt).toLocaleTimeString('en-GB', TO_THE_SECOND)}`
+  return `the server has not answered for ${duration(seconds)}; numbers are of ${new Date(receivedAt).toLocaleTimeString('en-GB', TO_THE_SECOND)}`
 }
 
 class FinalError extends Error {}

@@ -1,4 +1,5 @@
 // Images in Markdown: chosen, pasted or dropped into a text field, which gets their Markdown.
+import { size as sizeText } from 'formats'
 import { root } from 'root'
 
 /** As the server allows. */
@@ -8,7 +9,7 @@ const TYPES = ['image/png', 'image/jpeg', 'image/gif', 'image/webp']
 /** Why a file is not sent; empty: it is. @param {{name: string, type: string, size: number}} file */
 export const rejection = ({ name, type, size }) => {
   if (!TYPES.includes(type)) return `${name}: ${type || 'unknown type'}; allowed: PNG, JPEG, GIF or WebP.`
-  if (size > MOST_BYTES) return `${name}: ${(size / 2 ** 20).toFixed(1)} MiB; allowed: at most ${MOST_BYTES / 2 ** 20} MiB.`
+  if (size > MOST_BYTES) return `${name}: ${sizeText(size)}; allowed: at most ${sizeText(MOST_BYTES)}.`
   return ''
 }
 /** The Markdown of an image. @param {string} name of the file @param {string} address */

@@ -4,7 +4,7 @@
 import { patience, silence } from 'http'
 
 /** Final responses: a retry would fail too. */
-const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this is gone' }
+const FINAL = { 401: 'Signed out: sign in again', 403: 'not allowed', 404: 'this is gone' }
 
 /** Update interval of the badge while the server is away. */
 const BADGE_MS = 1000

@@ -60,7 +60,7 @@ document.addEventListener('click', async (event) => {
     await navigator.clipboard.writeText(text)
     toast('Copied.')
   } catch {
-    toast(`This browser does not let pages copy. Here it is: ${text}`)
+    toast(`This browser blocks copying. The text is: ${text}`)
   }
 })
 
@@ -95,7 +95,7 @@ document.addEventListener('submit', async (event) => {
       headers: { 'X-CSRF-Token': token, 'Content-Type': 'application/json' },
       body: JSON.stringify(fields),
     })
-    toast(answer.ok ? button.dataset.done ?? `${button.textContent}: requested.` : await problem(answer))
+    toast(answer.ok ? button.dataset.done ?? `${button.textContent} requested.` : await problem(answer))
   } catch {
     toast('The server does not answer. Nothing was changed.')
   } finally {

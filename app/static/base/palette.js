@@ -34,7 +34,7 @@ export const openPalette = (showKeys) => {
 const show = (entries) => {
   shown = entries
   list.replaceChildren(...entries.map(item))
-  status.textContent = entries.length ? `${entries.length} found` : 'Nothing is called so.'
+  status.textContent = entries.length ? `${entries.length} found` : 'No match.'
   point(0)
 }
 
@@ -85,7 +85,7 @@ const findRuns = inTurn(async () => {
     show([...own(), ...found])
     point(at)
   } catch {
-    status.textContent = 'The server does not answer: runs are not looked for.'
+    status.textContent = 'The server does not answer, so runs cannot be searched.'
   }
 })
 

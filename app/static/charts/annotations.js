@@ -1,5 +1,5 @@
 // What happened at single steps: skips, losses that spiked or are not finite, resumptions. Draws nothing itself.
-import { count as countText } from 'formats'
+import { count as countText, number } from 'formats'
 import { merged } from 'decimation'
 
 const TICK = 9 // pixels of a tick at a skipped step
@@ -71,13 +71,10 @@ const skipCounts = (ticks, inner, colors, { range, pixels }) => {
   }
 }
 
-/** What is not finite comes as a word. @param {number|string|null} value */
-const words = (value) => (typeof value === 'number' ? String(Number(value.toPrecision(4))) : value ?? 'NaN')
-
 /** @param {import('points').Spike[]} spikes */
 const spikesOf = (spikes, at, inner, colors) => ({
   x: at, y: at.map(() => 1 - 6 / inner),
-  text: spikes.map(({ step, loss, z }) => `${words(loss)} at step ${countText(step)}, z ${words(z)}`),
+  text: spikes.map(({ step, loss, z }) => `${number(loss)} at step ${countText(step)}, z ${number(z)}`),
   name: 'loss spike', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
   marker: { symbol: 'diamond', size: 8, color: colors.skip },
 })
@@ -86,7 +83,7 @@ const nonfiniteLosses = (ticks, words, inner, colors) => ({
   x: ticks.map(({ x }) => x),
   y: ticks.map(() => 1 - 6 / inner),
   text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
-    ? `loss ${words.get(tick.first)} at step ${tick.first}` : tickText(tick, 'step', 'steps from'))),
+    ? `loss ${words.get(tick.first)} at step ${countText(tick.first)}` : tickText(tick, 'step', 'steps from'))),
   name: 'loss not finite', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
   marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
 })

@@ -1,6 +1,6 @@
 // One vertical line through all panels that share x, with the step on its flag; the values at that
 // step are in the panels' legends.
-import { count } from 'formats'
+import { number, place as placeText } from 'formats'
 import { METRIC, position } from 'points'
 
 const LABELS = { step: 'step', applied: 'applied', time: 'seconds' }
@@ -20,7 +20,7 @@ export const valueAt = ({ x: xs, y, words }, x) => {
   if (!xs.length) return '–'
   const value = y[x === null ? xs.length - 1 : nearest(xs, x)]
   if (value === null || value === undefined) return '–'
-  return words ? words(value) : String(Number(value.toPrecision(5)))
+  return words ? words(value) : number(value)
 }
 
 /** Where a pointer is on the x axis; null: beside the plot. @param {MouseEvent} event @param {Found} plot @param {Drawn} drawn */
@@ -41,7 +41,7 @@ const flagOf = ({ marks, axis: { range: [low, high], pixels } }, x, mode) => {
     const i = xs.length ? nearest(xs, x) : -1
     return i >= 0 && Math.abs(xs[i] - x) <= (high - low) / pixels ? [name === 'skipped' ? `skipped: ${text[i]}` : text[i]] : []
   })
-  const label = `${LABELS[mode] ?? mode.slice(METRIC.length)} ${Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))}`
+  const label = `${LABELS[mode] ?? mode.slice(METRIC.length)} ${placeText(x)}`
   return { text: [label, ...happened].join(' · '), isMarked: happened.length > 0 }
 }
 

@@ -1,4 +1,5 @@
 // What stands over the empty axes until the first step, or the first metric of a script that only logs: what the run does meanwhile, and for how long.
+import { duration } from 'formats'
 
 const WORDS = {
   queued: 'In the queue',
@@ -10,9 +11,6 @@ const WORDS = {
   unreachable: 'Its worker cannot be reached, and no step received yet',
 }
 const OVER = 'No step was recorded' // whenever that was
-
-/** @param {number} seconds */
-const duration = (seconds) => (seconds < 100 ? `${Math.floor(seconds)} s` : `${Math.floor(seconds / 60)} min`)
 
 /** @param {HTMLElement} section */
 export const createStarting = (section) => {
@@ -28,7 +26,7 @@ export const createStarting = (section) => {
     if (note.hidden) return
     const words = WORDS[status] ?? OVER
     if (part('words').textContent !== words) part('words').textContent = words
-    part('seconds').textContent = status in WORDS ? `, ${duration((performance.now() - since) / 1000)}` : ''
+    part('seconds').textContent = status in WORDS ? `, ${duration(Math.floor((performance.now() - since) / 1000))}` : ''
     if (status in WORDS) timer = setTimeout(say, 1000)
   }
   /** @param {{status: string, step: number}} run step: up to which something is drawn */

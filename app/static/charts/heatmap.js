@@ -1,5 +1,5 @@
 // The heat map of gradients' exponents, as Plotly wants it. Draws nothing itself.
-import { power } from 'formats'
+import { percent, power } from 'formats'
 
 /** fp16: subnormal from 2^-24, normal from 2^-14, and 65504 is just under 2^16. */
 const [SMALLEST, NORMAL, END] = [-24, -14, 16]
@@ -31,8 +31,8 @@ export const heatFigure = ({ samples, log2scale }, colors) => {
   const heat = {
     type: 'heatmap', x: steps, y: exponents.map((e) => e + 0.5), z: shares.map((row) => row.map((share) => (share ? Math.log10(share) : null))),
     zmin: RAREST, zmax: 0, colorscale: [[0, colors.card], [1, colors.loss]], hoverongaps: false,
-    customdata: shares.map((row, i) => row.map((share) => [power(exponents[i]), 100 * share])),
-    hovertemplate: 'step %{x}: %{customdata[1]:.3~g} % of gradients at %{customdata[0]}<extra></extra>',
+    customdata: shares.map((row, i) => row.map((share) => [power(exponents[i]), percent(share)])),
+    hovertemplate: 'step %{x}: %{customdata[1]} of gradients at %{customdata[0]}<extra></extra>',
     colorbar: { title: { text: 'share', side: 'right' }, thickness: 10, tickvals: [-6, -4, -2, 0], ticktext: ['10<sup>−4</sup> %', '0.01 %', '1 %', '100 %'], outlinewidth: 0 },
   }
   const limit = (name, exponent, color, dash) => ({

@@ -1,4 +1,7 @@
 // Dialogs of a panel: its points as a table, and the range of its y axis.
+import { count, number, place } from 'formats'
+
+const DIGITS = 6 // of a value in the table
 
 /** @typedef {{name: string, x: number[], y: (number|null)[]}} Line */
 
@@ -39,10 +42,10 @@ export const showTable = (title, lines, axis) => {
   const rows = tableOf(lines)
   dialog.querySelector('tbody').append(...rows.map(([at, values]) => {
     const row = document.createElement('tr')
-    row.append(Object.assign(cell('th', String(at)), { scope: 'row' }), ...values.map((value) => cell('td', value === null ? '–' : String(Number(value.toPrecision(6))))))
+    row.append(Object.assign(cell('th', place(at)), { scope: 'row' }), ...values.map((value) => cell('td', number(value, DIGITS))))
     return row
   }))
-  dialog.querySelector('.quiet').textContent = `${rows.length} points, as drawn`
+  dialog.querySelector('.quiet').textContent = `${count(rows.length)} points, as drawn`
 }
 
 /**

@@ -1,7 +1,7 @@
 // All settings that differ beside each other, and one figure: a line a run. Plotly's own parallel
 // coordinates make code out of texts, which our content security policy forbids.
 import { strokeOf } from 'comparison'
-import { escaped } from 'formats'
+import { escaped, number } from 'formats'
 import { placesOf } from 'run_colors'
 
 const MOST = 10 // settings beside each other
@@ -13,7 +13,7 @@ const scaleOf = (values) => {
     const [low, high] = [Math.min(...known), Math.max(...known)]
     const isLog = low > 0 && high / low >= 20
     const at = (value) => (isLog ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low || 1))
-    return { at, ends: [low, high].map((value) => String(Number(value.toPrecision(4)))) }
+    return { at, ends: [low, high].map((value) => number(value)) }
   }
   const texts = [...new Set(known.map(String))].sort()
   return { at: (value) => texts.indexOf(String(value)) / Math.max(texts.length - 1, 1), ends: [texts[0], texts[1] && texts.at(-1)] }

@@ -2,6 +2,7 @@
 import { painter, savePicture, zoomed } from 'charts'
 import { runsFigure } from 'comparison'
 import { place, pointedAt, snapped } from 'crosshair'
+import { number } from 'formats'
 
 /** @typedef {import('url_state').View} View */
 
@@ -37,7 +38,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     plot.querySelector('[data-static-chart]')?.remove()
     plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
       const { run, label } = drawn.entries[curveNumber] ?? {}
-      readout.textContent = label ? `${label}: ${Number(y.toPrecision(5))}` : ''
+      readout.textContent = label ? `${label}: ${number(y)}` : ''
       onLine(run?.id)
     })
     plot.on('plotly_unhover', () => { readout.textContent = ''; onLine(undefined) })

@@ -3,7 +3,7 @@
 import { logAxis } from 'axis'
 import { fittedPlot } from 'charts'
 import { strokeOf } from 'comparison'
-import { escaped } from 'formats'
+import { duration, escaped, number, size } from 'formats'
 import { parallelFigure } from 'parallel'
 import { placesOf } from 'run_colors'
 
@@ -33,9 +33,9 @@ const columnsOf = ({ runs, differences }) => {
 
 /** A number with its unit, as the table below has it. @param {string} figure @param {number} value */
 const withUnit = (figure, value) => {
-  if (figure.endsWith('_bytes')) return `${Number((value / 2 ** 30).toPrecision(3))} GiB`
-  const text = String(Number(value.toPrecision(4)))
-  return figure === 'run/step_ms' ? `${text} ms` : ['run/seconds', 'seconds'].includes(figure) ? `${text} s` : text
+  if (figure.endsWith('_bytes')) return size(value)
+  if (figure === 'run/step_ms') return duration(value / 1000)
+  return ['run/seconds', 'seconds'].includes(figure) ? duration(value) : number(value)
 }
 
 /** Dots of more runs go without names; a long name gives way to the run's number. */

@@ -3,7 +3,7 @@ import { createPanelMenu } from 'chart_menu'
 import { keepToolbar, recallToolbar } from 'chart_preferences'
 import { inTurn, insisted, pause } from 'http'
 import { titleOf } from 'comparison'
-import { count } from 'formats'
+import { place } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
 import { METRIC } from 'points'
@@ -63,7 +63,7 @@ const entriesOf = (name) => panels.get(name)?.drawn?.entries ?? []
 const scaled = new Set(legend.boxes.filter(({ dataset }) => 'scaled' in dataset).map(({ value }) => value))
 const onPoint = (x) => {
   for (const panel of panels.values()) panel.point(x)
-  const at = x === null ? '' : Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))
+  const at = x === null ? '' : place(x)
   legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, entriesOf)
 }
 /** A panel for each chosen series, in their order. */
@@ -80,7 +80,7 @@ const arrange = () => {
       Object.assign(element.dataset, { row: name, title })
       element.ariaLabel = title
       Object.assign(element.querySelector('h3'), { textContent: title, title })
-      element.querySelector('.plot').setAttribute('aria-label', `${title} of the runs; the table below holds the last and best values`)
+      element.querySelector('.plot').setAttribute('aria-label', `${title} of the runs; the table below has the last and best values`)
       element.querySelector('.plot').dataset.plot = name
       element.querySelector('[data-full]').ariaLabel = `${title}: full screen`
       element.querySelector('[data-more]').ariaLabel = `${title}: more`

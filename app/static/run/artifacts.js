@@ -1,5 +1,6 @@
 // The beginning of texts and tables that a run left, fetched when they come on screen; histograms are drawn.
 import { still } from 'dom_updates'
+import { number } from 'formats'
 
 const BYTES = 4096
 
@@ -34,7 +35,7 @@ const drawn = (text) => {
   svg.setAttribute('viewBox', `0 0 ${histogram.counts.length} 100`)
   svg.setAttribute('preserveAspectRatio', 'none')
   svg.setAttribute('role', 'img')
-  const range = `from ${Number(histogram.lowest).toPrecision(4)} to ${Number(histogram.highest).toPrecision(4)}`
+  const range = `from ${number(histogram.lowest)} to ${number(histogram.highest)}`
   const others = histogram.nonfinite ? `, ${histogram.nonfinite} not finite` : ''
   svg.setAttribute('aria-label', `Histogram ${range}${others}`)
   histogram.counts.forEach((count, x) => {

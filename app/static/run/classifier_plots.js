@@ -1,6 +1,6 @@
 // Plots that a run logged: confusion matrix, precision-recall and ROC curves, as Plotly wants them.
 import { fittedPlot } from 'charts'
-import { escaped } from 'formats'
+import { count as countText, escaped, number, percent } from 'formats'
 
 /** @typedef {{plot: string, title: string, classes?: string[], counts?: number[][], lines?: {name: string, x: number[], y: number[], area: number}[]}} Content */
 
@@ -15,11 +15,11 @@ const matrix = ({ classes = [], counts = [] }, colors) => {
   return {
     data: [{
       type: 'heatmap', z: shares, zmin: 0, zmax: 1, colorscale: [[0, colors.card], [1, colors.loss]], showscale: !few, colorbar: { thickness: 10, outlinewidth: 0, tickformat: '.0%' },
-      x: names.map((_, i) => i), y: names.map((_, i) => i), customdata: counts,
-      hovertemplate: 'true %{y}, predicted %{x}: %{customdata} (%{z:.1%})<extra></extra>',
+      x: names.map((_, i) => i), y: names.map((_, i) => i), customdata: counts.map((row, i) => row.map((count, j) => `${countText(count)} (${percent(shares[i][j])})`)),
+      hovertemplate: 'true %{y}, predicted %{x}: %{customdata}<extra></extra>',
     }],
     layout: {
-      annotations: few ? counts.flatMap((row, y) => row.map((count, x) => ({ x, y, text: String(count), showarrow: false, font: { size: 11, color: shares[y][x] > 0.5 ? colors.card : colors.text } }))) : [],
+      annotations: few ? counts.flatMap((row, y) => row.map((count, x) => ({ x, y, text: countText(count), showarrow: false, font: { size: 11, color: shares[y][x] > 0.5 ? colors.card : colors.text } }))) : [],
       xaxis: { title: { text: 'predicted class', standoff: 6 }, tickmode: few ? 'array' : 'auto', tickvals: names.map((_, i) => i), ticktext: names, showgrid: false, zeroline: false, constrain: 'domain' },
       yaxis: { title: { text: 'true class', standoff: 6 }, tickmode: few ? 'array' : 'auto', tickvals: names.map((_, i) => i), ticktext: names, autorange: 'reversed', showgrid: false, zeroline: false, automargin: true },
     },
@@ -33,7 +33,7 @@ const curves = ({ plot, lines = [] }, colors) => {
   return {
     data: [
       ...lines.map((line, i) => ({
-        type: 'scatter', mode: 'lines', x: line.x, y: line.y, name: `${escaped(line.name)} · ${area} ${Number(line.area.toPrecision(4))}`,
+        type: 'scatter', mode: 'lines', x: line.x, y: line.y, name: `${escaped(line.name)} · ${area} ${number(line.area)}`,
         line: { color: colors[`run${i % 10}`], width: 1.8, dash: i < 10 ? 'solid' : 'dash', shape: plot === 'pr_curve' ? 'vh' : 'linear' },
       })),
       ...(plot === 'roc_curve' ? [{ type: 'scatter', mode: 'lines', x: [0, 1], y: [0, 1], name: 'chance', showlegend: false, hoverinfo: 'skip', line: { color: colors.quiet, width: 1, dash: 'dot' } }] : []),
@@ -57,7 +57,7 @@ export const plotFigure = (content, colors) => {
 
 /** The plot in words. @param {Content} content */
 export const wordsOf = ({ title, plot, counts = [], lines = [] }) => {
-  if (plot !== 'confusion_matrix') return `${title}: ${lines.map(({ name, area }) => `${name} ${AXES[plot][2]} ${Number(area.toPrecision(4))}`).join(', ')}`
+  if (plot !== 'confusion_matrix') return `${title}: ${lines.map(({ name, area }) => `${name} ${AXES[plot][2]} ${number(area)}`).join(', ')}`
   const total = counts.flat().reduce((a, b) => a + b, 0)
   const right = counts.reduce((sum, row, i) => sum + row[i], 0)
   return `${title}: ${right} of ${total} examples on the diagonal`

@@ -1,4 +1,5 @@
 // A table that a run logged: sorted by a column, filtered, in pages, with the pictures that its cells name.
+import { number } from 'formats'
 
 const ROWS = 20 // of a page
 const BYTES = 4 * 2 ** 20 // that are read of a file
@@ -75,7 +76,7 @@ export const createDataTable = (name, pictureOf) => {
   /** @param {string} text */
   const cellOf = (text) => {
     const address = pictureOf(text)
-    if (!address && isNumber(text)) return made('td', { textContent: Number.isInteger(Number(text)) ? text : String(Number(Number(text).toPrecision(6))), title: text, className: 'number' })
+    if (!address && isNumber(text)) return made('td', { textContent: Number.isInteger(Number(text)) ? text : number(text, 6), title: text, className: 'number' })
     if (!address) return made('td', { textContent: text })
     return made('td', {}, made('button', { type: 'button', className: 'ghost picture' }, made('img', { src: address, alt: text, loading: 'lazy' })))
   }

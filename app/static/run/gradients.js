@@ -1,12 +1,9 @@
 // Where gradients lie against fp16's window: the heat map, its module, and any other scale.
 import { inTurn, insisted } from 'http'
 import { createPlot } from 'charts'
-import { scale as scaleText } from 'formats'
+import { count, percent, scale as scaleText } from 'formats'
 import { heatFigure, lostAt } from 'heatmap'
 import { still } from 'dom_updates'
-
-/** @param {number} share @returns {string} */
-const perCent = (share) => `${share === 0 ? '0' : Number((100 * share).toPrecision(2))} %`
 
 /** @param {HTMLElement} section @param {string} api address of the run */
 export const createGradients = (section, api) => {
@@ -24,7 +21,7 @@ export const createGradients = (section, api) => {
     const last = samples.at(-1)
     const { underflow, nearOverflow } = lostAt(last, log2scale)
     const at = log2scale === null ? `At its scale, ${scaleText(last.scale)}` : `At a scale of ${scaleText(2 ** log2scale)}`
-    part('lost').innerHTML = `${at}, <b>${perCent(underflow)}</b> of the gradients of step ${last.step} underflow and <b>${perCent(nearOverflow)}</b> lie within a factor of four of overflow.`
+    part('lost').innerHTML = `${at}, <b>${percent(underflow)}</b> of the gradients of step ${count(last.step)} underflow and <b>${percent(nearOverflow)}</b> lie within a factor of four of overflow.`
     plot.draw({ samples, log2scale })
   }
   const refresh = inTurn(async () => {

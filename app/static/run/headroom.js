@@ -1,7 +1,7 @@
 // How many powers of two each module's largest numbers were below fp16's largest, look by look.
 import { inTurn, insisted } from 'http'
 import { createPlot } from 'charts'
-import { escaped } from 'formats'
+import { escaped, number } from 'formats'
 import { names } from 'layers'
 
 const AMPLE = 16 // powers of two: no fainter from here on
@@ -12,7 +12,7 @@ const AMPLE = 16 // powers of two: no fainter from here on
 const drawable = (left) => (left === null ? null : Math.min(Math.max(Number(left), 0), AMPLE))
 
 /** @param {number|string|null} left */
-const words = (left) => (left === null ? 'nothing but zeros' : Number(left) < 0 ? 'none left' : `${Number(left).toFixed(1)} powers of two left`)
+const words = (left) => (left === null ? 'nothing but zeros' : Number(left) < 0 ? 'none left' : `${number(left, 2)} powers of two left`)
 
 /** @param {Looks} found @param {Record<string, string>} colors */
 const headroomFigure = ({ steps, modules, left }, colors) => {

@@ -2,7 +2,7 @@
 import { inTurn, insisted } from 'http'
 import { logAxis } from 'axis'
 import { createPlot } from 'charts'
-import { escaped } from 'formats'
+import { escaped, number } from 'formats'
 
 const [LINES, MAP] = [150, 300] // pixels
 const GAP = 46
@@ -30,12 +30,12 @@ export const layersFigure = ({ steps, layers, norms }, colors) => {
   const values = norms.map((row) => row.map(drawable))
   const lines = values.map((y, i) => ({
     x: steps, y, name: escaped(layers[i]), type: 'scatter', mode: 'lines', yaxis: 'y2', opacity: 0.55,
-    line: { color: colors.norm, width: 1 }, hovertemplate: `${escaped(layers[i])}, step %{x}: %{y:.3~g}<extra></extra>`,
+    line: { color: colors.norm, width: 1 }, text: norms[i].map((norm) => number(norm)), hovertemplate: `${escaped(layers[i])}, step %{x}: %{text}<extra></extra>`,
   }))
   const map = {
     type: 'heatmap', x: steps, y: layers.map((_, i) => i), z: values.map((row) => row.map((norm) => norm && Math.log10(norm))),
     colorscale: [[0, colors.card], [1, colors.norm]], hoverongaps: false,
-    customdata: norms.map((row, i) => row.map((norm) => [escaped(layers[i]), typeof norm === 'number' ? Number(norm.toPrecision(3)) : norm])),
+    customdata: norms.map((row, i) => row.map((norm) => [escaped(layers[i]), number(norm)])),
     hovertemplate: '%{customdata[0]}, step %{x}: %{customdata[1]}<extra></extra>',
     colorbar: { title: { text: 'log₁₀ of the norm', side: 'right' }, thickness: 10, outlinewidth: 0, len: MAP / inner, y: 0, yanchor: 'bottom' },
   }

@@ -1,6 +1,7 @@
 // The points of a precision plan, as Plotly wants them. Draws nothing itself.
-import { escaped } from 'formats'
+import { escaped, number } from 'formats'
 
+const [SHORT, COSINE] = [3, 6] // digits of a time and of a cosine
 const COLORS = { fp16: 'loss', bf16: 'val', fp32: 'quiet' }
 
 /** @typedef {{precision: string, error: number|string, time: number, cosine: number|string, is_within: boolean, label: string, init_scale: number|null}} Point */
@@ -24,8 +25,8 @@ export const planFigure = (plan, colors) => {
       x: own.map(({ time }) => time), y: own.map(({ error }) => drawable(error)),
       marker: { size: 11, color: colors[color], symbol: own.map(({ is_within: isWithin }) => (isWithin ? 'circle' : 'circle-open')), line: { width: 2, color: colors[color] } },
       cliponaxis: false,
-      customdata: own.map(({ label, error, cosine }) => [escaped(label), String(error), String(cosine)]),
-      hovertemplate: '%{customdata[0]}<br>time %{x:.2f}, error %{customdata[1]}, cosine %{customdata[2]}<extra></extra>',
+      customdata: own.map(({ label, time, error, cosine }) => [escaped(label), number(time, SHORT), number(error), number(cosine, COSINE)]),
+      hovertemplate: '%{customdata[0]}<br>time %{customdata[1]}, error %{customdata[2]}, cosine %{customdata[3]}<extra></extra>',
     }] : []
   })
   let least = Infinity // points with fewer modules may have the same time and more error

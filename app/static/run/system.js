@@ -1,6 +1,7 @@
 // How busy the machine was: fetched and drawn while it is in view.
 import { inTurn, insisted, pause } from 'http'
 import { createPlot } from 'charts'
+import { number } from 'formats'
 import { still } from 'dom_updates'
 
 /** From one fetch to the next: so much of the run as a point of a device stands for, within limits. */
@@ -10,7 +11,7 @@ const GAP = 34 // pixels: the row's title stands there
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
 /** Title, column, and by what it is divided. @type {[string, Column, number][]} */
-const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Memory of the script, GiB', 'process_memory_bytes', 2 ** 30], ['Disk, MB/s', 'disk_bytes_per_second', 1e6], ['Network, MB/s', 'network_bytes_per_second', 1e6], ['Power, W', 'power_watts', 1], ['Temperature, °C', 'temperature_celsius', 1]]
+const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Memory of the script, GiB', 'process_memory_bytes', 2 ** 30], ['Disk, MiB/s', 'disk_bytes_per_second', 2 ** 20], ['Network, MiB/s', 'network_bytes_per_second', 2 ** 20], ['Power, W', 'power_watts', 1], ['Temperature, °C', 'temperature_celsius', 1]]
 
 /** @typedef {'utilization'|'memory_bytes'|'process_memory_bytes'|'disk_bytes_per_second'|'network_bytes_per_second'|'power_watts'|'temperature_celsius'} Column */
 /** @typedef {{device: number, elapsed_ms: number[]} & Record<Column, (number|null)[]>} Device */
@@ -24,7 +25,7 @@ const systemFigure = (devices, colors) => {
   const data = rows.flatMap(([, column, unit], i) => devices.flatMap((device, j) => (device[column].every((value) => value === null) ? [] : {
     x: device.elapsed_ms.map((ms) => ms / 1000), y: device[column].map((value) => (value === null ? null : value / unit)),
     name: device.device < -1 ? `rank ${-1 - device.device}` : device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === firstRow(device),
-    type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, hovertemplate: '%{y:.4~g}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
+    type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, text: device[column].map((value) => (value === null ? '' : number(value / unit))), hovertemplate: '%{text}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
   })))
   const axes = tops.map((top, i) => [`yaxis${i ? i + 1 : ''}`,
     { domain: [Math.max(top - ROW / inner, 0), top], gridcolor: colors.grid, zeroline: false, rangemode: 'tozero', nticks: 4, fixedrange: true }])

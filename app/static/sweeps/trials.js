@@ -2,7 +2,7 @@
 // settings beside the value, as Plotly wants them. The better a trial, the stronger its colour.
 
 import { logAxis } from 'axis'
-import { escaped } from 'formats'
+import { escaped, number } from 'formats'
 import { parallelFigure } from 'parallel'
 
 const LOG_FROM = 100 // how many times the smallest the largest is, for a log axis of values
@@ -40,9 +40,9 @@ const nothing = (colors, height) => {
 
 /** @param {any[]} some @param {string} name @param {any[]} x @param {any[]} y @param {any} marker @param {Record<string, string>} colors */
 const dots = (some, name, x, y, marker, colors) => ({
-  x, y, name, text: some.map((trial) => escaped(trial.name)), customdata: some.map((trial) => trial.run_id),
+  x, y, name, text: some.map((trial, i) => `${escaped(trial.name)}<br>${name} ${number(y[i])}`), customdata: some.map((trial) => trial.run_id),
   type: 'scatter', mode: 'markers', cliponaxis: false, marker: { size: 9, line: { width: 1, color: colors.card }, ...marker },
-  hovertemplate: `%{text}<br>${name} %{y:.5g}<extra></extra>`,
+  hovertemplate: '%{text}<extra></extra>',
 })
 
 /** A ring around the best. @param {any} x @param {number} y @param {Record<string, string>} colors */
@@ -91,7 +91,7 @@ export const trialsFigure = ({ trials, goal, height }, colors) => {
     dots(complete, 'ended at', numbers(complete), valuesOf(complete), { color: colors.loss, opacity: complete.map(strength) }, colors),
     dots(open, 'so far', numbers(open), valuesOf(open), { color: colors.card, line: { width: 2, color: colors.loss } }, colors),
     dots(pruned, 'pruned at', numbers(pruned), valuesOf(pruned), { color: colors.quiet, symbol: 'diamond' }, colors),
-    { ...dots(failed, 'no value', numbers(failed), failed.map(() => 0.02), { color: colors.skip, symbol: 'x', line: { width: 0 } }, colors), yaxis: 'y2', hovertemplate: '%{text}<br>no value<extra></extra>' },
+    { ...dots(failed, 'no value', numbers(failed), failed.map(() => 0.02), { color: colors.skip, symbol: 'x', line: { width: 0 } }, colors), yaxis: 'y2', text: failed.map((trial) => `${escaped(trial.name)}<br>no value`) },
     ...(best ? [ring(best.number, best.value, colors)] : []),
   ].filter(({ x }) => x.length)
   const layout = {

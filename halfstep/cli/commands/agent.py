@@ -22,7 +22,8 @@ def agent(
         ),
     ],
     count: Annotated[
-        int | None, typer.Option(min=1, help="Most points; default: until there is none")
+        int | None,
+        typer.Option(min=1, help="Most points; default: until none is left"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +43,7 @@ def agent(
         raise typer.BadParameter(str(error)) from error
     except FileNotFoundError as error:
         sys.exit(f"halfstep: {error.filename} cannot be started: {error.strerror}")
-    text = f"sweep {sweep_id}: {succeeded} runs have ended well, {failed} have failed"
+    text = f"sweep {sweep_id}: {succeeded} runs succeeded, {failed} failed"
     fields = {"sweep": sweep_id, "succeeded": succeeded, "failed": failed}
     print_result(fields, text, as_json=as_json)
     if failed:

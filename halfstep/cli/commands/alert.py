@@ -100,4 +100,4 @@ def send_test(
     """Send a test through a channel; the page and `deliveries` of the client show the response."""
     with connect() as client:
         delivery = client.test_channel(channel)
-    print_result(delivery, f"a test through channel {channel} is on its way", as_json=as_json)
+    print_result(delivery, f"a test through channel {channel} is being sent", as_json=as_json)

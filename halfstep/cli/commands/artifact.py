@@ -12,6 +12,7 @@ from halfstep.cli.application import App
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, SomeProject
 from halfstep.cli.output import print_json, print_list, print_result
+from halfstep.number_formats import size as size_text
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import ArtifactSummary
@@ -64,16 +65,19 @@ def show(artifact: Reference, project: InProject = "", as_json: AsJson = False) 
         "Project": version["artifact"]["project"] or "Default project",
         "Aliases": ", ".join(version["aliases"]),
         "Digest": version["digest"],
-        "Size": formats.size(version["size_bytes"]),
+        "Size": size_text(version["size_bytes"]),
         "Saved": formats.moment(version["created_at"]),
         "Made by": runs("made_by"),
         "Used by": runs("used_by"),
     }
-    files = [
-        (f["path"], formats.size(f["size_bytes"]), f["sha256"][:12]) for f in version["entries"]
-    ]
+    files = [(f["path"], size_text(f["size_bytes"]), f["sha256"][:12]) for f in version["entries"]]
     rows = [
-        (v["version"], ", ".join(v["aliases"]), formats.size(v["size_bytes"]), v["digest"][:12])
+        (
+            v["version"],
+            ", ".join(v["aliases"]),
+            size_text(v["size_bytes"]),
+            v["digest"][:12],
+        )
         for v in versions
     ]
     print_tables(
@@ -142,7 +146,7 @@ def diff(
         changes = client.artifact_diff(before, after, project=project)["changes"]
 
     def size(size_bytes: int | None) -> str:
-        return "" if size_bytes is None else formats.size(size_bytes)
+        return "" if size_bytes is None else size_text(size_bytes)
 
     print_list(
         changes,
@@ -170,7 +174,7 @@ def delete(
     artifact: Reference,
     project: InProject = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although runs that have ended used it")
+        bool, typer.Option("--force", help="Delete it even if ended runs used it")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

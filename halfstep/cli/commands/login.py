@@ -36,7 +36,7 @@ def app(
     notes = _check_token(url, token)
     path = credentials.store(Credentials(url.rstrip("/"), token))
     print_result(
-        {"url": url, "path": str(path)}, f"The token of {url} is in {path}", as_json=as_json
+        {"url": url, "path": str(path)}, f"The token for {url} is stored in {path}", as_json=as_json
     )
     print_notes(notes, as_json=as_json)
 

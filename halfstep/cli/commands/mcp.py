@@ -19,5 +19,5 @@ def app(
     try:
         from halfstep.mcp import server
     except ModuleNotFoundError as error:
-        sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[mcp]'")
+        sys.exit(f"halfstep: {error.name} is required: pip install 'halfstep[mcp]'")
     server.serve(allow_writes=allow_writes)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halfstep.cli import formats
+from halfstep import number_formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
@@ -81,7 +81,7 @@ def add(
     with connect() as client:
         if not yes:
             _print_preview(client, project, checkpoints, logs, as_json=False)
-            if not typer.confirm("Set this rule, which deletes for good?"):
+            if not typer.confirm("Set this rule? It deletes files permanently."):
                 raise typer.Exit(1)
         rule = client.set_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
     kinds = {"checkpoints": rule["checkpoint_days"], "logs and samples": rule["log_days"]}
@@ -121,13 +121,16 @@ def _print_preview(
 
     if preview["largest"]:
         rows = [
-            (formats.size(run["stored_bytes"]), str(run["run_id"]), run["name"])
+            (number_formats.size(run["stored_bytes"]), str(run["run_id"]), run["name"])
             for run in preview["largest"]
         ]
         print_table(("Size", "Run", "Name"), rows)
     if preview["not_looked_at"]:
         print(f"{preview['not_looked_at']:,} more runs have old files, and were not examined")
-    print(f"{preview['runs']:,} runs, {formats.size(preview['stored_bytes'])} of files", flush=True)
+    print(
+        f"{preview['runs']:,} runs, {number_formats.size(preview['stored_bytes'])} of files",
+        flush=True,
+    )
 
 
 def _scope(rule: "Rule") -> str:
@@ -137,4 +140,4 @@ def _scope(rule: "Rule") -> str:
 
 
 def _days(days: float | None) -> str:
-    return formats.MISSING if days is None else f"{days:g} days"
+    return number_formats.UNKNOWN if days is None else f"{number_formats.number(days)} days"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halfstep import number_formats
 from halfstep.api_client.errors import ApiError
 from halfstep.cli import formats
 from halfstep.cli.application import App
@@ -116,7 +117,7 @@ def _with_uploaded_weights(client: "Client", config: dict[str, Any], path: Path)
 
 def _no_option(value: str) -> str:
     if value.startswith("--"):  # `--sort --limit 5`
-        raise typer.BadParameter(f"{value!r} is not allowed; allowed: a column, setting or metric")
+        raise typer.BadParameter(f"{value!r} is not valid; allowed: a column, setting or metric")
     return value
 
 
@@ -166,7 +167,9 @@ def show(run_id: RunId, as_json: AsJson = False) -> None:
     from halfstep.cli.tables import field_table, print_tables, table
 
     tables = [field_table(_fields_of(run, address))]
-    settings = {row["path"]: formats.value(row["value"]) for row in run["changed_settings"]}
+    settings = {
+        row["path"]: number_formats.setting(row["value"]) for row in run["changed_settings"]
+    }
     if settings:
         tables.append(field_table(settings, title="Changed settings"))
     if findings:
@@ -184,14 +187,14 @@ def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
         "Status": formats.state(run),
         "Reason": formats.reason(run),
         "Step": formats.progress(run),
-        "Loss": formats.number(run["loss"]),
+        "Loss": formats.loss(run),
         "Scale": formats.run_scale(run),
         "Skipped": f"{run['skipped']:,}",
-        "Health": health["word"] if health else formats.MISSING,
+        "Health": formats.health(run),
         "Health reason": health["reason"] if health else "",
-        "ETA": "" if left is None else formats.duration(left),
-        "Steps/s": formats.number(run["steps_per_second"]),
-        "Duration": formats.duration(run["seconds"]),
+        "ETA": "" if left is None else number_formats.duration(left),
+        "Steps/s": number_formats.number(run["steps_per_second"]),
+        "Duration": number_formats.duration(run["seconds"]),
         "Recipe": "  ".join(filter(None, (recipe, run["precision"]))),
         "Owner": run["owner"],
         "Project": run["project"],

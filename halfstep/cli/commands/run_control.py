@@ -23,6 +23,7 @@ from halfstep.cli.options import (
     note_text,
 )
 from halfstep.cli.output import print_result, warn
+from halfstep.number_formats import scale as scale_text
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import RunSummary
@@ -80,7 +81,9 @@ def scale(
     with connect() as client:
         request = client.set_scale(run_id, loss_scale)
     print_result(
-        request, f"run {run_id}: a loss scale of {loss_scale:g} is requested", as_json=as_json
+        request,
+        f"run {run_id}: a loss scale of {scale_text(loss_scale)} is requested",
+        as_json=as_json,
     )
 
 

@@ -4,10 +4,11 @@ import csv
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halfstep import number_formats
 from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
@@ -78,7 +79,8 @@ def events(run_id: RunId, as_json: AsJson = False) -> None:
 
 
 def _event_row(event: "Event") -> tuple[str, ...]:
-    change = f"{formats.scale(event['scale_before'])} → {formats.scale(event['scale_after'])}"
+    before, after = number_formats.scale(event["scale_before"]), event["scale_after"]
+    change = f"{before} → {number_formats.scale(after)}"
     culprits = ", ".join(culprit["name"] for culprit in event["culprits"])
     return f"{event['step']:,}", event["kind"], change, culprits
 
@@ -134,13 +136,13 @@ def precision_diff(
 
 def _cause_row(module: "PlanModule") -> tuple[str, ...]:
     [error] = module["errors"].values()
-    shares = (f"{100 * float(module[name] or 0):.0f} %" for name in ("operations", "memory"))
-    return module["role"], f"{float(error or 0):.2g}", *shares
+    shares = (number_formats.percent(float(module[name] or 0)) for name in ("operations", "memory"))
+    return module["role"], number_formats.number(error), *shares
 
 
 def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:
     errors = (row["error"], row["local"], row["inherited"])
-    numbers = ("–" if error is None else f"{float(error):.2g}" for error in errors)
+    numbers = map(number_formats.number, errors)
     return row["name"], str(row["call"] or ""), row["direction"], *numbers
 
 
@@ -194,9 +196,9 @@ def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
 
 
 def _point_row(point: "PlanPoint") -> tuple[str, ...]:
-    formats_of = {"error": ".2g", "cosine": ".6f", "time": ".2f", "memory": ".2f"}
-    numbers = ((cast("float | None", point[name]), text) for name, text in formats_of.items())  # type: ignore[literal-required]
-    return point["label"], *("–" if n is None else f"{float(n):{text}}" for n, text in numbers)
+    cosine = number_formats.number(point["cosine"], 6)
+    time, memory = (number_formats.number(point[name], 3) for name in ("time", "memory"))
+    return point["label"], number_formats.number(point["error"]), cosine, time, memory
 
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
@@ -263,7 +265,7 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
         "Scale": [formats.run_scale(row["run"]) for row in compared],
         "Skipped": [f"{row['run']['skipped']:,}" for row in compared],
         "Health": [formats.health(row["run"]) for row in compared],
-        "ETA": [formats.duration(row["run"]["seconds_left"]) for row in compared],
+        "ETA": [number_formats.duration(row["run"]["seconds_left"]) for row in compared],
     }
     names = dict.fromkeys(name for row in rows for name in [*row][5:])
     fields |= {name: [_cell(row, name) for row in rows] for name in names}
@@ -282,6 +284,8 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
 
 def _cell(row: dict[str, Any], name: str) -> str:
     if name not in row:
-        return formats.MISSING
+        return number_formats.UNKNOWN
     value = row[name]
-    return formats.number(value) if isinstance(value, float) else formats.value(value)
+    return (
+        number_formats.number(value) if isinstance(value, float) else number_formats.setting(value)
+    )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from halfstep import number_formats
 from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
@@ -130,7 +131,7 @@ def list_(
 
 def _sweep_row(sweep: "SweepSummary") -> tuple[str, ...]:
     ended = f"{_ended(sweep)} / {sweep['runs_total']}"
-    best = formats.number(sweep["best"])
+    best = number_formats.number(sweep["best"])
     fields = (str(sweep["id"]), sweep["name"], sweep["status"], ended, sweep["metric"], best)
     return *fields, sweep["error"] or ""
 
@@ -146,7 +147,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
         return
     from halfstep.cli.tables import field_table, print_tables, table
 
-    best = "" if sweep["best"] is None else formats.number(sweep["best"])
+    best = "" if sweep["best"] is None else number_formats.number(sweep["best"])
     fields = {
         "Sweep": f"{sweep['id']}  {sweep['name']}",
         "Status": sweep["status"],
@@ -170,12 +171,12 @@ def _trial_row(
 ) -> tuple[str, ...]:
     live = [""] * len(LIVE)
     if run is not None:
-        loss = "" if is_loss else formats.number(run["loss"])
-        skipped, left = f"{run['skipped']:,}", formats.duration(run["seconds_left"])
+        loss = "" if is_loss else formats.loss(run)
+        skipped, left = f"{run['skipped']:,}", number_formats.duration(run["seconds_left"])
         scale, health = formats.run_scale(run), formats.health(run)
         live = [formats.progress(run), loss, scale, skipped, health, left]
-    settings = [formats.value(trial["params"].get(path)) for path in paths]
-    value = formats.number(trial["value"])
+    settings = [number_formats.setting(trial["params"].get(path)) for path in paths]
+    value = number_formats.number(trial["value"])
     return str(trial["run_id"]), trial["status"], value, *settings, *live
 
 
@@ -233,7 +234,7 @@ def _ended(sweep: "SweepSummary") -> int:
 
 
 def _print_sweep(sweep: "SweepSummary", *, as_json: bool) -> None:
-    best = f"  best {sweep['metric']} {formats.number(sweep['best'])}"
+    best = f"  best {sweep['metric']} {number_formats.number(sweep['best'])}"
     ended = f"{_ended(sweep)} / {sweep['runs_total']} runs ended"
     why = f"  ({sweep['error']})" if sweep["error"] else ""
     text = f"sweep {sweep['id']}  {sweep['status']}  {sweep['name']}  {ended}"

@@ -1,4 +1,4 @@
-"""`halfstep upload`: send watched runs from their folders."""
+"""`halfstep upload`: upload watched runs from their folders."""
 
 import json
 import sys

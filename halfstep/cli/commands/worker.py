@@ -65,4 +65,5 @@ def _print_worker(worker: "WorkerState", *, as_json: bool) -> None:
 
 
 def _state(worker: "WorkerState") -> str:
-    return ("up" if worker["alive"] else "down") + (", drained" if worker["drained_at"] else "")
+    stopped = "stopped" if worker["stopped_at"] else "no contact"
+    return ("up" if worker["alive"] else stopped) + (", drained" if worker["drained_at"] else "")

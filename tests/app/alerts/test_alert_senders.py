@@ -237,7 +237,7 @@ def test_channels_are_checked_and_keep_their_secrets(
     key = tmp_path / "key"
     with database.writing() as session:
         for kind, address, message in (
-            ("fax", "x", "kind: 'fax' is not allowed; allowed: webhook, slack, email"),
+            ("fax", "x", "kind: 'fax' is not valid; allowed: webhook, slack, email"),
             ("email", "a@b.example, c@d.example", "address: 'a@b.example, c@d.example' is not"),
             ("email", "a@b.example\nBcc: x@y.example", "address"),
             ("webhook", "ftp://h/hush", "address: its scheme is 'ftp'; allowed: https"),

@@ -74,8 +74,8 @@ def test_rules_and_channels_are_made_switched_and_deleted(
 def test_errors_appear_at_their_fields(browser: TestClient) -> None:
     """Input is preserved, except a URL, which may be a secret."""
     wrong: list[tuple[str, dict[str, Any], str]] = [
-        ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not allowed"),
-        ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not allowed"),
+        ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not valid"),
+        ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not valid"),
         ("rules", {"scope": "all", "condition": "loss_above"}, "allowed: a number"),
         ("channels", {"kind": "slack", "address": "ftp://h/hush"}, "Its scheme is"),
         ("channels", {"kind": "slack", "address": URL, "name": "n" * 101}, "It has 101"),

@@ -81,12 +81,12 @@ def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(
     ("query", "sentence"),
     [
         ({}, "runs: no run is given; allowed: comma-separated run ids"),
-        ({"runs": "1,two"}, "runs: 'two' is not allowed; allowed: comma-separated run ids"),
-        ({"runs": "1,-2"}, "runs: '-2' is not allowed"),
-        ({"runs": "0"}, "runs: '0' is not allowed"),
-        ({"runs": "99999999999999999999"}, "runs: '999999999999' is not allowed"),
+        ({"runs": "1,two"}, "runs: 'two' is not valid; allowed: comma-separated run ids"),
+        ({"runs": "1,-2"}, "runs: '-2' is not valid"),
+        ({"runs": "0"}, "runs: '0' is not valid"),
+        ({"runs": "99999999999999999999"}, "runs: '999999999999' is not valid"),
         ({"runs": ",".join(map(str, range(1, 52)))}, "runs: 51 runs are given; allowed"),
-        ({"runs": "1", "x": "colour"}, "x: 'colour' is not allowed; allowed: step, applied, time"),
+        ({"runs": "1", "x": "colour"}, "x: 'colour' is not valid; allowed: step, applied, time"),
         ({"runs": "1", "smooth": "2"}, "smooth: '2': allowed: at most 0.99"),
         (
             {"runs": "1", "draw": list("abcdefghijklm")},
@@ -146,7 +146,7 @@ def test_best_of_each_row_is_marked_where_it_is_known(
     assert cells(page, "best.loss") == ["1 the best", "1.8"]
     assert cells(page, "best.val/accuracy") == ["0.5 the best", "0.3571"]
     assert cells(page, "val/score") == ["2", "1.8"]
-    assert cells(page, "skipped") == ["1 33.3 % of its steps", "1 the best 25.0 % of its steps"]
+    assert cells(page, "skipped") == ["1 33.3 % of its steps", "1 the best 25 % of its steps"]
     assert "the best" not in "".join(cells(page, "seconds"))
     assert cells(page, "config.training.lr") == ["0.1", "0.2"]
     assert cells(page, "config.training.batch_size") == []

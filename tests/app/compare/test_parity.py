@@ -96,7 +96,7 @@ def test_precisions_are_paired_by_seed(database: Database, ada: User, script: Te
         "fp16 is worse than fp32 in val/accuracy by 0.0102 ± 0.001039 (5 seeds, 95 % confidence). "
         "The difference is larger than the margin of ±0.005."
     )
-    assert "is not decided" in only(parity(script, runs, margin=0.01))["sentence"]
+    assert "It is undecided" in only(parity(script, runs, margin=0.01))["sentence"]
 
 
 def test_better_and_worse_follow_the_direction_of_the_metric(
@@ -467,7 +467,7 @@ def test_times_on_different_devices_are_not_compared_by_themselves(
     assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
     with database.writing() as session:
         session.execute(delete(RunNode).where(RunNode.run_id == 3))
-    also = "not comparable: runs of a pair also differ in perhaps their device, which is not known"
+    also = "not comparable: runs of a pair also differ in possibly their device, which is not known"
     assert reason(parity(script, runs, **times)) == also
     assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
 
@@ -668,7 +668,7 @@ def test_runs_of_a_grid_without_a_partner_are_named(
     found = parity(script, runs)
     assert only(found)["combination"] == {"training.lr": "0.1"}
     assert found["unpaired"] == [3, 4, 7, 8]
-    assert "In no pair: runs 3, 4, 7, 8." in block(browser.get(f"/compare?runs={runs}").text)
+    assert "Not paired: runs 3, 4, 7, 8." in block(browser.get(f"/compare?runs={runs}").text)
 
 
 def test_runs_of_a_grid_that_differ_in_more_are_not_comparable(
@@ -789,7 +789,7 @@ def test_scripts_are_paired_by_their_own_seed(
         ({"target": "-1e200"}, "target", "at least"),
         ({"group": "training.lr"}, "group", "no difference in 'training.lr'; allowed: precision"),
         ({"group": "training.seed"}, "group", "no difference in 'training.seed'"),
-        ({"runs": "1,two"}, "runs", "'two' is not allowed"),
+        ({"runs": "1,two"}, "runs", "'two' is not valid"),
         ({"runs": ",".join(map(str, range(1, 52)))}, "runs", "51 runs are given"),
     ],
 )
@@ -868,9 +868,9 @@ def test_the_page_names_what_cannot_be_compared(
     page = browser.get("/compare?runs=1,2,3,4&metric=<u>").text
     assert "differ in training.lr, training.name: choose the one" in block(page)
     assert '<option value="">Setting</option><option>training.lr</option>' in block(page)
-    assert "None of these runs has &#39;&lt;u&gt;&#39;, so their parity" in page
+    assert "None of these runs has &#39;&lt;u&gt;&#39;, so parity is shown" in page
     ignored = browser.get("/compare?runs=1,2,3,4&group=training.seed").text
-    assert "These runs do not differ in &#39;training.seed&#39;, so their parity" in ignored
+    assert "These runs do not differ in &#39;training.seed&#39;, so parity is not shown" in ignored
     chosen = block(browser.get("/compare?runs=1,2,3,4&group=training.name").text)
     assert "Runs of a pair also differ in training.lr." in chosen
     assert "&lt;i&gt;" in chosen

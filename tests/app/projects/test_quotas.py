@@ -40,7 +40,7 @@ def test_an_admin_sets_limits(script: TestClient, browser: TestClient) -> None:
     typed["csrf_token"] = csrf_token(browser)
     refused = browser.post("/projects/quota", data=typed)
     assert refused.status_code == 422
-    assert "&#39;few&#39; is not allowed; allowed: a whole number from 0" in refused.text
+    assert "&#39;few&#39; is not valid; allowed: a whole number from 0" in refused.text
     assert 'value="few"' in refused.text
     browser.post("/projects/quota", data=typed | {"devices": ""})
     page = browser.get("/projects").text

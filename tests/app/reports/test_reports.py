@@ -111,12 +111,12 @@ def test_a_report_is_written_by_members_and_two_editors_do_not_overwrite_each_ot
 
 
 REFUSED = [
-    (PANEL.format("x", "loss"), "runs: 'x' is not allowed"),
+    (PANEL.format("x", "loss"), "runs: 'x' is not valid"),
     (PANEL.format("1", ""), "metrics: none is given"),
     (PANEL.format(",".join(map(str, range(1, 53))), "loss"), "52 runs are given"),
     (PANEL.format("1", ",".join("abcdefghijklm")), "13 names; allowed: at most 12"),
-    ("```panel\nruns: 1\nmetrics: loss\nx: sideways\n```", "x: 'sideways' is not allowed"),
-    ("```panel\nruns: 1\nmetrics: loss\nsmoothing: 2\n```", "smoothing: '2' is not allowed"),
+    ("```panel\nruns: 1\nmetrics: loss\nx: sideways\n```", "x: 'sideways' is not valid"),
+    ("```panel\nruns: 1\nmetrics: loss\nsmoothing: 2\n```", "smoothing: '2' is not valid"),
     ("```panel\nruns: 1\nmetrics: loss\ny: cubic\n```", "allowed: linear, log"),
     ("```panel\nruns: 1\nmetrics: loss\ncolour: red\n```", "colour: red: allowed: lines of"),
     ("\n\n".join([PANEL.format("1", "loss")] * 41), "41 panels; allowed: at most 40"),

@@ -46,7 +46,7 @@ def test_each_groups_filter_lists_its_runs(
             assert (listed["total"], listed["notes"]) == (group["runs"], []), group
             assert listed["runs"][0]["id"] == group["newest"]
     wrong = script.get("/api/v1/runs/groups", params={"group": "batch_size", "sort": "-name"})
-    assert "'-name' is not allowed; allowed: id, runs, batch_size, loss" in wrong.json()["detail"]
+    assert "'-name' is not valid; allowed: id, runs, batch_size, loss" in wrong.json()["detail"]
     groups = script.get("/api/v1/runs/groups", params={"group": "batch_size"}).json()["groups"]
     assert [(each["value"], each["filter"]) for each in groups] == [
         (8.0, "training.batch_size=8"),

@@ -67,7 +67,7 @@ def test_a_run_that_applied_nothing_says_so(
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     for path in ("/runs?filter=status:no_updates", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-outcome="no_updates" title="Finished">No step applied</span>' in page
+        assert 'data-outcome="no_updates" title="Finished">No updates</span>' in page
     assert "Each of its 2 steps was skipped" in page
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     for path in ("/runs?filter=status:stopped", "/runs/1"):
         page = browser.get(path).text
         assert 'data-outcome="stopped" title="Failed">Stopped by rule</span>' in page
-    assert f"<b>Stopped.</b> A rule of its configuration: {reason}" in page
+    assert f"<b>Stopped by rule.</b> A rule of its configuration: {reason}" in page
     assert "an error in the code" not in page
 
 

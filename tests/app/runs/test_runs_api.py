@@ -57,7 +57,7 @@ def nested(depth: int) -> list[object]:
         (
             {"recipe": "digits", "config": {"training": {"batch_size": 5000}}},
             "training.batch_size",
-            "5000 is not allowed; allowed: a whole number from 1 to 1,437",
+            "5000 is not valid; allowed: a whole number from 1 to 1,437",
         ),
         ({"recipe": "digits", "priority": 101}, "priority", "from -100 to 100"),
         ({"recipe": "digits", "devices_per_node": 0}, "devices_per_node", "from 1 to"),

@@ -1,15 +1,16 @@
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
-import { count, scale, size } from 'formats'
+import * as formats from 'formats'
 
-test('numbers are as formats.py says them', () => {
-  assert.equal(count(1234567), '1,234,567')
-  const scales = [[2 ** 19, '2<sup>19</sup>'], [2 ** -10, '2<sup>−10</sup>'], [1, '1'], [8, '8'], [3000, '3000'], [0, '0']]
-  for (const [value, text] of scales) assert.equal(scale(value), text)
-})
+/** Values and texts that the tests of Python's formats read, too. */
+const CASES = JSON.parse(readFileSync(new URL('../../number_formats.json', import.meta.url), 'utf8'))
 
-test('a size is in the unit that fits, and never in a power of ten', () => {
-  // tests/app/html/test_formats.py has the same cases.
-  const sizes = [[0, '0 B'], [999, '999 B'], [1000, '1 kB'], [999_999, '1000 kB'], [10 ** 6, '1 MB'], [2_512_345_678, '2.51 GB'], [10 ** 15, '1,000 TB'], [123 * 10 ** 15, '123,000 TB']]
-  for (const [bytes, text] of sizes) assert.equal(size(bytes), text)
-})
+for (const [kind, rows] of Object.entries(CASES)) {
+  test(`a ${kind} is formatted as on the server`, () => {
+    for (const [value, text] of rows) {
+      const html = kind === 'scale' ? text.replace(/\^(.*)/, (_, exponent) => `<sup>${exponent.replace('-', '−')}</sup>`) : text
+      assert.equal(formats[kind](typeof value === 'string' ? Number(value) : value), html, `${kind} of ${value}`)
+    }
+  })
+}

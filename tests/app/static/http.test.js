@@ -8,7 +8,7 @@ test('a page that hears nothing says for how long, and of when its numbers are',
   const said = 'the server has not answered for 40 s; numbers are of 14:03:20'
   assert.equal(silence(receivedAt, receivedAt + 40_000), said)
   assert.equal(silence(receivedAt, receivedAt + 49_999), said)
-  assert.match(silence(receivedAt, receivedAt + 200_000), / for 3 min; /)
+  assert.match(silence(receivedAt, receivedAt + 200_000), / for 3 min 20 s; /)
 })
 
 test('each try waits twice as long, to half a minute, and no two pages alike', () => {

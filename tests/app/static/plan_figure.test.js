@@ -17,7 +17,7 @@ test('errors of 0 and infinity are drawn at the ends of the axis', () => {
   assert.deepEqual(of('fp16').y, [1, 0.001])
   assert.deepEqual(of('fp32').y, [1e-4])
   assert.deepEqual(of('fp16').marker.symbol, ['circle-open', 'circle'])
-  assert.equal(of('fp16').customdata[0][1], 'Infinity')
+  assert.equal(of('fp16').customdata[0][2], '∞')
   assert.equal(of('fp16').customdata[0][0], 'fp16 &lt;b&gt;')
 })
 

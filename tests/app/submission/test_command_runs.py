@@ -107,10 +107,10 @@ def test_invalid_commands_are_rejected_by_field(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (2, "config.lr: 2 is not allowed; allowed: a number from 0 to 1"),
-        ("much", "config.lr: much is not allowed; allowed: a number"),
-        (True, "config.lr: True is not allowed; allowed: a number"),
-        ("$(reboot)", "config.lr: $(reboot) is not allowed; allowed: a number"),
+        (2, "config.lr: 2 is not valid; allowed: a number from 0 to 1"),
+        ("much", "config.lr: much is not valid; allowed: a number"),
+        (True, "config.lr: True is not valid; allowed: a number"),
+        ("$(reboot)", "config.lr: $(reboot) is not valid; allowed: a number"),
     ],
 )
 def test_a_value_is_what_its_parameter_allows(script: TestClient, value: Any, message: str) -> None:
@@ -182,7 +182,7 @@ def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
         (
             {"parameter.lr.value": "2"},
             "config.lr",
-            "2 is not allowed; allowed: a number of at most 1",
+            "2 is not valid; allowed: a number of at most 1",
         ),
         ({"parameter.lr.value": "9" * 5000}, "config.lr", "allowed: a number"),
         ({"parameter.lr.maximum": "much"}, "command.parameters.lr", "'much'; allowed: a number"),
@@ -191,7 +191,7 @@ def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
         (
             {"parameter.amp.value": "maybe"},
             "config.amp",
-            "maybe is not allowed; allowed: true or false",
+            "maybe is not valid; allowed: true or false",
         ),
         ({"command.variables": "A"}, "command.variables", "allowed: NAME=value"),
         ({"command.line": "python '"}, "command.line", "no closing quotation"),

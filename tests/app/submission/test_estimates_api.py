@@ -33,7 +33,7 @@ def test_a_cost_has_numbers_and_sentences(
     assert estimate["like_runs"] == [2, 1]
     assert estimate["sentences"] == [
         "2 min 0 s to 5 min 0 s of steps, at the 2 to 5 steps/s of 2 similar runs",
-        "3 checkpoints of 1.5 MB, 4.5 MB",
+        "3 checkpoints of 1.43 MiB, 4.29 MiB",
     ]
     estimate = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
     assert estimate["sentences"][0].endswith("of 2 similar runs, of other batch sizes")
@@ -77,7 +77,7 @@ def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)
     estimate = script.get("/api/v1/estimates", params=ASKED).json()["sentences"]
-    assert estimate == [f"it has to wait: all workers that offer it are drained: {worker.name}"]
+    assert estimate == [f"it must wait: all workers that offer it are drained: {worker.name}"]
 
 
 def test_memory_is_estimated_after_a_worker_has_counted(

@@ -65,7 +65,7 @@ def test_weights_are_named_by_run_and_step_or_by_path(
     [
         ({"run": 1, "step": 11}, "weights.run", "run 1 has saved no weights at step 11"),
         ({"run": 77}, "weights.run", "run 77 has saved no weights"),
-        ({"run": 0}, "weights.run", "0 is not allowed; allowed: a whole number of at least 1"),
+        ({"run": 0}, "weights.run", "0 is not valid; allowed: a whole number of at least 1"),
         ({"step": 3}, "weights.step", "3 has no effect without run"),
         ({"run": 1, "path": "a.pt"}, "weights.path", "path a.pt and run 1; allowed: one of"),
         ({"path": "a" * 1001}, "weights.path", "allowed: text of at most 1000 characters"),

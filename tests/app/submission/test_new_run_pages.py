@@ -65,16 +65,16 @@ def test_submitting_queues_the_run(database: Database, offered: None, browser: T
         (
             {"training.batch_size": "5000"},
             "training.batch_size",
-            "5000 is not allowed; allowed: a whole number",
+            "5000 is not valid; allowed: a whole number",
         ),
         (
             {"training.steps": "many"},
             "training.steps",
-            "many is not allowed; allowed: a whole number",
+            "many is not valid; allowed: a whole number",
         ),
         ({"training.steps": ""}, "training.steps", "it is empty; allowed: a whole number"),
-        ({"precision": "fp8"}, "precision", "fp8 is not allowed; allowed: one of fp16, bf16, fp32"),
-        ({"priority": "high"}, "priority", "high is not allowed; allowed: a whole number"),
+        ({"precision": "fp8"}, "precision", "fp8 is not valid; allowed: one of fp16, bf16, fp32"),
+        ({"priority": "high"}, "priority", "high is not valid; allowed: a whole number"),
         ({"after_id": "77"}, "after_id", "there is no run 77"),
         ({"recipe": "gpt"}, "recipe", "There is no recipe"),
     ],
@@ -143,7 +143,7 @@ def test_a_number_that_is_too_small_is_reported_at_its_field(
     answer = browser.post("/runs", data=form)
     assert answer.status_code == 422
     assert 'value="-3"' in answer.text
-    assert "-3 is not allowed; allowed: a whole number of at least 1" in answer.text
+    assert "-3 is not valid; allowed: a whole number of at least 1" in answer.text
 
 
 def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
@@ -187,7 +187,7 @@ def test_errors_use_labels(offered: None, browser: TestClient) -> None:
     """The summary takes the focus; the field is marked as invalid, with the message."""
     wrong = {"training.steps": "0", "after_id": "77", "training.max_grad_norm": "-1"}
     page = browser.post("/runs", data=FORM | wrong).text
-    assert ": -1 is not allowed; allowed: " in page  # as it was typed, not -1.0
+    assert ": -1 is not valid; allowed: " in page  # as it was typed, not -1.0
     assert '<a href="#training.steps">Steps</a>' in page
     assert '<a href="#after_id">After run</a>' in page
     assert "autofocus data-mistakes" in page

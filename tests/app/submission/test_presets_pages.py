@@ -61,8 +61,8 @@ def test_invalid_presets_are_not_saved(offered: None, browser: TestClient) -> No
     """Errors at their fields with the input preserved; also a missing name and too many presets."""
     wrong = browser.post("/presets", data=FORM | {"training.steps": "0", "priority": "x"})
     assert wrong.status_code == 422
-    assert "0 is not allowed; allowed: a whole number of at least 1" in wrong.text
-    assert "x is not allowed; allowed: a whole number" in wrong.text
+    assert "0 is not valid; allowed: a whole number of at least 1" in wrong.text
+    assert "x is not valid; allowed: a whole number" in wrong.text
     nameless = browser.post("/presets", data=FORM | {"preset": " "})
     assert nameless.status_code == 422
     assert 'id="preset-error"' in nameless.text

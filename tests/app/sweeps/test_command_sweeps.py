@@ -66,7 +66,7 @@ def test_a_grid_over_placeholders_is_submitted_as_commands(
     more = script.post("/api/v1/sweeps/1/extension", json={"space": {"lr": "0.5"}})
     assert more.json()["runs_total"] == 6
     wrong = script.post("/api/v1/sweeps/1/extension", json={"space": {"lr": "2"}}).json()["errors"]
-    assert "2 is not allowed; allowed: a number from 0 to 1" in wrong["space.lr"]
+    assert "2 is not valid; allowed: a number from 0 to 1" in wrong["space.lr"]
     with database.reading() as session:
         found = session.scalars(select(Run).order_by(Run.id)).all()
     assert {run.source for run in found} == {"command"}
@@ -104,7 +104,7 @@ def test_points_are_drawn_for_placeholders(
         ({"recipe": "digits"}, "recipe", "'digits' and a command; allowed: one of the two"),
         ({"command": None}, "recipe", "Field required, or a command"),
         ({"space": {"lrr": "1, 2"}}, "space.lrr", "allowed: lr, batch, name"),
-        ({"space": {"lr": "0.1, 2"}}, "space.lr", "2 is not allowed; allowed: a number"),
+        ({"space": {"lr": "0.1, 2"}}, "space.lr", "2 is not valid; allowed: a number"),
         ({"space": {"lr": "1, 1.0"}}, "space.lr", "it has 1 twice"),
         ({"space": {"batch": "uniform(1, 2)"}}, "space.batch", "allowed in a grid: values"),
         ({"space": {}}, "space", "0 settings"),
@@ -113,7 +113,7 @@ def test_points_are_drawn_for_placeholders(
         ({"config": {"name": "it", "x": 1}}, "config.x", "the line has no placeholder {x}"),
         ({"command": {"line": "python '"}}, "command.line", "no closing quotation"),
         ({"command": {"secrets": ["NONE"]}}, "command.secrets", "no secret 'NONE'"),
-        ({"nodes": 2}, "nodes", "2 is not allowed; allowed: 1"),
+        ({"nodes": 2}, "nodes", "2 is not valid; allowed: 1"),
     ],
 )
 def test_invalid_sweeps_are_rejected_by_field(
@@ -308,13 +308,13 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
         (
             {"parameter.lr.value": "0.1, 2"},
             "space.lr",
-            "2 is not allowed; allowed: a number of at most 1",
+            "2 is not valid; allowed: a number of at most 1",
         ),
-        ({"parameter.batch.value": "16, x"}, "space.batch", "x is not allowed; allowed: a number"),
+        ({"parameter.batch.value": "16, x"}, "space.batch", "x is not valid; allowed: a number"),
         ({"parameter.opt.value": "lion"}, "config.opt", "one of adam, sgd"),
         ({"parameter.lr.maximum": "much"}, "command.parameters.lr", "allowed: a number"),
         ({"command.variables": "A"}, "command.variables", "allowed: NAME=value"),
-        ({"runs": "many"}, "runs", "many is not allowed; allowed: a whole number"),
+        ({"runs": "many"}, "runs", "many is not valid; allowed: a whole number"),
         ({"at_once": ""}, "at_once", "it is empty; allowed: a whole number"),
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
     ],

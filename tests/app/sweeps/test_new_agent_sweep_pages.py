@@ -56,8 +56,8 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
     [
         ({"settings": ""}, "settings", "0 settings are searched; allowed: 1 to 20"),
         ({"settings": "lr = 0.1"}, "settings", "0 settings are searched; allowed: 1 to 20"),
-        ({"settings": "lr"}, "settings", "lr is not allowed; allowed: name = values"),
-        ({"settings": "= 1, 2"}, "settings", "= 1, 2 is not allowed; allowed: name = values"),
+        ({"settings": "lr"}, "settings", "lr is not valid; allowed: name = values"),
+        ({"settings": "= 1, 2"}, "settings", "= 1, 2 is not valid; allowed: name = values"),
         ({"settings": "a = 1, 2\na = 3"}, "settings", "a has two lines; allowed: one"),
         (
             {"settings": "a = uniform(0, 1)"},
@@ -68,12 +68,12 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
         (
             {"settings": "a = 1, 2\nb = inf"},
             "settings",
-            "b: inf is not allowed; allowed: finite numbers",
+            "b: inf is not valid; allowed: finite numbers",
         ),
         ({"settings": "a = 1, nan"}, "settings", "a: "),
         ({"settings": f"{'a' * 300} = 1, 2"}, "settings", "a name of at most 200 characters"),
         ({"settings": "a = 1..2000"}, "settings", "allowed: "),
-        ({"runs": "many"}, "runs", "many is not allowed; allowed: a whole number"),
+        ({"runs": "many"}, "runs", "many is not valid; allowed: a whole number"),
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
         ({"goal": ""}, "goal", "allowed: minimise or maximise"),
     ],

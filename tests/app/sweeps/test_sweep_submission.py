@@ -126,7 +126,7 @@ def test_a_grid_continues_after_one_of_its_runs_is_deleted(
     assert tried == [0.1, 1.0, None]
     assert the_sweep(database)[1] == "finished"
     page = browser.get("/sweeps/1").text
-    assert "run 1, deleted for good" in page
+    assert "run 1, deleted permanently" in page
     assert "/compare?runs=2,3" in page
     assert 'href="/runs/1"' not in page
     with database.writing() as session:
@@ -431,7 +431,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
         ({"space": {"modules.fp32": "a, b"}}, "modules.fp32", "as JSON"),
         ({"space": {"precision": "fp16, fp8"}}, "precision", "allowed: one of fp16"),
         ({"kind": "random", "space": {"training.max_grad_norm": "loguniform(0, 1)"}},
-         "training.max_grad_norm", "0 is not allowed"),
+         "training.max_grad_norm", "0 is not valid"),
         ({"kind": "random", "space": {"training.max_grad_norm": "uniform(1, 0)"}},
          "training.max_grad_norm",
          "uniform(1, 0): the first bound is greater than the second; allowed: two numbers"),

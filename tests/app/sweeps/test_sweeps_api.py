@@ -150,10 +150,10 @@ def test_the_form_shows_errors_and_preserves_input(offered: None, browser: TestC
     typed = FORM | {"training.steps": "uniform(1, 5)", "at_once": "<b>", "training.fused": "true"}
     page = browser.post("/sweeps", data=typed)
     assert page.status_code == 422
-    assert "&lt;b&gt; is not allowed; allowed: a whole number" in page.text
+    assert "&lt;b&gt; is not valid; allowed: a whole number" in page.text
     page = browser.post("/sweeps", data=typed | {"at_once": "1"})
     assert (
-        "uniform(…) is not allowed; allowed: integers(a, b), or comma-separated values" in page.text
+        "uniform(…) is not valid; allowed: integers(a, b), or comma-separated values" in page.text
     )
     assert 'value="uniform(1, 5)"' in page.text
     nothing = {"training.batch_size": "16", "training.fused": "true"}
@@ -239,7 +239,7 @@ def test_buttons_of_a_sweep(
     more = {"setting": "training.max_grad_norm", "more": "x"}
     wrong = browser.post("/sweeps/1/extension", data=more)
     assert wrong.status_code == 422
-    assert "x is not allowed; allowed: a number greater than 0" in wrong.text
+    assert "x is not valid; allowed: a number greater than 0" in wrong.text
     more["more"] = "3, 4"
     assert browser.post("/sweeps/1/extension", data=more).status_code == 303
     wrong = browser.post("/sweeps/1/extension", data={"more": "-1"})

@@ -212,7 +212,7 @@ def test_page_of_a_plan(planned: Run, browser: TestClient) -> None:
     assert "Fastest within the bounds: fp16 with model.head in fp32." in page
     assert "predicted from counted operations" in page
     assert page.count("<td>outside</td>") == 1
-    assert '<td class="number">unknown</td>' in page  # the cosine of a gradient that overflows
+    assert '<td class="number">NaN</td>' in page  # the cosine of a gradient that overflows
     assert "<code>model.head</code>" in page
     run_page = browser.get("/runs/1?tab=gradients").text
     assert f"/runs/{planned.id}/precision-plan" in run_page

@@ -27,7 +27,7 @@ def test_possible_actions_are_one_click_away(
     labels = [action["label"] for action in actions]
     assert "Fork from step 5 with training.learning_rate 0.05" in labels
     assert ("Start again with precision bf16" in labels) is bf16
-    assert "The learning rate is beyond reason" not in found
+    assert "The learning rate is far too large" not in found
     page = browser.get("/runs/1").text
     assert '<a href="#skipped">Skipped steps</a>' in page
     assert all(f">{label}</a>" in page for label in labels)
@@ -53,7 +53,7 @@ def test_an_extreme_learning_rate_is_the_first_suggestion(
     }
     labels = [action["label"] for each in found.values() for action in each["actions"]]
     assert labels == ["Start again with training.learning_rate 0.01"]
-    assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
+    assert "training.learning_rate is 40" in found["The learning rate is far too large"]["text"]
 
 
 def test_impossible_actions_are_not_offered(

@@ -110,9 +110,9 @@ def test_a_projects_rule_overrides_that_of_the_instance(
     ("changes", "text"),
     [
         ({"checkpoint_days": ""}, "Both fields are empty; allowed: days in one of them"),
-        ({"checkpoint_days": "0.5"}, "Checkpoints: 0.5 is not allowed; allowed: 1 to 36,500"),
-        ({"log_days": "nan"}, "Logs and samples: nan is not allowed"),
-        ({"log_days": "<i>"}, "Logs and samples: &lt;i&gt; is not allowed"),
+        ({"checkpoint_days": "0.5"}, "Checkpoints: 0.5 is not valid; allowed: 1 to 36,500"),
+        ({"log_days": "nan"}, "Logs and samples: nan is not valid"),
+        ({"log_days": "<i>"}, "Logs and samples: &lt;i&gt; is not valid"),
         ({"scope": "x"}, "allowed: all, or in:PROJECT"),
     ],
 )

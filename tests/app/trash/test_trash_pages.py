@@ -90,7 +90,7 @@ def test_a_full_disk_is_reported(
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _path: type("Usage", (), usage))
     settings.data.mkdir(exist_ok=True)
     page = browser.get("/runs").text
-    assert "500 GB of 1 TB free" in page
+    assert "466 GiB of 931 GiB free" in page
     assert 'class="gauge"' in page
     usage["free"] = 10**10
     assert 'class="gauge short"' in browser.get("/runs").text

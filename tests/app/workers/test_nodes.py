@@ -103,7 +103,7 @@ def test_an_invalid_number_of_nodes_is_rejected(database: Database, script: Test
     """With the allowed values; a command has one node."""
     add_workers(database)
     for body, message in (
-        ({"recipe": "digits", "nodes": 0}, "nodes: 0 is not allowed; allowed: a whole number"),
+        ({"recipe": "digits", "nodes": 0}, "nodes: 0 is not valid; allowed: a whole number"),
         ({"recipe": "digits", "nodes": 257}, "from 1 to 256"),
         ({"command": {"line": "true"}, "nodes": 2}, "allowed: 1 node for a command"),
     ):

@@ -221,7 +221,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
         ("failed", {"status": Status.FAILED, "error": "E: x"}, "failed: E: x"),
         ("failed", {"status": Status.FAILED, "error": "E: x()."}, "failed: E: x()"),
         ("cancelled", {"status": Status.CANCELLED}, "was cancelled"),
-        ("unreachable", {"status": Status.UNREACHABLE}, "is unreachable"),
+        ("unreachable", {"status": Status.UNREACHABLE}, "has no contact"),
         ("paused", {"status": Status.PAUSED}, "is paused"),
         (
             *("stopped", {"status": Status.FAILED, "failure_kind": "rule"}),
@@ -249,12 +249,13 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     steps["scale"][-1] = 2.0**-3
     steps["data_us"] = steps["step_us"]
     result = {
-        "collapsing": "is collapsing: the scale is 0.125, below 1, where it shrinks gradients; "
-        "21 of the last 250 steps (8.4 %) skipped, at most 21 in a row, the last just now",
+        "collapsing": "has a collapsing loss scale: the scale is 0.125, below 1, where it shrinks "
+        "gradients; "
+        "21 of 250 steps (8.4 %) were skipped, at most 21 in a row, most recently the last one",
         "dead": None,
         "oscillating": None,
         "nonfinite_loss": "had a loss that is not finite at step 100",
-        "starving": "waits for its data for 100% of its time",
+        "starving": "is input-bound: it waits for data for 100 % of its time",
         "loss_spike": "had a loss spike at step 240",
     }
     with_value = {
@@ -304,7 +305,7 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
         "diverged": "finished, but diverged: its loss is not finite from step 102 on",
         "nonfinite_loss": "had a loss that is not finite at step 102",
     }[condition]
-    cause = "the gradient of SqrtBackward0 of head is not defined (step 101)"
+    cause = "The gradient of SqrtBackward0 of head is not defined (step 101)"
     assert alert.text == f"Run 1, digits-fp16, {what}. Cause: {cause}."
 
 
@@ -406,8 +407,8 @@ def test_rules_are_checked_and_bounded(
 ) -> None:
     """A message has the field, the value and the allowed values; the same rule is created once."""
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"condition": "nice"}, "condition: 'nice' is not allowed; allowed: ended"),
-        ({"condition": "ended", "scope": "x"}, "scope: 'x' is not allowed; allowed: run"),
+        ({"condition": "nice"}, "condition: 'nice' is not valid; allowed: ended"),
+        ({"condition": "ended", "scope": "x"}, "scope: 'x' is not valid; allowed: run"),
         ({"condition": "scale_below"}, "value: there is none; allowed: a number"),
         ({"condition": "loss_above", "value": float("nan")}, "value: it is nan; allowed"),
         ({"condition": "no_progress", "value": 0.5}, "allowed: a number from 1 on, the minutes"),
@@ -430,7 +431,7 @@ def test_rules_are_checked_and_bounded(
         assert row.is_on
         assert rules.describe(row) == "any run has a loss scale below 1"
     monkeypatch.setattr(rules, "MOST", 1)
-    with pytest.raises(rules.Invalid, match="you have 1 rules; allowed: no more"):
+    with pytest.raises(rules.Invalid, match="you have 1 rules, the maximum"):
         rule(database, ada, "ended")
     change(database, running, scale=0.5)
     with database.writing() as session:

@@ -28,7 +28,9 @@ def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> 
     assert found.is_real
     assert found.per_cent == 63
     assert any(
-        text.startswith("63 % of the last 100 steps waited for data, for 50 % of their total time")
+        text.startswith(
+            "63 % of the last 100 steps waited for data, for 50.4 % of their total time"
+        )
         for text in texts
     )
 

@@ -77,9 +77,9 @@ def test_a_request_for_more_memory_than_any_number_of_bytes_waits(
         claimed = claim(session, worker, device_memory_bytes=8 * 2**30)
         assert claimed is not None
         assert claimed.id == fits.id
-        assert why(session, bad).startswith("it needs devices of 1e+308 GiB, and no worker")
+        assert why(session, bad).startswith("it needs devices of ∞, and no worker")
         bad.config = config(device_memory_gib=10**400)
-        assert why(session, bad).startswith("it needs devices of inf GiB, and no worker")
+        assert why(session, bad).startswith("it needs devices of ∞, and no worker")
 
 
 def test_claim_opens_an_attempt_with_a_lease(database: Database, ada: User, worker: Worker) -> None:

@@ -191,11 +191,11 @@ def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> No
         run.stored_bytes = 3 * 2**29
         runs.set_status(session, run, Status.RUNNING)
         with pytest.raises(
-            OverQuota, match=r"vision stores 1\.50 GiB, more than its limit of 1 GiB"
+            OverQuota, match=r"vision stores 1\.5 GiB, more than its limit of 1 GiB"
         ):
             quotas.check_submission(session, ada, "vision")
         (found,) = findings.of_run(session, run)
-        assert found.text.startswith("Project vision stores 1.50 GiB")
+        assert found.text.startswith("Project vision stores 1.5 GiB")
         assert quotas.used(session, ["vision"])["vision"] == {
             **{"devices_used": 0, "queued_used": 1, "stored_bytes": 3 * 2**29},
         }
@@ -210,6 +210,6 @@ def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> No
 def test_a_limit_is_a_number_within_bounds(database: Database, name: str, value: Any) -> None:
     """Others are rejected with the field, the value and the allowed values."""
     with database.writing() as session:
-        with pytest.raises(Invalid, match=rf"{name}: '{value}' is not allowed; allowed: a "):
+        with pytest.raises(Invalid, match=rf"{name}: '{value}' is not valid; allowed: a "):
             make(session, "vision", **{name: value})
         assert projects.get(session, "vision").devices is None

@@ -191,10 +191,10 @@ def test_a_run_is_erased_with_all_its_rows(
         assert (run.name, run.config, run.stored_bytes) == ("", {}, 0)
         assert run.erased_at is not None
         assert trash.contents(session).runs == 0
-        with pytest.raises(NotFound, match="for good"):
+        with pytest.raises(NotFound, match="permanently"):
             runs.get(session, ended)
     for act in (trash.restore, trash.delete, trash.erase):
-        with pytest.raises(NotFound, match="for good"), database.writing() as session:
+        with pytest.raises(NotFound, match="permanently"), database.writing() as session:
             act(session, ended, ada)
 
 

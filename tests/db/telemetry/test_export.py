@@ -113,11 +113,11 @@ def test_run_without_rows_gives_an_empty_table(database: Database, running: Run,
 
 
 def test_the_data_wait_of_a_step_is_a_number_or_unknown(database: Database, running: Run) -> None:
-    """Unknown is NaN in CSV, so that the column stays numeric, and null in Parquet."""
+    """Unknown is an empty cell in CSV, null in Parquet, and NaN for the client's arrays."""
     steps = make_steps([1.0] * 3)
     steps["data_us"][0] = UNKNOWN_US
     record(database, running, steps)
-    assert [row["data_us"] for row in read_csv(database, running, "steps")] == ["NaN", "80", "120"]
+    assert [row["data_us"] for row in read_csv(database, running, "steps")] == ["", "80", "120"]
     assert [row["data_us"] for row in read_parquet(database, running, "steps")] == [None, 80, 120]
     text = b"".join(export.as_csv(database, running.id, "steps")).decode()
     waits = series.of_steps([text], 1, 3)["data_us"].value

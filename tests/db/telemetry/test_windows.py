@@ -1,6 +1,8 @@
 """Windows: few points, and yet every extreme and every event of the raw steps."""
 
+import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -231,7 +233,9 @@ def test_metric_that_is_not_a_number_is_the_latest_all_the_same(
     points = [make_metric(1, 0.5), make_metric(3, "NaN"), make_metric(2, "NaN", "a")]
     record(database, running, events=points)
     with database.reading() as session:
-        assert windows.measured(session, running.id) == [
-            Measured("a", 2, None, None, None, 1),
-            Measured("val/accuracy", 3, None, 0.5, 0.5, 2),
-        ]
+        found = windows.measured(session, running.id)
+    assert all(math.isnan(each.value) for each in found)
+    assert [replace(each, value=0.0) for each in found] == [
+        Measured("a", 2, 0.0, None, None, 1),
+        Measured("val/accuracy", 3, 0.0, 0.5, 0.5, 2),
+    ]

@@ -17,7 +17,7 @@ def test_a_terminal_sees_how_far_it_is(
         result(2**22, 2**22)
     drawn = capsys.readouterr().err.split("\r\033[2K")
     assert "run 1" in drawn[1]
-    assert " 75%  3.0 MiB of 4.0 MiB" in drawn[1]
+    assert " 75%  3 MiB of 4 MiB" in drawn[1]
     assert "100%" in drawn[2]
     assert drawn[-1] == ""
 

@@ -92,7 +92,7 @@ def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[s
 def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a running run, once."""
     type_command("run", "scale", "1", "4096")
-    assert "4096" in capsys.readouterr().out
+    assert "2^12" in capsys.readouterr().out
     statuses: list[dict[str, Any]] = client.run(1)["statuses"]
     assert "requested a loss scale of 2^12" in statuses[-1]["reason"]
 

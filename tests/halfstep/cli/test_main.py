@@ -221,9 +221,9 @@ def test_unknown_command_is_named() -> None:
         ("run show 1 2", "got unexpected extra argument(s) (2)"),
         ("run show 1 --jsno", "no such option: --jsno"),
         ("run shwo 1", "there is no command 'shwo'; did you mean 'show'? allowed: submit, list,"),
-        ("submit digits --precision fp17", "--precision: 'fp17' is not allowed; allowed: fp16, "),
-        ("top --interval 0", "--interval: 0 is not allowed; allowed: at least 0.2"),
-        ("export tensorflow 1 x", "TARGET: 'tensorflow' is not allowed; allowed: tensorboard, ml"),
+        ("submit digits --precision fp17", "--precision: 'fp17' is not valid; allowed: fp16, "),
+        ("top --interval 0", "--interval: 0 is not valid; allowed: at least 0.2"),
+        ("export tensorflow 1 x", "TARGET: 'tensorflow' is not valid; allowed: tensorboard, ml"),
     ],
 )
 def test_a_typing_error_is_one_sentence(
@@ -250,7 +250,7 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         ("run show 1", 1, "the server does not answer"),
         ("projects", 1, "the server does not answer"),
         ("workers", 1, "the server does not answer"),
-        ("storage runs --limit 0", 2, "--limit: 0 is not allowed; allowed: 1 to 1000"),
+        ("storage runs --limit 0", 2, "--limit: 0 is not valid; allowed: 1 to 1000"),
         (
             "storage prune --logs 1",
             1,

@@ -53,7 +53,7 @@ def test_a_folder_whose_name_is_not_utf8_is_rejected(
 ) -> None:
     """In a sentence, and nothing is written."""
     assert type_command("export", target, "1", str(tmp_path / "caf\udce9")) == 2
-    assert "is not allowed; allowed: UTF-8" in capsys.readouterr().err
+    assert "is not valid; allowed: UTF-8" in capsys.readouterr().err
     assert not list(tmp_path.glob("caf*"))
 
 

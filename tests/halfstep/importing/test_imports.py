@@ -26,7 +26,7 @@ from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
 from halfstep.session.logged_values import Histogram, as_file
-from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.flags import SKIPPED, UNKNOWN_NORM
 from halfstep.telemetry.run_folder import read_run
 from tests.halfstep.importing.conftest import Import
 from tests.halfstep.importing.imports_made import (
@@ -167,7 +167,7 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     assert (written.steps["flags"] & SKIPPED).tolist() == [0, SKIPPED, 0, 0, 0]
     other = Written(Path(result["b-c"]["folder"]))
     assert metrics(other) == {"val": [(0, 2.0)], "skipped": [(1, 3.0)]}
-    assert other.steps["flags"].tolist() == [0]
+    assert other.steps["flags"].tolist() == [UNKNOWN_NORM]
 
 
 def test_the_second_writer_of_torch_says_how_it_was_configured(

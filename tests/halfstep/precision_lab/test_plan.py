@@ -247,7 +247,7 @@ def test_drawing_the_batches_leaves_the_generators() -> None:
         (17, {}, "batches has more than 16 batches: pass 1 to 16"),
         (1, {"max_error": -1}, "max_error = -1: must be a number from 0 to 10"),
         (1, {"min_cosine": float("nan")}, "min_cosine = nan: must be a number from -1 to 1"),
-        (1, {"fp32_cost": 0.5}, "fp32_cost = 0.5: must be a number from 1 to 1000"),
+        (1, {"fp32_cost": 0.5}, "fp32_cost = 0.5: must be a number from 1 to 1,000"),
         (1, {"scale": "much"}, "scale = 'much': must be a number from 1 to"),
     ],
 )

@@ -24,7 +24,7 @@ def test_javascript_has_the_same_flags() -> None:
 def test_constants_are_the_flags() -> None:
     """The plain integers that arrays are compared with; stored values, which must not change."""
     values = {"SKIPPED": 1, "NONFINITE_LOSS": 2, "NORM_OVERFLOW": 4}
-    values |= {"NOT_STEPPED": 8, "UNKNOWN_LOSS": 16}
+    values |= {"NOT_STEPPED": 8, "UNKNOWN_LOSS": 16, "UNKNOWN_NORM": 32}
     assert {flag.name: flag.value for flag in StepFlag} == values
     assert {name: getattr(flags, name) for name in values} == values
     assert all(type(getattr(flags, name)) is int for name in values)

@@ -1,0 +1,118 @@
+"""The statement on a run's health, against every cause."""
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import db.health
+from db.database import Database
+from db.health import findings, scaling_health
+from db.health.finding import EXPLAINING, Finding
+from db.health.health_statement import health_statement
+from db.tables import Run
+from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
+from tests.diagnosis.registry import CAUSES
+
+SEARCH = list(range(1, 7))
+SKIPS = [*SEARCH, 320, 345, 370, 395]
+#: Figures of each health, as arguments of count().
+FIGURES = {
+    "calibrating": (20, SEARCH, 2.0**18),
+    "healthy": (400, SEARCH, 2.0**18),
+    "oscillating": (400, SKIPS, 2.0**19),
+    "collapsing": (400, [*SEARCH, *range(391, 401)], 2.0**8),
+    "dead": (600, list(range(50, 601)), 2.0**16),
+}
+#: Growths by the recorded events: not known, none, and as many as skips.
+GROWTHS = (None, [], [319, 344, 369, 394])
+#: Words that name a reason; only a finding has the evidence for one.
+BLAME = re.compile(r"because|cause|limit|too (large|high)|due to|search|grows|falls back", re.I)
+
+
+def _titles() -> Iterator[tuple[str, str]]:
+    """Yield the title and cause of each finding in the source, without its figures."""
+    for path in Path(db.health.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Finding":
+                named = {each.arg: each.value for each in call.keywords}
+                cause = named.get("cause")
+                title = ast.unparse(call.args[0])
+                yield title, cause.value if isinstance(cause, ast.Constant) else ""
+
+
+FINDINGS = sorted(set(_titles()))
+
+
+def test_every_cause_is_walked() -> None:
+    """The findings of the source are those of the catalogue."""
+    assert {cause for _title, cause in FINDINGS} >= set(CAUSES)
+
+
+@pytest.mark.parametrize("word", FIGURES)
+def test_no_statement_contradicts_a_finding(word: str) -> None:
+    """Events say what happened, only the first finding says why, and a fault is not called well."""
+    each = itertools.product(FINDINGS, (True, False), (True, False), GROWTHS)
+    for (title, cause), is_certain, is_fault, growths in each:
+        figures = scaling_health.count(*FIGURES[word], growths=growths)
+        health = scaling_health.judge(figures)
+        first = Finding(title, "", cause=cause, is_certain=is_certain, is_fault=is_fault)
+        said = health_statement(health, [first])
+        assert health.word == word
+        whole = f"{said.title}. {said.text}"
+        if first.is_certain_fault:
+            assert said.tone != "good", whole
+            assert "healthy" not in said.title.lower(), whole
+        if grown := re.search(r"grew (\d+) times", said.text):
+            assert int(grown[1]) == len(growths or ()), whole
+        assert growths is not None or "grew" not in said.text, whole
+        facts, *named = re.split(r"(?:Likely c|C)ause: ", said.text, maxsplit=1)
+        assert not BLAME.search(facts), whole
+        if named:
+            assert (named, cause in EXPLAINING) == ([f"{title}."], True)
+            assert ("Likely" in said.text) is not is_certain
+
+
+def test_growths_are_those_of_the_events(database: Database, running: Run) -> None:
+    """A scale that never grew is not said to have grown, and each recorded growth counts."""
+    skipped = [*SEARCH, 320, 345, 370, 395]
+    steps = make_steps([1.0] * 400, skipped=skipped)
+    steps["scale"] = 2.0**19
+    record(database, running, steps, events=make_events(skipped))
+
+    def reason() -> str:
+        with database.reading() as session:
+            judged = scaling_health.scaling_health(session, session.get_one(Run, running.id))
+        assert judged is not None
+        assert judged.word == "oscillating"
+        return judged.reason
+
+    assert "the scale did not grow in these steps" in reason()
+    growths = [make_skip(step, kind="growth") for step in (200, 369, 394)]
+    record(database, running, events=growths)
+    assert "the scale grew 2 times in these steps" in reason()
+
+
+def test_a_scale_is_not_blamed_for_a_loss_that_is_not_finite(
+    database: Database, running: Run
+) -> None:
+    """The finding that excludes the scale is the cause that the statement names."""
+    skipped = [*SEARCH, 320, 345, 370, 395]
+    steps = make_steps([1.0] * 400, skipped=skipped)
+    steps["scale"] = 2.0**19
+    rows = [event | {"loss_nonfinite": event["kind"] == "skip"} for event in make_events(skipped)]
+    record(database, running, steps, events=rows)
+    with database.reading() as session:
+        run = session.get_one(Run, running.id)
+        found = findings.of_run(session, run)
+        judged = scaling_health.scaling_health(session, run)
+    assert judged is not None
+    assert found[0].cause == "forward_overflow"
+    assert "the loss scale is not the cause" in found[0].text
+    said = health_statement(judged, found)
+    assert said.title == "Frequent skips"
+    assert said.text.endswith(f"Likely cause: {found[0].title}.")
+    assert not BLAME.search(judged.reason)

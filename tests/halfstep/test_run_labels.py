@@ -1,0 +1,39 @@
+"""Labels of states."""
+
+import pytest
+
+from app.html.rendering import fragment
+from app.runs import filters
+from db.health.health_statement import TONES
+from db.runs.outcomes import OUTCOMES
+from db.tables import Status
+from halfstep.cli import formats
+from halfstep.run_labels import HEALTHS, STATES
+from tests.halfstep.cli.formats_made import RUN
+
+
+def test_every_state_has_a_label() -> None:
+    """Statuses, outcomes and states of health each have one."""
+    assert {*STATES} == {*Status, *OUTCOMES}
+    assert {*HEALTHS} == {*TONES}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
+    """The pill of a page, a line of the command and a filter's chip; the filter also reads it."""
+    is_outcome = state in OUTCOMES
+    run = RUN | {"status": "finished", "outcome": state} if is_outcome else RUN | {"status": state}
+    label = STATES[state]
+    assert f">{label}<" in fragment("run/_status_pill.html", run={"outcome": None} | run)
+    assert formats.state(run) == label.lower()
+    words = f"status:{label.replace(' ', '_')}", f'status:"{label}"', f"status:{state}"
+    assert len({str(filters.read(word, me="ada")) for word in words}) == 1
+    [chip], _invalid = filters.chips(f"status:{state}")
+    assert chip.value == label.lower()
+
+
+@pytest.mark.parametrize("word", HEALTHS)
+def test_page_and_command_have_one_word_for_a_health(word: str) -> None:
+    """A cell of the list and a line of the command."""
+    run = RUN | {"health": {"word": word, "reason": "No step was skipped."}}
+    assert formats.health(run) == HEALTHS[word].lower()
