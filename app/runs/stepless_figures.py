@@ -12,7 +12,6 @@ from app.runs.key_figures import MetricFigure
 from db.runs import runs
 from db.tables import COMMAND, ENDED, WATCH, LatestMetric, Run, Status
 from db.telemetry.latest_metrics import COUNTERS, is_evaluation
-from halfstep.number_formats import count
 
 #: Tiles of each kind.
 MOST_METRICS, MOST_PARAMETERS = 4, 3
@@ -50,7 +49,7 @@ def _metrics(session: Session, run: Run) -> list[MetricFigure]:
     )
     order = case((is_evaluation(), 0), else_=1)
     rows = session.execute(query.order_by(order, name).limit(MOST_METRICS))
-    return [MetricFigure(row.name, row.value, f"step {count(row.step)}") for row in rows]
+    return [MetricFigure.of(row.name, row.step, row.value) for row in rows]
 
 
 def _exit_code(session: Session, run: Run) -> int | None:

@@ -95,7 +95,7 @@ def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (GREY * 1000, "values from 0 to 1000; allowed: 0 … 1, -1 … 1 or 0 … 255"),
+        (GREY * 1000, "values from 0 to 1,000; allowed: 0 … 1, -1 … 1 or 0 … 255"),
         (GREY * 1.5, "values from 0 to 1.5"),
         (GREY * 3 - 2, "values from -2 to 1"),
         (BYTES.astype(np.int64) * 2, "values from 0 to 510; allowed: 0 … 255"),

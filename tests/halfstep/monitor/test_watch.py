@@ -524,7 +524,7 @@ def test_values_that_cannot_be_shown_are_reported_and_not_logged(
     result = capsys.readouterr().err
     for name in ("shape", "type", "long", "figure", "bins", "sound"):
         assert f"halfstep: {name} is not logged: " in result
-    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in result
+    assert "it is 2 MiB as .txt; allowed: 1 MiB" in result
 
 
 def test_an_invalid_number_is_reported_and_others_are_recorded(
