@@ -211,7 +211,7 @@ def _fragments(
     if changes.events or changes.diagnoses or changes.is_over:
         findings = advised(session, run)
         fragments["findings"] = fragment("run/_findings.html", run=summary, findings=findings)
-    if changes.events:
+    if summary.is_scaled and (changes.events or changes.steps["step"]):
         card = fragment("run/_scaler.html", run=summary, scaler=scaler_card(session, run))
         fragments["scaler"] = card
     is_listed = not summary.is_watched
