@@ -23,6 +23,7 @@ from app.runs import list_facts
 from app.runs.columns import Column
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.list_facts import ListFacts
+from app.runs.static_charts import static_charts
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
@@ -30,7 +31,7 @@ from app.telemetry.suggested_actions import advised
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
-from db.errors import NotFound
+from db.errors import NotFound, StepsUnreadable, StorageUnreachable
 from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
 from db.queue import pending_reasons
@@ -54,6 +55,8 @@ PLACES_SECONDS = 3.0
 FACTS = "~"
 #: Optional parts of a message: a page requests only what it draws.
 PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
+#: Further fragments of a page that has not loaded plotly yet, only on request.
+FIRST_CHARTS = "first_charts"
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,8 @@ def _message(
     rows: dict[str, TableRows] | UnsetType = UNSET
     if "fragments" in parts:
         fragments, rows = _fragments(session, summary, run, changes, shown)
+        if FIRST_CHARTS in parts:
+            fragments |= _first_charts(session, summary, run, chosen)
     return RunMessage(
         run=summary.model_dump(mode="json"),
         is_over=changes.is_over,
@@ -211,9 +216,10 @@ def _fragments(
     if changes.events or changes.diagnoses or changes.is_over:
         findings = advised(session, run)
         fragments["findings"] = fragment("run/_findings.html", run=summary, findings=findings)
-    if summary.is_scaled and (changes.events or changes.steps["step"]):
-        card = fragment("run/_scaler.html", run=summary, scaler=scaler_card(session, run))
-        fragments["scaler"] = card
+    if summary.is_scaled or changes.events:
+        scaler = scaler_card(session, run)
+        for part in ("scaler_figures", *(["scaler"] if changes.events else [])):
+            fragments[part] = fragment(f"run/_{part}.html", run=summary, scaler=scaler)
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
         fragments["spikes"] = fragment(
@@ -230,6 +236,23 @@ def _fragments(
         fragments["skips"] = fragment("run/_skips.html", run=summary, skipped=skipped)
     tables = dict(_rows(session, summary, changes, metrics))
     return fragments, {name: rows for name, rows in tables.items() if name not in fragments}
+
+
+def _first_charts(
+    session: Session, summary: RunSummary, run: Run, chosen: Choice
+) -> dict[str, str]:
+    """Return the charts and their legends that the page shows until plotly is loaded."""
+    names = chosen.names(session, run.id).names
+    try:
+        charts = static_charts(session, run, names, is_scaled=summary.is_scaled)
+    except (StepsUnreadable, StorageUnreachable):
+        return {}
+    parts = {"chart": "run/_static_chart.html", "lines": "run/_static_lines.html"}
+    return {
+        f"{part}_{row}": fragment(template, chart=chart)
+        for part, template in parts.items()
+        for row, chart in charts.items()
+    }
 
 
 def _rows(

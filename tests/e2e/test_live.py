@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, Route, expect
 
 from db.database import Database
 from db.tables import Run
 from db.telemetry import telemetry
-from tests.db.telemetry.telemetry_made import make_events, make_steps, step_event
+from tests.db.telemetry.telemetry_made import make_events, make_steps, record, step_event
 
 SAMPLES, MOMENTS = 100, 5
 BATCH = 20
@@ -32,7 +32,7 @@ SHOWN = """() => {
             ...plots.map((plot) => plot._fullLayout.xaxis.range[1]),
             number('[data-fact=step]'),
             number('.facts .fact:nth-child(2) .below'),
-            number('[data-fragment=scaler] header span'),
+            number('[data-fragment=scaler_figures] header span'),
         ],
         skipped: [
             ...skips.map(({ x }) => x.at(-1)),
@@ -74,3 +74,27 @@ def test_all_parts_of_a_slow_page_show_the_same_step(
     assert apart == []
     apart = [sample for sample in samples if len({*sample["skipped"]}) > 1]
     assert apart == []
+
+
+def test_the_servers_charts_are_live_until_plotly_is_there(
+    database: Database, running: Run, page: Page
+) -> None:
+    """They show the step of the tiles, and the figures that replace them do too."""
+    held: list[Route] = []
+    page.route("**/plotly*", lambda route: held.append(route))
+    record(database, running, make_steps([2.0] * 10))
+    page.goto("/runs/1")
+    before = page.inner_html("[data-plot=loss] svg.lines")
+    record(database, running, make_steps([0.5] * 30, first=11))
+    expect(page.locator("[data-fact=step]")).to_have_text("40")
+    assert page.inner_text("[data-last=loss]") == "0.5"
+    assert page.locator("[data-plot=scale] .x span").last.inner_text() == "40"
+    assert page.inner_html("[data-plot=loss] svg.lines") != before
+    for route in held:
+        route.continue_()
+    for panel in ("loss", "scale"):
+        page.wait_for_selector(f"[data-plot={panel}][data-drawn='40']")
+    expect(page.locator("[data-static-chart]")).to_have_count(0)
+    record(database, running, make_steps([0.25] * 10, first=41))
+    page.wait_for_selector("[data-plot=loss][data-drawn='50']")
+    assert page.locator("[data-row=loss] .panel-lines b").first.inner_text() == "0.25"

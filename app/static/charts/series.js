@@ -196,14 +196,14 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   }
 
   return {
-    /** Fetch and draw, once. */
+    /** Fetch and draw, once; returns when there is something to draw. */
     show: async () => {
       if (isAsked) return
       isAsked = true
       const answer = insisted(`${api}/series?${queryOf({})}`)
       await library()
       const page = await (await answer).json()
-      onceReached(page.cursor, () => {
+      return onceReached(page.cursor, () => {
         points = new Points(page)
         newest = points.last
         early.forEach(take)

@@ -25,7 +25,7 @@ import { createPrecisionDiff } from 'precision_diff'
 const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
 /** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
-const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
+const [SHOWN, CHARTED, LOADING] = ['log,fragments', 'log,fragments,steps,metrics', 'log,fragments,steps,metrics,first_charts']
 const shown = metricsShown(arrangementOf(article.querySelector('[data-charts]'), article.dataset.recipe).arrangement.pinned)
 const FIRST_TAB = 'charts' // which the address does not name
 
@@ -56,14 +56,20 @@ const missed = new Set()
 /** @type {{ask: (query: Record<string, string|string[]>) => void}|null} */
 let stream = null
 let isCharted = false
+let asked = SHOWN
+/** @param {string} parts */
+const ask = (parts) => {
+  if (parts !== asked) stream?.ask({ ...shown, parts })
+  asked = parts
+}
 
 /** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
     if (isCharted) return
     isCharted = true
-    stream?.ask({ ...shown, parts: `${CHARTED},${SHOWN}` }) // first, so that nothing is lost between the two
-    series.show()
+    ask(article.querySelector('[data-static-chart]') ? LOADING : CHARTED) // first, so that nothing is lost between the two
+    series.show().then(() => ask(CHARTED))
   },
   gradients: () => {
     for (const [kind, create] of FIGURES) {
@@ -140,5 +146,5 @@ if (article.dataset.over === 'false') {
     messages.push(...parts.splice(0))
     revision = reached
     showNews(showNewest)
-  }, { ...shown, parts: isCharted ? `${CHARTED},${SHOWN}` : SHOWN })
+  }, { ...shown, parts: asked })
 }
