@@ -134,7 +134,9 @@ def _answers(address: str) -> bool:
 def _train(settings: Settings, step: int, steps_a_second: int) -> None:
     """Spool steps at a steady pace, handed over as often as trainer.telemetry does."""
     rng = np.random.default_rng(1)
-    spool = SpoolWriter(settings.run_folder(1) / "spool", 1)
+    while not settings.scratch_folder(1).exists():  # the recorder creates it
+        time.sleep(FLUSH_SECONDS)
+    spool = SpoolWriter(settings.scratch_folder(1) / "spool", 1)
     begun, made = time.time(), 0
     while True:
         time.sleep(DRAIN_SECONDS)

@@ -22,6 +22,7 @@ from app.runs import list_facts
 from app.runs.columns import Column
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.list_facts import ListFacts
+from app.runs.static_charts import static_charts
 from app.runs.stepless_figures import stepless_figures
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
@@ -30,7 +31,7 @@ from app.telemetry.suggested_actions import AdvisedFinding, advised
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
-from db.errors import NotFound
+from db.errors import NotFound, StepsUnreadable, StorageUnreachable
 from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
 from db.queue import pending_reasons
@@ -55,6 +56,8 @@ PLACES_SECONDS = 3.0
 FACTS = "~"
 #: Optional parts of a message: a page requests only what it draws.
 PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
+#: Further fragments of a page that has not loaded plotly yet, only on request.
+FIRST_CHARTS = "first_charts"
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,8 @@ def _message(
         if has_new_findings:
             html = fragment("run/_findings.html", run=summary, findings=findings)
             fragments["findings"] = html
+        if FIRST_CHARTS in parts:
+            fragments |= _first_charts(session, summary, run, chosen)
     return RunMessage(
         run=summary.model_dump(mode="json"),
         is_over=changes.is_over,
@@ -223,9 +228,10 @@ def _fragments(
         fragments["environment"] = fragment(
             "run/_environment.html", run=summary, environment=environment
         )
-    if changes.events:
-        card = fragment("run/_scaler.html", run=summary, scaler=scaler_card(session, run))
-        fragments["scaler"] = card
+    if summary.is_scaled or changes.events:
+        scaler = scaler_card(session, run)
+        for part in ("scaler_figures", *(["scaler"] if changes.events else [])):
+            fragments[part] = fragment(f"run/_{part}.html", run=summary, scaler=scaler)
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
         fragments["spikes"] = fragment(
@@ -249,6 +255,23 @@ def _facts(session: Session, run: Run, summary: RunSummary) -> str:
     if stepless := stepless_figures(session, run):
         return fragment("run/_stepless_facts.html", run=summary, stepless=stepless)
     return fragment("run/_facts.html", run=summary, figures=key_figures(session, run))
+
+
+def _first_charts(
+    session: Session, summary: RunSummary, run: Run, chosen: Choice
+) -> dict[str, str]:
+    """Return the charts and their legends that the page shows until plotly is loaded."""
+    names = chosen.names(session, run.id).names
+    try:
+        charts = static_charts(session, run, names, is_scaled=summary.is_scaled)
+    except (StepsUnreadable, StorageUnreachable):
+        return {}
+    parts = {"chart": "run/_static_chart.html", "lines": "run/_static_lines.html"}
+    return {
+        f"{part}_{row}": fragment(template, chart=chart)
+        for part, template in parts.items()
+        for row, chart in charts.items()
+    }
 
 
 def _rows(

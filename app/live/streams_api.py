@@ -22,6 +22,7 @@ from db.runs import runs
 router = APIRouter(prefix="/runs", tags=["live"])
 
 EVERYTHING = ",".join(run_updates.PARTS)
+ALLOWED = (*run_updates.PARTS, run_updates.FIRST_CHARTS)
 LIST_SECONDS = 0.5
 
 After = Annotated[str, Query(description="Cursor of the last received event")]
@@ -29,11 +30,11 @@ LastEventId = Annotated[str, Header(description="The same, sent by a browser tha
 
 
 def _parts(text: str) -> str:
-    if unknown := set(text.split(",")) - {*run_updates.PARTS, ""}:
+    if unknown := set(text.split(",")) - {*ALLOWED, ""}:
         raise PydanticCustomError(
             "parts",
             "unknown: {unknown}; allowed: {allowed}, separated by commas",
-            {"unknown": ", ".join(sorted(unknown)), "allowed": ", ".join(run_updates.PARTS)},
+            {"unknown": ", ".join(sorted(unknown)), "allowed": ", ".join(ALLOWED)},
         )
     return text
 
@@ -87,7 +88,7 @@ async def stream_run(
     "steps" replaces all steps from its first step on, since a resume repeats steps. "metrics" are
     points of a page of metrics, in order of name.
     """
-    requested = [name for name in run_updates.PARTS if name in parts.split(",")]
+    requested = [name for name in ALLOWED if name in parts.split(",")]
     poll = run_updates.of_run(
         database, settings, run_id, parts=requested, grants=principal.grants, chosen=chosen
     )

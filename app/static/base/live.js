@@ -9,10 +9,13 @@ const FINAL = { 401: 'Signed out: sign in again', 403: 'not allowed', 404: 'this
 /** Update interval of the badge while the server is away. */
 const BADGE_MS = 1000
 
+/** The revision of a run that a cursor stands for; -1: more of the same one is to come. @param {string} cursor as db.telemetry.series.Cursor writes it */
+export const revisionOf = (cursor) => Number(cursor.split('.')[1])
+
 /**
  * @param {string} url
  * @param {string} cursor of the page's present state
- * @param {(message: any) => void} onMessage is called with each message; one with is_over is the last
+ * @param {(message: any, cursor: string) => void} onMessage is called with each message and the cursor after it; one with is_over is the last
  * @param {Record<string, string|string[]>} [query] requested parts, columns and metrics; default: all
  * @returns {{ask: (query: Record<string, string|string[]>) => void}} changes the query from now on
  */
@@ -41,7 +44,7 @@ export const follow = (url, cursor, onMessage, query = {}) => {
       const message = JSON.parse(event.data)
       cursor = event.lastEventId
       if (message.is_over) end()
-      onMessage(message)
+      onMessage(message, cursor)
     }
     // The browser's own reconnection repeats the first URL; this one uses the latest cursor, and
     // retries after an error too.

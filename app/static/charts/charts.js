@@ -1,15 +1,12 @@
-// The only place that touches Plotly. Draws when on screen, as often as drawing is cheap.
+// The only place that touches Plotly. Draws when on screen, all plots of a page together.
 import { pause } from 'http'
+import { draw, drawFirst } from 'snapshots'
 import { still } from 'dom_updates'
 
 /** Of runs side by side: ten, and beyond as many again, dashed. */
 const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
 const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', good: '--good', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
-/** Drawing of all plots together may take this share of the time, painting by the browser not counted. */
-const SHARE = 0.14
-/** When a plot that was drawn before may be drawn again. */
-let freeAt = 0
-/** After a failure, as when plotly did not load. */
+/** After a failure. */
 const RETRY_MS = 1000
 
 // Plotly brings a style sheet for maps, unless an element has its id. We draw none, and let no script
@@ -27,8 +24,13 @@ const themeColors = (element) => {
   return colors
 }
 
+/** Load Plotly, which takes its time. */
+export const library = async () => {
+  while (!window.Plotly) await import('plotly').catch(() => pause())
+}
+
 /**
- * Keep a plot drawn: when on screen, in the colours of the theme, as often as drawing is cheap.
+ * Keep a plot drawn: when on screen, in the colours of the theme, together with all others.
  * @param {Found} plot
  * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number, isFitted?: boolean}} compose drawn: how much there is to see, for who waits for it; isFitted: as high as its element, which else becomes as high as the figure
  * @param {() => void} [onFirst]
@@ -37,62 +39,52 @@ export const painter = (plot, compose, onFirst = () => {}) => {
   let wanted = null // what to draw next
   let shown = null
   let isVisible = false
-  let isBusy = false
   let colors = themeColors(plot.parentElement)
   let [width, height] = [0, 0] // that it was drawn for
-  let waiting = 0
 
-  const draw = async () => {
+  const paint = () => {
     // While Chromium takes a picture of the whole page a plot may have no width.
-    if (!wanted || !isVisible || !plot.clientWidth || document.hidden || isBusy) return
-    const wait = shown ? freeAt - performance.now() : 0
-    if (wait > 0) {
-      clearTimeout(waiting)
-      waiting = setTimeout(draw, wait)
-      return
-    }
-    isBusy = true
-    let [rest, next] = [RETRY_MS, null]
+    if (!wanted || !isVisible || !plot.clientWidth || document.hidden) return
+    const next = wanted
+    wanted = null
     try {
-      if (!window.Plotly) await import('plotly')
-      if (!plot.clientWidth) return
-      next = wanted
-      wanted = null
-      const start = performance.now()
       const { data, layout, drawn, isFitted } = compose(next, colors)
       const own = `${layout.height}px`
       if (!isFitted && layout.height && getComputedStyle(plot).height !== own) still(() => { plot.style.height = own })
       width = plot.clientWidth
       height = plot.clientHeight
-      const drawing = window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
-      await Promise.race([drawing, pause()])
-      const cost = performance.now() - start
-      // The first one costs more than all others, and would keep a page that has just been opened from being live.
-      if (shown) freeAt = Math.max(freeAt, performance.now()) + cost / SHARE - cost
-      else onFirst()
+      window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
+      if (!shown) onFirst()
       shown = next
       plot.dataset.drawn = String(drawn)
-      rest = 0
     } catch (error) {
       wanted ??= next
-      throw error
-    } finally {
-      setTimeout(() => { isBusy = false; draw() }, rest)
+      setTimeout(request, RETRY_MS)
+      reportError(error)
     }
+  }
+  const request = async () => {
+    if (!wanted || !isVisible) return
+    if (!window.Plotly) await library()
+    if (shown) draw(paint)
+    else drawFirst(paint)
   }
   const redraw = () => {
     colors = themeColors(plot.parentElement)
     wanted ??= shown
-    draw()
+    request()
   }
-  // It may report several changes at once, the newest last.
-  new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
+  new IntersectionObserver((entries) => {
+    isVisible = entries.at(-1).isIntersecting // it may report several changes at once, the newest last
+    if (shown) paint() // at once: what comes into view shows what all others do
+    else request()
+  }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
   new ResizeObserver(() => { if (plot.clientWidth && (plot.clientWidth !== width || plot.clientHeight !== height)) redraw() }).observe(plot)
-  document.addEventListener('visibilitychange', draw)
+  document.addEventListener('visibilitychange', request)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   document.addEventListener('themechange', redraw)
-  return (asked) => { wanted = asked; draw() }
+  return (asked) => { wanted = asked; request() }
 }
 
 /** @param {Found} plot @param {string} name @param {any} [layout] what is otherwise than on the page @param {'png'|'svg'} [format] @param {any[]} [data] */

@@ -101,6 +101,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     }
     const paint = painter(plot, compose, () => {
       plot.querySelector('[data-static-chart]')?.remove()
+      delete element.querySelector('.panel-lines').dataset.fragment
       plot.on('plotly_relayout', (change) => {
         const zoom = zoomed(change, [row.name])
         if (zoom) onZoom(zoom.x, zoom.rows)

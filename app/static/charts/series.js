@@ -2,7 +2,9 @@
 import { fetched, insisted, pause } from 'http'
 import { createPanelMenu, metricsShown } from 'chart_menu'
 import { arrangementOf, keepToolbar, recallToolbar } from 'chart_preferences'
+import { library } from 'charts'
 import { count } from 'formats'
+import { revisionOf } from 'live'
 import { createPanels } from 'panels'
 import { Points } from 'points'
 import { createStarting } from 'empty_state'
@@ -13,9 +15,9 @@ const POINTS_KEPT = 10000
 /**
  * @param {HTMLElement} section
  * @param {string} api address of the run
- * @param {{name: string, recipe: string, skipped: number, view: import('url_state').View, onView: () => void}} options name: of pictures; skipped: steps so far; onView: the view has changed
+ * @param {{name: string, recipe: string, skipped: number, revision?: number, view: import('url_state').View, onView: () => void}} options name: of pictures; skipped: steps so far; revision: that the page shows, of a run that goes on; onView: the view has changed
  */
-export const createSeries = (section, api, { name, recipe, skipped, view, onView }) => {
+export const createSeries = (section, api, { name, recipe, skipped, revision = Infinity, view, onView }) => {
   // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
   if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`)) Object.assign(view, { x: 'step', range: null })
   /** Undefined until they were requested. @type {Points} */
@@ -24,6 +26,18 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   let isAsked = false
   /** News that came before the first answer. @type {any[]} */
   const early = []
+  /** Answers that are newer than the rest of the page. @type {{revision: number, take: () => void}[]} */
+  let ahead = []
+  /** Take an answer once all of the page is as new. @param {string} cursor of the answer @param {() => void} take @returns {Promise<void>} */
+  const onceReached = (cursor, take) => new Promise((resolve) => {
+    ahead.push({ revision: revisionOf(cursor), take: () => { take(); resolve() } })
+    takeAnswers()
+  })
+  const takeAnswers = () => {
+    const reached = ahead.filter((answer) => answer.revision <= revision)
+    ahead = ahead.filter((answer) => answer.revision > revision)
+    for (const { take } of reached) take()
+  }
   recallToolbar(section, view)
   const { arrangement, keep } = arrangementOf(section, recipe)
   const { pinned, collapsed, ranges, logs } = arrangement
@@ -102,6 +116,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     /** @type {[number, number]} */
     const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
     const query = queryOf({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
+    /** @type {any} */
     let page = null
     while (!page) {
       received.length = 0
@@ -113,10 +128,14 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       }
       if (number !== fetches) return
     }
-    points.setPage(page, asked)
-    for (const steps of received) points.addSteps(steps) // which the page may be too old to hold
-    answered = number
-    isOutdated = false
+    await onceReached(page.cursor, () => {
+      if (number !== fetches) return
+      points.setPage(page, asked)
+      for (const steps of received) points.addSteps(steps) // which the page may be too old to hold
+      answered = number
+      isOutdated = false
+      draw()
+    })
   }
 
   /** @type {Promise<void>|null} */
@@ -124,7 +143,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   /** One after another: a slow answer is not asked for again meanwhile. */
   const renew = () => {
     isOutdated = true
-    renewing ??= refetch().then(draw).finally(() => { renewing = null })
+    renewing ??= refetch().finally(() => { renewing = null })
   }
 
   const showView = () => {
@@ -177,25 +196,34 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   }
 
   return {
-    /** Fetch and draw, once. */
+    /** Fetch and draw, once; returns when there is something to draw. */
     show: async () => {
       if (isAsked) return
       isAsked = true
-      points = new Points(await (await insisted(`${api}/series?${queryOf({})}`)).json())
-      newest = points.last
-      early.forEach(take)
-      starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })
-      changeView()
+      const answer = insisted(`${api}/series?${queryOf({})}`)
+      await library()
+      const page = await (await answer).json()
+      return onceReached(page.cursor, () => {
+        points = new Points(page)
+        newest = points.last
+        early.forEach(take)
+        starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })
+        changeView()
+      })
     },
-    /** @param {any} message of the run, in order */
-    add: (message) => {
-      skipped = message.run.skipped
-      // Unknown on a page that was opened before the run began.
-      const { examples_per_second: examples, steps_per_second: steps } = message.run
-      if (!known.examples && examples && steps) known.examples = Math.round(examples / steps)
-      if (points) take(message)
-      else if (isAsked) early.push(message)
-      starting.show({ status: message.run.status, step: message.run.step || points?.end || 0 })
+    /** @param {any[]} messages of the run, in order @param {number} reached revision of the run after these */
+    add: (messages, reached) => {
+      revision = reached
+      for (const message of messages) {
+        skipped = message.run.skipped
+        // Unknown on a page that was opened before the run began.
+        const { examples_per_second: examples, steps_per_second: steps } = message.run
+        if (!known.examples && examples && steps) known.examples = Math.round(examples / steps)
+        if (points) take(message)
+        else if (isAsked) early.push(message)
+        starting.show({ status: message.run.status, step: message.run.step || points?.end || 0 })
+      }
+      takeAnswers()
       draw()
     },
   }

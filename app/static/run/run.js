@@ -9,14 +9,14 @@ import { createGradients } from 'gradients'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
 import { createLabels } from 'metadata'
-import { follow } from 'live'
+import { follow, revisionOf } from 'live'
 import { createLog } from 'log'
 import { createMedia } from 'media'
 import { toNewest } from 'stick_to_bottom'
 import { root } from 'root'
 import { mergeRows, show } from 'rows'
 import { createSeries } from 'series'
-import { still } from 'dom_updates'
+import { showNews } from 'snapshots'
 import { createSystem } from 'system'
 import { createTabs } from 'tabs'
 import { readView, writeView } from 'url_state'
@@ -25,7 +25,7 @@ import { createPrecisionDiff } from 'precision_diff'
 const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
 /** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
-const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
+const [SHOWN, CHARTED, LOADING] = ['log,fragments', 'log,fragments,steps,metrics', 'log,fragments,steps,metrics,first_charts']
 const shown = metricsShown(arrangementOf(article.querySelector('[data-charts]'), article.dataset.recipe).arrangement.pinned)
 const FIRST_TAB = 'charts' // which the address does not name
 
@@ -36,6 +36,7 @@ const series = createSeries(article.querySelector('[data-charts]'), api, {
   name: `run${article.dataset.run}`,
   recipe: article.dataset.recipe,
   skipped: Number(article.dataset.skipped),
+  revision: article.dataset.over === 'false' ? revisionOf(article.dataset.cursor) : Infinity,
   view,
   onView: () => writeView(view, Object.assign(further, { hide: view.hidden })),
 })
@@ -55,14 +56,20 @@ const missed = new Set()
 /** @type {{ask: (query: Record<string, string|string[]>) => void}|null} */
 let stream = null
 let isCharted = false
+let asked = SHOWN
+/** @param {string} parts */
+const ask = (parts) => {
+  if (parts !== asked) stream?.ask({ ...shown, parts })
+  asked = parts
+}
 
 /** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
     if (isCharted) return
     isCharted = true
-    stream?.ask({ ...shown, parts: `${CHARTED},${SHOWN}` }) // first, so that nothing is lost between the two
-    series.show()
+    ask(article.querySelector('[data-static-chart]') ? LOADING : CHARTED) // first, so that nothing is lost between the two
+    series.show().then(() => ask(CHARTED))
   },
   gradients: () => {
     for (const [kind, create] of FIGURES) {
@@ -85,33 +92,39 @@ const media = createMedia(article.querySelector('[data-media]'), article.querySe
 media.refresh()
 const showLabels = createLabels(article, api)
 
-/** Words are for reading, and each change of them lays out the page: so often at most. */
-const WORDS_MS = 500
 const title = document.title
-/** The run, the fragments and the changed rows to show next. @type {{run: any, fragments: Record<string, string>, rows: [string, any][]}|null} */
-let pending = null
-let isReading = false
-const showWords = () => {
-  if (pending && !isReading) still(replaceWords)
-}
-const replaceWords = () => {
-  if (!pending) return
-  const { run, fragments, rows } = pending
-  pending = null
+/** Messages that are not shown yet. @type {any[]} */
+let messages = []
+/** Show a newer moment of the run in every part of the page. @param {number} revision of the last of the messages */
+const showMessages = (revision) => {
+  const received = messages
+  messages = []
+  series.add(received, revision)
+  if (!received.length) return
+  const { run, labels } = received[received.length - 1]
   article.dataset.status = run.status
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
+  const fragments = Object.assign({}, ...received.map((message) => message.fragments))
   for (const [name, html] of Object.entries(fragments)) {
     const box = article.querySelector(`[data-fragment=${name}]`)
     if (name === 'environment') environment.show(html)
     else if (box) show(box, html) // a measurement has no figures of a training
   }
-  for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
+  received.forEach(({ rows }, i) => {
+    for (const [name, changed] of Object.entries(rows)) {
+      const isReplaced = received.slice(i).some((message) => name in message.fragments)
+      if (!isReplaced) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
+    }
+  })
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
   previewTexts(article)
   media.refresh()
+  showLabels(labels)
+  received.flatMap((message) => message.diagnosed).forEach(diagnosed)
+  system.refresh()
+  const lines = received.flatMap((message) => message.log)
+  if (lines.length) log.add(lines)
   toNewest(article)
-  isReading = true
-  setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
 }
 
 /** @param {string} kind of diagnosis */
@@ -122,19 +135,16 @@ const diagnosed = (kind) => {
 }
 
 if (article.dataset.over === 'false') {
-  const parts = isCharted ? `${CHARTED},${SHOWN}` : SHOWN
-  stream = follow(`${api}/live`, article.dataset.cursor, (message) => {
-    if (!message.run) return // it is over, and everything was received
-    pending = {
-      run: message.run,
-      fragments: { ...pending?.fragments, ...message.fragments },
-      rows: [...(pending?.rows ?? []).filter(([name]) => !(name in message.fragments)), ...Object.entries(message.rows)],
-    }
-    showWords()
-    showLabels(message.labels)
-    message.diagnosed.forEach(diagnosed)
-    system.refresh()
-    if (message.log.length) still(() => log.add(message.log)) // measuring where the end is lays out the page
-    series.add(message)
-  }, { ...shown, parts })
+  /** Messages of a moment. @type {any[]} */
+  const parts = []
+  let revision = revisionOf(article.dataset.cursor)
+  const showNewest = () => showMessages(revision)
+  stream = follow(`${api}/live`, article.dataset.cursor, (message, cursor) => {
+    if (message.run) parts.push(message) // else it is over, and everything was received
+    const reached = message.is_over ? Infinity : revisionOf(cursor)
+    if (reached < 0) return // the rest comes at once
+    messages.push(...parts.splice(0))
+    revision = reached
+    showNews(showNewest)
+  }, { ...shown, parts: asked })
 }

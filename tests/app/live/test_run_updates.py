@@ -42,7 +42,7 @@ def test_updates_of_a_run_have_the_new_rows(
     assert first["run"]["applied"] == 4
     assert first["fragments"].keys() == {
         *("status", "facts", "health", "environment", "findings"),
-        *("scaler", "skips", "spikes", "skip_count"),
+        *("scaler", "scaler_figures", "skips", "spikes", "skip_count"),
     }
     assert first["fragments"]["skip_count"] == "1"
     assert first["rows"].keys() == {"history"}

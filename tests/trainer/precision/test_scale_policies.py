@@ -158,7 +158,7 @@ def test_a_skip_at_the_floor_can_stop_a_run(run_loop):
     """The reason names step, scale and setting."""
     settings = {"floor": 16.0, "stop_at_floor": True}
     with pytest.raises(
-        ScaleUnusableError, match=r"step 43 was skipped although the loss scale, 16"
+        ScaleUnusableError, match=r"step 43 was skipped although the loss scale, 2\^4"
     ):
         run_loop(Overflowing, {"scaler": settings})
 
