@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfstep import namespaces
 from halfstep.namespaces import DEV, KERNEL, PROC, SHARED_MEMORY, View
 
 #: Prefix of variables that a user has set, until the sandbox is active: LD_PRELOAD, for example,
@@ -39,12 +40,8 @@ READ = EXECUTE | READ_FILE
 DEVICE = READ_FILE | WRITE_FILE
 #: Excludes links and files moved from other folders, which would lead a reader elsewhere.
 WITHOUT_LINKS = ALL & ~(MAKE_SYM | REFER)
-#: Devices that runs may open without namespaces: random numbers and accelerators. No terminals, of
-#: which others belong to other users, nor disks or memory.
-DEVICES = (
-    *("null", "zero", "full", "random", "urandom"),
-    *("nvidia*", "dri", "kfd", "infiniband", "dxg", "accel"),
-)
+#: Devices that runs may open without namespaces: no terminal, which may be another user's.
+DEVICES = tuple(name for name in namespaces.DEVICES if name != "tty")
 SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h

@@ -134,7 +134,7 @@ def compress(part: Path, folder: Path) -> LogPart:
     path = part.with_name(f"{part.name}.gz")
     partial = path.with_name(f".{path.name}.partial")
     try:
-        # A run can write to its folder: a link may point anywhere.
+        # Without a sandbox a run can write there: a link may point anywhere.
         descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb") as source, partial.open("wb") as file:
             with gzip.GzipFile("", "wb", COMPRESSION_LEVEL, file, mtime=0) as compressed:
