@@ -70,9 +70,8 @@ class SubprocessEngine:
             claim.touch(exist_ok=False)
         except FileExistsError as error:
             raise AlreadyLaunched(f"{claim} exists: attempt {attempt} was launched") from error
-        flags = (
-            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        )  # unless a run without a sandbox has linked it
+        # A run without a sandbox may have made it a link.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         environment = {**os.environ, **env}
         with os.fdopen(os.open(log, flags, 0o600), "wb") as output:
             if forked := self._fork(argv, environment, output.fileno(), training):
