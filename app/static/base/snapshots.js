@@ -1,10 +1,10 @@
 // One moment on the whole page: words, tables and plots change in one task, as often as that is cheap.
 import { still } from 'dom_updates'
 
-/** Share of the time that showing changes may take, painting by the browser not counted. */
-const SHARE = 0.12
+/** Share of the time that showing changes may take, with the layout and painting of a frame. */
+const SHARE = 0.14
 /** A page is not further behind for that. */
-const LONGEST_MS = 1500
+const LONGEST_MS = 1200
 
 /** What makes a newer snapshot of the page's data and shows it in words. @type {Set<() => void>} */
 const news = new Set()
@@ -25,24 +25,28 @@ const callAll = (calls) => {
 const measured = (show) => {
   const start = performance.now()
   show()
-  freeAt = start + Math.min((performance.now() - start) / SHARE, LONGEST_MS)
+  const cost = performance.now() - start
+  const rest = (painting) => { freeAt = start + Math.min((cost + painting) / SHARE, LONGEST_MS) }
+  rest(0)
+  requestAnimationFrame(() => {
+    const begun = performance.now()
+    setTimeout(() => rest(performance.now() - begun)) // when the frame has been painted
+  })
 }
 const publish = () => {
   if (first.size) return schedule()
   measured(() => { callAll(news); callAll(drawings) })
 }
 const run = () => {
-  timer = 0
   const [drawing] = first
   if (drawing) {
     first.delete(drawing)
     drawing()
-  } else if (news.size) {
-    return still(publish)
-  } else {
-    measured(() => callAll(drawings))
+    return schedule()
   }
-  if (first.size || drawings.size || news.size) schedule()
+  if (performance.now() < freeAt) return schedule()
+  if (news.size) still(publish)
+  if (drawings.size) measured(() => callAll(drawings)) // while the news wait for a control that is in use
 }
 const schedule = () => {
   clearTimeout(timer)

@@ -18,7 +18,7 @@ const MARKED = 100 // points of a metric drawn as marks: each mark is an element
 const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
-/** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, timed: boolean, examples: number, onlyMetrics?: boolean}} Known */
+/** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, examples: number, onlyMetrics?: boolean}} Known */
 /** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[], zoom?: import('url_state').Range) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
@@ -29,7 +29,7 @@ const isEmptyLine = ({ y }) => y.every((value) => value === null)
 const valuesOf = (traces) => traces.flatMap(({ y }) => y)
 
 /** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Known} known @returns {Row[]} */
-export const rowsOf = (points, view, { scaled, proven = true, timed, examples, onlyMetrics = false }) => {
+export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetrics = false }) => {
   const on = (screen, { x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const line = (series, name, color, more = {}) => ({
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
@@ -74,8 +74,8 @@ export const rowsOf = (points, view, { scaled, proven = true, timed, examples, o
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
       axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
-    ...(points.hasWaits || (timed && !points.total) ? [{ name: 'data', title: 'Time per step, ms', group: 'throughput', has: true, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
-      lines: (screen, colors) => [...milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), ...milliseconds(screen, 'data_us', 'waiting for data', colors.data)] }] : []),
+    { name: 'data', title: 'Time per step, ms', group: 'throughput', has: points.hasWaits, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
+      lines: (screen, colors) => [...milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), ...milliseconds(screen, 'data_us', 'waiting for data', colors.data)] },
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
       lines: (screen, colors) => converted(screen, 'step_us', (us) => (us ? examples / us * 1e6 : null), 'examples/s', colors.val) },
     { name: 'lr', title: 'Learning rate', group: 'optimizer', has: has('lr'), axis: () => ({ nticks: 4, rangemode: 'tozero', exponentformat: 'power' }),

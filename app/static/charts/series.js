@@ -45,7 +45,6 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const known = {
     scaled: section.dataset.scaled !== undefined,
     proven: section.dataset.scaled === 'yes',
-    timed: section.dataset.timed !== undefined,
     onlyMetrics: section.dataset.onlyMetrics !== undefined,
     examples: Number(section.dataset.examples ?? 0),
   }

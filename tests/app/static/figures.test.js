@@ -18,7 +18,7 @@ const pointsOf = (series, metrics = {}) => new Points({
 })
 const SIZE = { width: 800, height: 240 }
 const rows = (points, known) => rowsOf(points, view, known).filter(({ has }) => has)
-const panel = (name, points, known = { scaled: true, timed: false, examples: 0 }) => figure(
+const panel = (name, points, known = { scaled: true, examples: 0 }) => figure(
   rows(points, known).find((row) => row.name === name), points, view, {}, SIZE)
 /** A panel as a picture of it is saved, with its title. */
 const pictured = ({ data, layout, title }) => ({ data, layout: { ...layout, title } })
@@ -26,7 +26,7 @@ const pictured = ({ data, layout, title }) => ({ data, layout: { ...layout, titl
 test('a run of numbers only has no panels of steps before its first one', () => {
   const metrics = { reward: { x: [1], y: [0.5], mean_x: [], mean_y: [] } }
   const none = Object.fromEntries(NAMES.map((name) => [name, [null, null, null]]))
-  const known = { scaled: false, timed: false, examples: 0, onlyMetrics: true }
+  const known = { scaled: false, examples: 0, onlyMetrics: true }
   assert.deepEqual(rows(pointsOf(none, metrics), known).map(({ name }) => name), ['reward'])
   assert.deepEqual(rows(pointsOf({}, metrics), known).slice(0, 2).map(({ name }) => name), ['loss', 'norm'])
 })
@@ -34,7 +34,7 @@ test('a run of numbers only has no panels of steps before its first one', () => 
 test('smoothing draws noisy series twice, and what a scaler or a schedule has set as it was', () => {
   const metrics = { accuracy: { x: [1, 2, 3], y: [0, 1, 0], mean_x: [], mean_y: [] } }
   const points = pointsOf({ scale: [4, 2, 2], lr: [1, 2, 3] }, metrics)
-  const known = { scaled: true, timed: true, examples: 8 }
+  const known = { scaled: true, examples: 8 }
   const drawn = (smooth) => Object.fromEntries(rowsOf(points, { ...view, smooth }, known).filter(({ has }) => has)
     .map(({ name, lines }) => [name, lines({ range: [1, 3], pixels: 700 }, {}).map((each) => [each.name, [...each.y]])]))
   const [raw, smooth] = [drawn(0), drawn(0.9)]
@@ -57,17 +57,17 @@ test('labels of a logarithmic axis stand apart', () => {
 })
 
 test('a loop that proves to have no scaler draws no scale', () => {
-  const known = { scaled: true, proven: false, timed: false, examples: 0 }
+  const known = { scaled: true, proven: false, examples: 0 }
   const lines = (scale) => panel('scale', pointsOf({ scale }), known).data.map(({ name }) => name)
   assert.ok(!lines([1, 1, null]).includes('scale'))
   assert.ok(lines([1024, 1024, 512]).includes('scale'))
 })
 
-test('panels are those that there are numbers for, or will be', () => {
+test('panels are those that there are numbers for', () => {
   const titles = (points, known) => rows(points, known).map(({ title }) => title)
   const unknown = pointsOf({ data_us: [null, null, null] })
-  assert.deepEqual(titles(unknown, { scaled: true, timed: true, examples: 0 }), ['Loss', 'Loss scale', 'Gradient norm', 'Learning rate'])
-  assert.deepEqual(titles(pointsOf({}), { scaled: false, timed: false, examples: 0 }), ['Loss', 'Gradient norm', 'Time per step, ms', 'Learning rate'])
+  assert.deepEqual(titles(unknown, { scaled: true, examples: 0 }), ['Loss', 'Loss scale', 'Gradient norm', 'Learning rate'])
+  assert.deepEqual(titles(pointsOf({}), { scaled: false, examples: 0 }), ['Loss', 'Gradient norm', 'Time per step, ms', 'Learning rate'])
 })
 
 test('a panel without numbers has no axes', () => {
@@ -91,7 +91,7 @@ test('a line of one point is a point', () => {
 
 test('a panel has a logarithmic axis by choice', () => {
   const points = pointsOf({})
-  const row = rows(points, { scaled: true, timed: false, examples: 0 }).find(({ name }) => name === 'lr')
+  const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'lr')
   const typeOf = (logs) => figure(row, points, { ...view, logs }, {}, SIZE).layout.yaxis2.type
   assert.deepEqual([typeOf([]), typeOf(['lr'])], [undefined, 'log'])
 })
