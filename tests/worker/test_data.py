@@ -126,6 +126,6 @@ def test_a_run_that_waits_for_its_data_says_so_on_its_page(
         ended = site.wait(run_id)
     assert (ended.status, ended.step) == (Status.FINISHED, 8)
     for text in (waiting, "\n".join(line["text"] for line in lines)):
-        assert re.search(r"waited [\d.]+ seconds for a batch \(data.wait_seconds is 0.2\)", text)
+        assert re.search(r"waited [\d.]+ m?s for a batch \(data.wait_seconds is 0.2\)", text)
         assert re.search(r"data worker 0 \(process \d+, at example 20\):", text)
         assert re.search(r"Stack \(most recent call first\):\s+File .*recipes.py., line", text)

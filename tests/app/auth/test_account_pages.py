@@ -151,7 +151,7 @@ def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> N
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
     assert (
-        "&#39;root&#39; is not allowed; allowed: full, read, submit, control, write, run"
+        "&#39;root&#39; is not valid; allowed: full, read, submit, control, write, run"
         in wrong.text
     )
 
@@ -175,7 +175,7 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     for kind, run_id in (("run", ""), ("run", running.id), ("run", theirs), ("write", mine)):
         form = {"name": "x", "kind": kind, "run_id": str(run_id)}
         refused = browser.post("/account/tokens", data=form)
-        assert (refused.status_code, "is not allowed; allowed: of kind" in refused.text) == (
+        assert (refused.status_code, "is not valid; allowed: of kind" in refused.text) == (
             422,
             True,
         )

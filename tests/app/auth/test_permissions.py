@@ -201,7 +201,7 @@ def test_runs_go_where_one_may_submit(
             answer = client.post(f"/api/v1{path}", json=given)
             assert answer.status_code == (201 if is_allowed else 422), (role, path)
             if not is_allowed:
-                why = NO_SUBMITTING if role == VIEWER else "'vision' is not allowed; allowed: "
+                why = NO_SUBMITTING if role == VIEWER else "'vision' is not valid; allowed: "
                 assert why in answer.json()["errors"]["project"]
         rule = {"condition": "ended", "scope": "project", "project": "speech"}
         result = client.post("/api/v1/alerts/rules", json=rule)

@@ -170,7 +170,7 @@ def test_tokens_are_created_with_limits(browser: TestClient) -> None:
         answer = browser.post("/api/v1/tokens", json={"name": "a"} | wrong)
         assert answer.status_code == 422, wrong
     page = browser.post("/account/tokens", data={"name": "b", "kind": "read", "days": "-1"})
-    assert "is not allowed" in page.text
+    assert "is not valid" in page.text
     page = browser.post("/account/tokens", data={"name": "b", "kind": "read", "days": "7"})
     assert "<td>read" in page.text
     for n in range(accounts.MOST_TOKENS - 3):
@@ -259,8 +259,8 @@ def test_accounts_are_kept_from_a_terminal(
     for words, message in (
         (["add", "CAROL"], "there is a user 'carol' already; allowed: a name that differs"),
         (["role", "nobody", "viewer"], "no account"),
-        (["role", "ada", "king"], "'king' is not allowed"),
-        (["change", "ada", "dance"], "'dance' is not allowed"),
+        (["role", "ada", "king"], "'king' is not valid"),
+        (["change", "ada", "dance"], "'dance' is not valid"),
         (["change", "ada", "remove"], "last admin"),
         (["token", "99"], "no run 99"),
     ):

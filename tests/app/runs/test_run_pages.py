@@ -385,4 +385,4 @@ def test_the_environment_is_shown(database: Database, running: Run, browser: Tes
         with database.writing() as session:
             workers.offer(session, 1, [DIGITS | {"sha256": digest}])
         page = browser.get("/runs/1").text
-        assert ("The recipe's source is another today" in page.replace("&#39;", "'")) is is_other
+        assert ("The recipe's source has changed since" in page.replace("&#39;", "'")) is is_other

@@ -152,7 +152,7 @@ def test_page_has_the_norms_of_layers(
     record(database, running, events=[{"event": "layer_norms", "step": 50, **norms}])
     assert "Gradient norms by layer" in browser.get("/runs/1").text
     found = browser.get("/api/v1/runs/1/layer-norms").json()
-    assert found == {"steps": [50], "layers": ["model.0"], "norms": [[None]]}
+    assert found == {"steps": [50], "layers": ["model.0"], "norms": [["NaN"]]}
 
 
 def test_page_has_the_headroom_of_modules(
@@ -275,7 +275,7 @@ def test_page_without_suggestion_says_so(
     rows = [make_precision_row("a<b>"), make_precision_row("a<b>", call=2, error=float("nan"))]
     record(database, running, events=[make_precision_diff(50, rows=rows, suggested=[])])
     section = section_of(browser.get("/runs/1").text)
-    assert "No module is suggested for fp32" in section
+    assert "No module needs fp32" in section
     assert 'width="nan"' not in section
     assert "a&lt;b&gt;" in section
     assert "call 2" in section

@@ -196,7 +196,7 @@ def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) 
         "fp32 everywhere",
     ]
     assert plan["best"] == 1
-    assert (plan["points"][0]["error"], plan["points"][0]["cosine"]) == ("Infinity", None)
+    assert (plan["points"][0]["error"], plan["points"][0]["cosine"]) == ("Infinity", "NaN")
     assert plan["points"][1]["config"] == {
         "precision": "fp16",
         "modules": {"fp32": ["model.head"]},
@@ -246,7 +246,7 @@ def test_page_before_and_without_a_plan(
     assert answer.headers["location"] == "/runs/2/precision-plan"
     assert get(database, 2).config["lab"]["checkpoints"] == ["100"]
     assert get(database, 2).config["lab"]["fresh_weights"] is False
-    assert "This page shows the plan when it is there" in browser.get("/runs/2/precision-plan").text
+    assert "This page shows the plan once it is ready" in browser.get("/runs/2/precision-plan").text
     page = browser.get("/runs/2").text
     assert 'data-tab="log"' in page
     assert not [part for part in ("facts", "health") if f'data-fragment="{part}"' in page]
@@ -392,7 +392,7 @@ def test_plan_must_know_what_its_runs_train_from(
         run_id = submitted(session, ada, origin).id
     answer = browser.post(f"/api/v1/runs/{run_id}/measurements", json={"task": "precision_plan"})
     assert answer.status_code == 409
-    assert "measure it when it has saved one" in answer.json()["detail"]
+    assert "measure it once it has saved one" in answer.json()["detail"]
 
 
 def test_points_of_a_deleted_run_are_refused(
@@ -450,7 +450,7 @@ def test_measurement_is_neither_compared_nor_measured(planned: Run, browser: Tes
         body = {"task": "precision_plan"} if path == "measurements" else None
         answer = browser.post(f"/api/v1/runs/{planned.id}/{path}", json=body)
         assert answer.status_code == 409, path
-        assert "trains nothing" in answer.json()["detail"]
+        assert "does not train" in answer.json()["detail"]
 
 
 def test_client_and_command(database: Database, ended: Run, address: str, token: str) -> None:

@@ -77,7 +77,7 @@ def test_a_missing_or_wrong_key_is_an_error(
     [
         ("A B", VALUE, "name", "'A B'; allowed: letters"),
         ("1A", VALUE, "name", "not a digit first"),
-        ("HALFSTEP_TOKEN", VALUE, "name", "our own"),
+        ("HALFSTEP_TOKEN", VALUE, "name", "are reserved"),
         ("A", "short", "value", "5 characters; allowed: 8 to 10,000"),
         ("A", "x" * 10_001, "value", "10,001 characters"),
         ("A", "sesame\0open", "value", "no variable can hold"),

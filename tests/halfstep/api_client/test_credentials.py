@@ -54,7 +54,7 @@ def test_login_stores_the_token_privately(stranger: Path) -> None:
     """Mode 0600; the token came as input, and is not printed. The client has it then."""
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
-    assert done.stdout == f"The token of http://there/ is in {path}\n"
+    assert done.stdout == f"The token for http://there/ is stored in {path}\n"
     result = "halfstep: the token is not checked: the server does not answer at http://there: "
     assert done.stderr.startswith(result)
     assert path.stat().st_mode & 0o777 == 0o600

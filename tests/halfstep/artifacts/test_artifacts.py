@@ -367,7 +367,7 @@ def test_content_that_has_no_room_in_its_project_is_sent_later(
         assert session.get_one(Run, 1).status == Status.FINISHED
     assert complete(database) == []
     printed = capfd.readouterr()
-    assert "more than its limit of 0 GiB" in printed.err + printed.out
+    assert "more than its limit of 0 B" in printed.err + printed.out
     assert "halfstep-runs/maker --checkpoints` sends it later" in printed.err + printed.out
     limit(None)
     cli.main(["upload", "halfstep-runs", "--checkpoints"])

@@ -270,13 +270,13 @@ ERRORS = {
         """chance = torch.sigmoid(outputs) + 1e-8
         yield Loss(-torch.log(chance).mean(), optimizer="adamw")""",
         "+ 1e-8",
-        "of 1e-08 and a float16 value: fp16 rounds 1e-08 to 0",
+        "of 1e-8 and a float16 value: fp16 rounds 1e-8 to 0",
     ),
     "a forward pass that overflows": (
         OUTPUTS,
         'outputs = self.modules["model"](inputs * 1e6).squeeze(1) / 1e6',
         None,
-        "the loss is nan at step 1 in fp16",
+        "the loss is NaN at step 1 in fp16",
     ),
     "binary cross-entropy": (
         STEP,
