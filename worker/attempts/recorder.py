@@ -1,6 +1,7 @@
 """Recorder of a run's spool and log in the database, in fenced, repeatable flushes."""
 
 import errno
+import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,13 @@ def in_short(error: Exception) -> str:
     """Return an error's type and first line, without a database error's statement."""
     message = str(error.orig if isinstance(error, DBAPIError) else error)
     return f"{type(error).__name__}: {shown(message.partition(chr(10))[0])}"
+
+
+def _is_content(path: Path, file: File) -> bool:
+    """Return whether a file of the service has the size and the SHA-256 that a run states."""
+    with path.open("rb") as content:
+        is_same = hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
+        return is_same and content.tell() == file.size_bytes
 
 
 class Recorder:
@@ -339,8 +347,9 @@ class Recorder:
                 )
             else:
                 untrusted_files.take_over(self._scratch, file.path, path, file.size_bytes)
-        except FileNotFoundError:
-            return path.is_file()  # taken over before a crash
+        except FileNotFoundError:  # taken over before a crash, if it is that file
+            is_blob = file.path.startswith(f"{BLOBS}/")
+            return path.is_file() and (not is_blob or _is_content(path, file))
         except OSError as error:
             if error.errno not in untrusted_files.REFUSED:
                 raise

@@ -836,3 +836,23 @@ def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> No
     assert (attempts.settings.data / row.key).read_bytes() == content
     assert version.completed_at is not None
     assert (link.run_id, link.version_id, link.role) == (attempts.run_id, version.id, "made")
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_run_gets_no_content_by_stating_its_hash(attempts: Attempts, is_taken_over: bool) -> None:
+    """Neither of a file with other content nor by one that was taken over as something else."""
+    stated, path = hashlib.sha256(b"theirs!").hexdigest(), "blobs/a"
+    spool = attempts.next()
+    settings, run_id = attempts.settings, attempts.run_id
+    folder = settings.run_folder(run_id) if is_taken_over else settings.scratch_folder(run_id)
+    file = {"name": "a.pt", "path": path, "size_bytes": 7, "sha256": stated}
+    digest = digest_of([Entry("a.pt", 7, stated)])
+    event = {"event": "saved_artifact", "name": "model", "type": "model", "digest": digest}
+    recorder = attempts.supervisor()
+    (folder / path).parent.mkdir(parents=True)
+    (folder / path).write_bytes(b"my own!")
+    spool.event(event_of(event | {"is_file": True, "files": [file]}))
+    drain(recorder)
+    with attempts.database.reading() as session:
+        assert list(session.scalars(select(Blob))) == []
+        assert list(session.scalars(select(ArtifactVersion))) == []
