@@ -66,6 +66,7 @@ def test_a_report_is_written_drawn_live_and_shared(
     page.get_by_label("Metrics or columns").fill("loss, step")
     page.get_by_role("button", name="Insert panel").click()
     expect(page.get_by_label("Preview").get_by_role("table")).to_be_visible()
+    page.wait_for_load_state()  # the key is a script's
     page.get_by_label("Text").press("Control+Enter")
     page.wait_for_url("**/reports/1")
 

@@ -190,12 +190,14 @@ def test_a_worker_measures_checkpoints_of_an_ended_run(site: Site) -> None:
     """In runs of their own without steps; a measurement can be cancelled; files must exist."""
 
     def submit(task: str, **lab: Any) -> int:
-        config = {
-            "precision": "fp16",
-            "training": {"steps": 20},
-            "lab": {"task": task, "fresh_weights": True, "batches": 1, **lab},
-        }
+        lab |= {"task": task, "fresh_weights": True, "batches": 1}
+        config = {"precision": "fp16", "training": {"steps": 20}, "lab": lab}
         return site.submit(config=config, parent_id=trained, parent_step=20)
+
+    def submit_endless() -> int:
+        sizes = {"recipe": {"width": 8}, "training": {"batch_size": 8}}
+        config = {"precision": "fp16", "lab": {"task": "precision_plan"}, **sizes}
+        return site.submit(recipe="gated_mlp", config=config)
 
     def contents(run_id: int, kind: str) -> dict[int, Any]:
         query = select(Diagnosis.step, Diagnosis.content)
@@ -204,13 +206,13 @@ def test_a_worker_measures_checkpoints_of_an_ended_run(site: Site) -> None:
             return {row.step: row.content for row in session.execute(query)}
 
     training = {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}
-    with site.worker():
+    with site.gated_worker():
         trained = site.submit(config={"precision": "fp16", **training})
         site.wait(trained)
         plan, diff = submit("precision_plan", checkpoints=["10", "20"]), submit("precision_diff")
         assert site.wait(plan).error is None
         assert site.wait(diff).error is None
-        cancelled = submit("precision_plan", batches=4)
+        cancelled = submit_endless()
         site.wait(cancelled, Status.RUNNING)
         with site.database.writing() as session:
             run_control.cancel(session, cancelled, site.owner)

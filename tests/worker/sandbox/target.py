@@ -72,8 +72,8 @@ class Target:
         self.key = self.written(data / "secrets.key", self.secrets["key"])
         self.canary = self.written(self.private / "canary.py", self.secrets["private"])
         for each in PROGRAMS.iterdir():
-            if each.is_file():
-                shutil.copyfile(each, self.public / each.name)
+            if each.is_file():  # with a mode of its own: this process's umask may be private
+                self.written(self.public / each.name, each.read_text(), mode=0o644)
         self.give(self.folder)
 
     def close(self) -> None:
