@@ -8,8 +8,8 @@ import { isSmoothed, smoothedSeries } from 'smoothing'
 
 /** Pixels around a panel's plot. */
 export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
-/** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
-const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
+/** Of every axis. To hide labels that stick out Plotly measures each of them, and it looks at all values for a type. */
+const AXIS = { type: 'linear', zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
 const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
 /** @param {string} name of a metric */
@@ -144,7 +144,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
     showlegend: false, hovermode: false, dragmode: 'zoom',
-    yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
+    yaxis: { type: 'linear', domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
       domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(view.logs.includes(row.name) ? logAxis(valuesOf(traces), view.rows[row.name]) : row.axis(traces, view.rows[row.name])), ...(isEmpty && { visible: false }),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
@@ -160,7 +160,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
   const data = traces.map((trace) => ({ ...trace, yaxis: 'y2' }))
   const marks = marksOf(points, view, inner, colors, screen, { isTicked: TICKED.has(row.name), isLoss: row.name === 'loss' })
   layout.shapes.push(...marks.shapes)
-  data.push(...marks.traces)
+  data.push(...marks.traces.filter(({ x }) => x.length))
   const axis = { title, range: screen.range, left: MARGIN.l, pixels }
   return { data, layout, lines, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
 }

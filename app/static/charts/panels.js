@@ -94,8 +94,8 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     })
     /** @type {Panel} */
     const panel = { element, row, plot, drawn: null, draw: () => paint({}) }
-    const compose = (_, colors) => {
-      panel.drawn = figure(panel.row, /** @type {any} */ (points), view, colors, { width: plot.clientWidth, height: plot.clientHeight })
+    const compose = (_, colors, size) => {
+      panel.drawn = figure(panel.row, /** @type {any} */ (points), view, colors, size)
       showLegend(panel)
       return { ...panel.drawn, isFitted: true }
     }

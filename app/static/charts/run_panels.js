@@ -28,8 +28,8 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       if (isOwn) trace.parentElement.append(trace)
     }
   }
-  const compose = (wanted, colors) => {
-    drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, { width: plot.clientWidth, height: plot.clientHeight })
+  const compose = (wanted, colors, size) => {
+    drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, size)
     element.toggleAttribute('data-blank', !drawn.lines.length)
     requestAnimationFrame(arrange)
     return drawn

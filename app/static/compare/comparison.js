@@ -76,10 +76,10 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, hovermode: 'closest', hoverdistance: 40,
     showlegend: false, dragmode: 'zoom',
-    xaxis: { gridcolor: colors.grid, showgrid: false, zeroline: false, anchor: 'y', ...(range[0] < range[1] && { range, autorange: false }) },
-    yaxis: { domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
+    xaxis: { type: 'linear', gridcolor: colors.grid, showgrid: false, zeroline: false, anchor: 'y', ...(range[0] < range[1] && { range, autorange: false }) },
+    yaxis: { type: 'linear', domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
     yaxis2: {
-      domain: [foot / inner, 1], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values),
+      domain: [foot / inner, 1], type: 'linear', gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     },
   }

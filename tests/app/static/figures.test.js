@@ -93,7 +93,7 @@ test('a panel has a logarithmic axis by choice', () => {
   const points = pointsOf({})
   const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'lr')
   const typeOf = (logs) => figure(row, points, { ...view, logs }, {}, SIZE).layout.yaxis2.type
-  assert.deepEqual([typeOf([]), typeOf(['lr'])], [undefined, 'log'])
+  assert.deepEqual([typeOf([]), typeOf(['lr'])], ['linear', 'log'])
 })
 
 test('a gradient norm that nothing clips is one line', () => {
