@@ -79,7 +79,7 @@ def show_run(
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
     stepless = stepless_figures(session, run)
-    charts, steps_problem = {}, ""
+    charts, steps_problem = None, ""  # no charts in a view that the server does not draw
     if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar()):
         names = metric_names.names
         try:

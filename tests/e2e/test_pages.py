@@ -104,7 +104,7 @@ def test_weights_are_uploaded_into_the_form(
     held: list[Route] = []
     page.route("**/api/v1/uploads/*", lambda route: held.append(route))
     box.locator("[data-file]").set_input_files(path)
-    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1.05 MB.")
+    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1 MiB.")
     page.get_by_role("button", name="Start run").click()
     expect(box.locator("[data-message]")).to_contain_text("still on its way")
     box.get_by_role("button", name="Stop").click()

@@ -83,7 +83,7 @@ def test_any_loss_can_be_drawn(
 
 def test_page_without_steps_has_no_chart_yet(running: Run, browser: TestClient) -> None:
     """Before the first step the panels are empty."""
-    assert "data-static-chart" not in browser.get("/runs/1").text
+    assert '<svg class="lines"' not in browser.get("/runs/1").text
 
 
 def test_run_without_scaler_has_its_gradient_norm(
