@@ -140,7 +140,7 @@ export class Points {
   }
 
   addWords(steps, losses) {
-    losses.forEach((loss, i) => { if (!isNumber(loss)) this.words.set(steps[i], loss ?? 'NaN') })
+    losses.forEach((loss, i) => { if (typeof loss === 'string') this.words.set(steps[i], loss) })
   }
 
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
