@@ -1,19 +1,26 @@
-// What happened at single steps: skips, losses that spiked or are not finite, resumptions. Draws nothing itself.
+// What happened at single steps: skips, spikes of the loss, values that are not finite, resumptions. Draws nothing itself.
 import { count as countText, number } from 'formats'
 import { merged } from 'decimation'
 
 const TICK = 9 // pixels of a tick at a skipped step
 const LETTER = 6 // pixels of a digit on it
+const MARK = 9 // pixels of a mark at an edge
+const MOST_MARKED = 8 // lines whose marks are as close as one may be to the next
+/** Values that are not finite: name, symbol of Plotly's, sign in a legend. @type {[string|null, string, string, string][]} */
+const NONFINITE = [['NaN', 'NaN', 'x', '✕'], ['Infinity', '∞', 'triangle-up', '▲'], ['-Infinity', '−∞', 'triangle-down', '▼'], [null, 'not finite', 'circle-open', '○']]
+/** What marks of values that are not finite look like, by name. @type {Record<string, [string, string]>} */
+export const NONFINITE_SIGNS = Object.fromEntries(NONFINITE.map(([, name,, sign]) => [name, [sign, name]]))
 
 /**
  * Marks on a plot that is `inner` pixels high, as Plotly wants them.
  * @param {import('points').Points} points @param {import('url_state').View} view
  * @param {number} inner @param {Record<string, string>} colors @param {import('decimation').Screen} screen
- * @param {{isTicked: boolean, isLoss: boolean}} panel isTicked: it shows ticks of skipped steps; isLoss: and what happened to the loss
+ * @param {{isTicked: boolean, isLoss: boolean, lines: MarkedLine[]}} panel isTicked: it shows ticks of skipped steps; isLoss: and what happened to the loss
  */
-export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss }) => {
+export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss, lines }) => {
   const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
-  const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
+  const foot = isTicked ? TICK : 0
+  const nonfinite = nonfiniteMarks(lines, screen, inner, foot)
   const spikes = points.spikes.filter(({ step }) => points.first <= step && step <= points.last)
   const resumed = resumedSteps(points)
   const resumedAt = points.x([...resumed.keys()], view.x)
@@ -26,10 +33,10 @@ export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss 
       hoverTrace('skipped', skips.map(({ x }) => x), skips.map((tick) => tickText(tick, 'step', 'steps from'))),
       hoverTrace('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
       ...(isLoss ? [
-        skipCounts(skips, inner, colors, screen),
+        skipCounts(skips, (foot + 1 + (nonfinite.length && MARK)) / inner, colors, screen),
         spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), inner, colors),
-        nonfiniteLosses(nonfinite, points.words, inner, colors),
       ] : []),
+      ...nonfinite,
     ],
   }
 }
@@ -56,7 +63,7 @@ const tickText = ({ count, first, last }, one, many) => (count === 1
   : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
 
 /** Counts of ticks that stand for several skips, where there is room; hovering shows the others. */
-const skipCounts = (ticks, inner, colors, { range, pixels }) => {
+const skipCounts = (ticks, y, colors, { range, pixels }) => {
   const pixel = (range[1] - range[0]) / pixels || 1
   let free = -Infinity
   const shown = ticks.filter(({ x, count }) => {
@@ -65,7 +72,7 @@ const skipCounts = (ticks, inner, colors, { range, pixels }) => {
     return true
   })
   return {
-    x: shown.map(({ x }) => x), y: shown.map(() => (TICK + 1) / inner),
+    x: shown.map(({ x }) => x), y: shown.map(() => y),
     text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
     name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
   }
@@ -79,11 +86,25 @@ const spikesOf = (spikes, at, inner, colors) => ({
   marker: { symbol: 'diamond', size: 8, color: colors.skip },
 })
 
-const nonfiniteLosses = (ticks, words, inner, colors) => ({
-  x: ticks.map(({ x }) => x),
-  y: ticks.map(() => 1 - 6 / inner),
-  text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
-    ? `loss ${words.get(tick.first)} at step ${countText(tick.first)}` : tickText(tick, 'step', 'steps from'))),
-  name: 'loss not finite', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
-  marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
-})
+/** @typedef {{label: string, color: string, nonfinite?: import('points').Nonfinite & {x: number[]}}} MarkedLine */
+
+/**
+ * Marks of values that are not finite: +∞ at the upper edge of a plot, others at the lower one; a trace for each of these values.
+ * @param {MarkedLine[]} lines @param {import('decimation').Screen} screen @param {number} inner pixels of the plot's height @param {number} foot pixels of what else is at its lower edge
+ */
+export const nonfiniteMarks = (lines, { range, pixels }, inner, foot) => {
+  const marked = lines.filter(({ nonfinite }) => nonfinite)
+  if (!marked.length) return []
+  const screen = { range, pixels: pixels / (MARK * Math.max(1, marked.length / MOST_MARKED)) }
+  const marks = marked.flatMap(({ label, color, nonfinite }) => (nonfinite ? merged(nonfinite, nonfinite.x, screen).map((tick) => ({ ...tick, label, color })) : []))
+  return NONFINITE.flatMap(([value, name, symbol]) => {
+    const own = marks.filter((mark) => mark.value === value)
+    const y = value === 'Infinity' ? 1 - 6 / inner : (foot + 6) / inner
+    return own.length ? [{
+      x: own.map(({ x }) => x), y: own.map(() => y),
+      text: own.map((mark) => `${mark.label} ${name}${mark.count === 1 ? ' at' : ':'} ${tickText(mark, 'step', 'steps from')}`),
+      name, mode: 'markers', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
+      marker: { symbol, size: MARK, color: own.map(({ color }) => color) },
+    }] : []
+  })
+}

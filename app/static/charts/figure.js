@@ -30,7 +30,8 @@ const valuesOf = (traces) => traces.flatMap(({ y }) => y)
 
 /** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Known} known @returns {Row[]} */
 export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetrics = false }) => {
-  const on = (screen, { x, y }) => folded({ x: points.x(x, view.x), y }, screen)
+  /** @param {import('decimation').Screen} screen @param {import('points').Line} series */
+  const on = (screen, { x, y, nonfinite }) => ({ ...folded({ x: points.x(x, view.x), y }, screen), nonfinite: points.nonfiniteAt(nonfinite, view.x) })
   const line = (series, name, color, more = {}) => ({
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
     line: { color, width: 1.6, ...more.line }, marker: { size: 6, color }, hoverinfo: 'skip', ...more.trace,
@@ -53,7 +54,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     return curve(screen, name, { line: series, mean: undefined }, labelOf(name), color, { trace: { mode } })
   }
   /** @param {string[]} lines */
-  const has = (...lines) => lines.some((name) => points.lines[name].y.some((value) => value !== null))
+  const has = (...lines) => lines.some((name) => points.lines[name].nonfinite?.steps.length || points.lines[name].y.some((value) => value !== null))
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
@@ -134,8 +135,9 @@ export const figure = (row, points, view, colors, { width, height }) => {
   /** @type {import('decimation').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
   const all = row.lines(screen, colors)
-  const lines = all.map(({ name, line, x, y }) => ({ name, color: line.color, x, y, ...(row.name === 'scale' && { words: scaleText }) }))
+  const lines = all.map(({ name, line, x, y, nonfinite }) => ({ name, color: line.color, x, y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) }))
   const traces = all.filter(({ name }) => !view.hidden.includes(name))
+  const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
@@ -150,15 +152,15 @@ export const figure = (row, points, view, colors, { width, height }) => {
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     },
     xaxis: {
-      ...(isEmpty && { visible: false }), anchor: 'y2', showgrid: false, ...AXIS,
+      ...(isEmpty && !marked.some(({ nonfinite }) => nonfinite) && { visible: false }), anchor: 'y2', showgrid: false, ...AXIS,
       ...(ticks.length && { tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }),
       ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
     },
     shapes: /** @type {object[]} */ (row.name === 'scale' && !isEmpty ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y2', y0: 1e-38, y1: 1,
       fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : []),
   }
-  const data = traces.map((trace) => ({ ...trace, yaxis: 'y2' }))
-  const marks = marksOf(points, view, inner, colors, screen, { isTicked: TICKED.has(row.name), isLoss: row.name === 'loss' })
+  const data = traces.map(({ nonfinite: _, ...trace }) => ({ ...trace, yaxis: 'y2' }))
+  const marks = marksOf(points, view, inner, colors, screen, { isTicked: TICKED.has(row.name), isLoss: row.name === 'loss', lines: marked })
   layout.shapes.push(...marks.shapes)
   data.push(...marks.traces)
   const axis = { title, range: screen.range, left: MARGIN.l, pixels }

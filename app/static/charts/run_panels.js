@@ -18,6 +18,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   const readout = element.querySelector('[data-pointed]')
   /** @type {any} */
   let drawn = null
+  let isPointed = false
   /** @type {string|undefined} */
   let forward
   /** The run that is pointed at is seen before the others. */
@@ -31,6 +32,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   const compose = (wanted, colors) => {
     drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, { width: plot.clientWidth, height: plot.clientHeight })
     element.toggleAttribute('data-blank', !drawn.lines.length)
+    if (!isPointed) readout.textContent = drawn.signs
     requestAnimationFrame(arrange)
     return drawn
   }
@@ -38,10 +40,11 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     plot.querySelector('[data-static-chart]')?.remove()
     plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
       const { run, label } = drawn.entries[curveNumber] ?? {}
-      readout.textContent = label ? `${label}: ${number(y)}` : ''
+      isPointed = Boolean(label)
+      readout.textContent = label ? `${label}: ${number(y)}` : drawn.signs
       onLine(run?.id)
     })
-    plot.on('plotly_unhover', () => { readout.textContent = ''; onLine(undefined) })
+    plot.on('plotly_unhover', () => { isPointed = false; readout.textContent = drawn.signs; onLine(undefined) })
     plot.on('plotly_relayout', (change) => {
       const zoom = zoomed(change, [name])
       if (!zoom) return

@@ -1,7 +1,10 @@
 // What is drawn, before Plotly draws it.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
+import { nonfiniteMarks } from 'annotations'
 import { logAxis, logTicks } from 'axis'
+import { runsFigure } from 'comparison'
+import { valueAt } from 'crosshair'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
 import { lostAt } from 'heatmap'
 import { Points } from 'points'
@@ -14,7 +17,7 @@ const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const pointsOf = (series, metrics = {}) => new Points({
   parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],
   series: Object.fromEntries(NAMES.map((name) => [name, line(series[name] ?? [1, 2, 3])])),
-  skips: { steps: [], counts: [], before: 0 }, nonfinite: { steps: [], counts: [] },
+  skips: { steps: [], counts: [], before: 0 },
 })
 const SIZE = { width: 800, height: 240 }
 const rows = (points, known) => rowsOf(points, view, known).filter(({ has }) => has)
@@ -76,6 +79,64 @@ test('a panel without numbers has no axes', () => {
   assert.deepEqual(visible(panel('loss', pointsOf({ ...none, loss: [1, null, 3] }))), [undefined, undefined])
   const scale = panel('scale', pointsOf(none))
   assert.deepEqual([visible(scale), scale.layout.shapes], [[false, false], []])
+})
+
+/** Where the marks of a figure are, and what they say, by their name. */
+const marksOf = ({ data }) => Object.fromEntries(data.filter(({ name, mode }) => mode === 'markers' && name !== 'loss spike')
+  .map(({ name, x, y, text }) => [name, { x, isAbove: y.map((each) => each > 0.5), text }]))
+
+test('values that are not finite have marks at the edge, in every panel and by one mechanism', () => {
+  const metrics = { accuracy: { x: [1, 2, 3], y: [0, '-Infinity', 1], mean_x: [], mean_y: [] } }
+  const points = pointsOf({ loss: [1, 'NaN', 'Infinity'], grad_norm: [null, 'Infinity', 1], grad_norm_clipped: [null, 'Infinity', 1] }, metrics)
+  assert.deepEqual(marksOf(panel('loss', points)), {
+    NaN: { x: [2], isAbove: [false], text: ['loss NaN at step 2'] },
+    '∞': { x: [3], isAbove: [true], text: ['loss ∞ at step 3'] },
+  })
+  assert.deepEqual(Object.keys(marksOf(panel('norm', points))), ['∞'])
+  assert.deepEqual(marksOf(panel('accuracy', points)), { '−∞': { x: [2], isAbove: [false], text: ['accuracy −∞ at step 2'] } })
+  assert.deepEqual(marksOf(panel('scale', points)), {})
+  assert.equal(panel('norm', pointsOf({ grad_norm_clipped: [1, 2, 3] })).data.length, panel('norm', points).data.length - 1)
+})
+
+test('of a range in buckets a mark says how many values are not finite', () => {
+  const points = pointsOf({})
+  points.lines.loss.nonfinite = { steps: [1], counts: [12], values: [null] }
+  assert.deepEqual(marksOf(panel('loss', points)), { 'not finite': { x: [1], isAbove: [false], text: ['loss not finite: 12 steps from 1'] } })
+})
+
+test('very many values that are not finite have as many marks as have room', () => {
+  const steps = Array.from({ length: 5000 }, (_, i) => i)
+  const nonfinite = { steps, x: steps, counts: steps.map(() => 1), values: steps.map(() => 'NaN') }
+  const marked = (lines) => marksOf({ data: nonfiniteMarks(lines, { range: [0, 5000], pixels: 900 }, 200, 0) }).NaN
+  const one = marked([{ label: 'own', color: 'red', nonfinite }])
+  assert.ok(one.x.length > 50 && one.x.length <= 100, String(one.x.length))
+  assert.match(one.text[0], /^own NaN: \d+ steps from 0 to \d+$/)
+  assert.ok(marked(Array(50).fill({ label: 'own', color: 'red', nonfinite })).x.length <= 900)
+})
+
+test('a value that is not finite is the value at its step', () => {
+  const { lines: [loss] } = panel('loss', pointsOf({ loss: [1, 'NaN', '-Infinity'] }))
+  assert.deepEqual([1, 2, 3, null].map((x) => valueAt(loss, x)), ['1', 'NaN', '−∞', '−∞'])
+  const { lines: [norm] } = panel('norm', pointsOf({ grad_norm: [1, null, 'Infinity'] }))
+  assert.deepEqual([1, 2, 3].map((x) => valueAt(norm, x)), ['1', '–', '∞'])
+  const bucket = { name: 'loss', color: '', x: [1, 60, 64], y: [1, 2, 3], nonfinite: { x: [64, 128], values: [null, null] } }
+  assert.deepEqual([1, 64, 120].map((x) => valueAt(bucket, x)), ['1', '3', 'not finite'])
+})
+
+test('a comparison marks the values of each run in its colour, and its means too', () => {
+  const colors = { run0: 'rgb(1, 1, 1)', run1: 'rgb(2, 2, 2)' }
+  const runOf = (place, loss, group = null) => ({ id: String(place), label: `run ${place}`, place, groupPlace: 0, group, points: pointsOf({ loss }) })
+  const drawn = (...runs) => runsFigure({ runs, row: { name: 'loss', title: 'Loss' }, view, band: 'range' }, colors, SIZE)
+  const two = drawn(runOf(0, [1, 'NaN', 1]), runOf(1, [1, 1, 'Infinity']))
+  assert.deepEqual(marksOf(two), {
+    NaN: { x: [2], isAbove: [false], text: ['run 0 NaN at step 2'] },
+    '∞': { x: [3], isAbove: [true], text: ['run 1 ∞ at step 3'] },
+  })
+  assert.deepEqual(two.data.slice(-2).map(({ marker }) => marker.color), [[colors.run0], [colors.run1]])
+  assert.equal(two.signs, '✕ NaN · ▲ ∞')
+  assert.equal(valueAt(two.lines[0], 2), 'NaN')
+  assert.deepEqual(Object.keys(marksOf(drawn(runOf(0, [1, 'NaN', 1], 'a'), runOf(1, [1, 1, 1], 'a')))), ['NaN'])
+  assert.deepEqual([drawn(runOf(0, [1, 1, 1])).layout.yaxis3, drawn(runOf(0, [1, 1, 1])).signs], [undefined, ''])
 })
 
 test('charts begin at a metric of step 0', () => {
