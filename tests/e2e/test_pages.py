@@ -226,7 +226,7 @@ def test_zoom_survives_updates_reload_and_a_lost_connection(
     assert page.evaluate("document.querySelector('[data-plot]').layout.xaxis.range") == [5, 10]
     expect(page.locator("[data-view=loss][value=log]")).to_be_checked()
     page.get_by_role("button", name="Reset zoom").click()
-    page.wait_for_url("**/runs/1?loss=log")
+    page.wait_for_url("**/runs/1?ylog=loss")
 
 
 def test_values_that_are_not_finite_are_marked(

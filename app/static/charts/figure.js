@@ -19,7 +19,7 @@ const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
 /** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, examples: number, onlyMetrics?: boolean}} Known */
-/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[], zoom?: import('url_state').Range) => any}} Row */
+/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. isLog: whatever is chosen. lines: of a screen, in the theme's colours. axis: the linear one, or that of a scale. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, isLog?: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis?: (values: (number|null)[]) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
 
@@ -67,14 +67,14 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       ...ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
   }
   return [
-    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: (traces, zoom) => lossAxis(view, valuesOf(traces), zoom),
+    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: lossAxis,
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.flatMap((name) => measured(screen, name, colors.val))] },
-    ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
+    ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, isLog: true, axis: scaleAxis,
       lines: (screen, colors) => (isScaled ? ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } }) : []) }] : []),
-    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces, zoom) => logAxis(valuesOf(traces), zoom), lines: normLines },
+    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), isLog: true, lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
+      axis: (values) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(values, false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
     { name: 'data', title: 'Time per step, ms', group: 'throughput', has: points.hasWaits, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
       lines: (screen, colors) => [...milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), ...milliseconds(screen, 'data_us', 'waiting for data', colors.data)] },
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
@@ -93,11 +93,8 @@ const arranged = (names, { pinned }) => {
   return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => (prefixOf(a) < prefixOf(b) ? -1 : prefixOf(a) > prefixOf(b) ? 1 : 0))]
 }
 
-/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {import('url_state').View} view @param {(number|null)[]} values @param {import('url_state').Range} [zoom] */
-export const lossAxis = (view, values, zoom) => {
-  if (view.loss === 'log') return logAxis(values, zoom)
-  return { nticks: 6, rangemode: rangeModeOf(values, true) }
-}
+/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {(number|null)[]} values */
+export const lossAxis = (values) => ({ nticks: 6, rangemode: rangeModeOf(values, true) })
 
 /** plotly would show a constant between one less and one more. @param {(number|null)[]} values @param {boolean} isUsuallyFromZero unless all lie in the upper half */
 const rangeModeOf = (values, isUsuallyFromZero) => {
@@ -139,6 +136,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
   const traces = all.filter(({ name }) => !view.hidden.includes(name))
   const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)
+  const values = valuesOf(traces)
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
   // Axis y spans the plot, behind the lines: marks of steps are there.
@@ -148,7 +146,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
     showlegend: false, hovermode: false, dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
-      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(view.logs.includes(row.name) ? logAxis(valuesOf(traces), view.rows[row.name]) : row.axis(traces, view.rows[row.name])), ...(isEmpty && { visible: false }),
+      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(row.axis && !view.logs.includes(row.name) ? row.axis(values) : logAxis(values, view.rows[row.name])), ...(isEmpty && { visible: false }),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     },
     xaxis: {

@@ -1,6 +1,6 @@
 // Panels of several runs: one figure each, with a crosshair through all of them.
 import { painter, savePicture, zoomed } from 'charts'
-import { runsFigure } from 'comparison'
+import { ALWAYS_LOG, runsFigure } from 'comparison'
 import { place, pointedAt, snapped } from 'crosshair'
 import { number } from 'formats'
 
@@ -66,7 +66,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   })
   return {
     name, element, draw,
-    row: { metric: undefined },
+    row: { metric: undefined, isLog: ALWAYS_LOG.includes(name) },
     get drawn() { return drawn },
     /** @param {number|null} x */
     point: (x) => place(element.querySelector('.crosshair'), drawn, x, view.x),

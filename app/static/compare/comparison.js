@@ -107,11 +107,13 @@ const extent = (runs, mode) => {
   return ends.length ? [ends.reduce((a, b) => Math.min(a, b)), ends.reduce((a, b) => Math.max(a, b))] : [0, 1]
 }
 
+/** Series whose axis is logarithmic, whatever is chosen. */
+export const ALWAYS_LOG = ['scale', 'grad_norm', 'grad_norm_clipped']
+
 const axisOf = ({ name }, view, values) => {
   if (name === 'scale') return scaleAxis(values)
-  if (name !== 'loss' && !name.startsWith('grad_norm') && !view.logs.includes(name)) return { nticks: 6 }
-  if (name === 'loss' && view.loss !== 'log') return lossAxis(view, values)
-  return logAxis(values, view.rows[name])
+  if (ALWAYS_LOG.includes(name) || view.logs.includes(name)) return logAxis(values, view.rows[name])
+  return name === 'loss' ? lossAxis(values) : { nticks: 6 }
 }
 
 /** A run's line; smoothed, with the raw one faint behind it. @returns {Entry[]} */

@@ -12,7 +12,7 @@ import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
-const view = { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, logs: [], hidden: [], pinned: [], collapsed: [] }
+const view = { x: 'step', smooth: 0, range: null, rows: {}, logs: [], hidden: [], pinned: [], collapsed: [] }
 const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const pointsOf = (series, metrics = {}) => new Points({
   parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],
@@ -155,6 +155,13 @@ test('a panel has a logarithmic axis by choice', () => {
   const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'lr')
   const typeOf = (logs) => figure(row, points, { ...view, logs }, {}, SIZE).layout.yaxis2.type
   assert.deepEqual([typeOf([]), typeOf(['lr'])], [undefined, 'log'])
+  const loss = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'loss')
+  const compared = (logs) => runsFigure({
+    runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'loss', title: 'Loss' }, view: { ...view, logs }, band: 'range',
+  }, {}, SIZE).layout.yaxis2
+  for (const axisOf of [(logs) => figure(loss, points, { ...view, logs }, {}, SIZE).layout.yaxis2, compared]) {
+    assert.deepEqual([axisOf([]).type, axisOf(['loss']).type, axisOf(['lr']).type], [undefined, 'log', undefined])
+  }
 })
 
 test('a gradient norm that nothing clips is one line', () => {
@@ -187,13 +194,12 @@ test('a scale has ticks at powers of two, however far it falls', () => {
 })
 
 test('a constant is shown from zero on, at its size', () => {
-  assert.deepEqual([[1e-4, null, 1e-4], [3, 3.1], [1, 3], []].map((values) => lossAxis(view, values).rangemode), ['tozero', 'normal', 'tozero', 'normal'])
+  assert.deepEqual([[1e-4, null, 1e-4], [3, 3.1], [1, 3], []].map((values) => lossAxis(values).rangemode), ['tozero', 'normal', 'tozero', 'normal'])
 })
 
 test('a log axis of few decades shows parts of them', () => {
-  const log = { ...view, loss: 'log' }
-  assert.deepEqual(lossAxis(log, [1, 30, null, -1, 0]).tickvals, [1, 2, 5, 10, 20])
-  assert.deepEqual(lossAxis(log, [1e-6, 1e6]).tickvals.map(Math.log10).map(Math.round), [-6, -3, 0, 3, 6])
+  assert.deepEqual(logAxis([1, 30, null, -1, 0]).tickvals, [1, 2, 5, 10, 20])
+  assert.deepEqual(logAxis([1e-6, 1e6]).tickvals.map(Math.log10).map(Math.round), [-6, -3, 0, 3, 6])
 })
 
 test('what a scale loses is counted without the zeros', () => {
