@@ -42,7 +42,7 @@ from halfstep.cli import command_line
 router = APIRouter()
 
 #: Parameters that the view of the charts has in the URL.
-VIEW = {"x", "loss", "smooth", "range", "hide", "ylog"}
+VIEW = {"x", "loss", "smooth", "range", "hide", "ylog", "ytrim"}
 LOG_LINES_SHOWN = 1000
 #: Labels of the tabs by their names in the URL.
 TABS = {

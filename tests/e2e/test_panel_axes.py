@@ -11,6 +11,7 @@ from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import start_run
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.site import until
 
 LOSSES = [1.0 + 0.01 * (step % 10) for step in range(100)]
 
@@ -99,3 +100,32 @@ def test_comparisons_remember_a_log_axis(two: None, page: Page) -> None:
         page.wait_for_selector("[data-row=loss] .main-svg")
         found = "document.querySelector('[data-row=loss] .plot')._fullLayout.yaxis2.type"
         assert page.evaluate(found) == kind, address
+
+
+def test_a_panel_ignores_outliers(database: Database, running: Run, page: Page) -> None:
+    """Its y range then has the other values, live, after a reload, and until they are shown."""
+    record(database, running, make_steps([*LOSSES[:50], 500.0, *LOSSES[50:]]))
+    page.goto("/runs/1")
+    _axis(page, "loss")
+    top = "document.querySelector('[data-plot=loss]')._fullLayout.yaxis2.range[1]"
+    assert page.evaluate(top) > 500
+    with page.expect_response("**/preferences/panels"):
+        _choose(page, "loss", "Ignore outliers")
+    sign = page.locator("[data-row=loss] .sign", has_text="outliers ignored")
+    expect(sign).to_be_visible()
+    assert page.evaluate(top) < 2
+    page.wait_for_url("**/runs/1?ytrim=loss")
+    page.goto("/runs/1")
+    expect(sign).to_be_visible()
+    assert page.evaluate(top) < 2
+    record(database, running, make_steps([3.0] * 100, first=102))
+    until(lambda: 3 < page.evaluate(top) < 6)
+    with page.expect_response("**/preferences/panels"):
+        _choose(page, "loss", "Show outliers")
+    expect(sign).to_have_count(0)
+    until(lambda: page.evaluate(top) > 500)
+    page.goto("/compare?runs=1&draw=loss")
+    _axis(page, "loss")
+    _choose(page, "loss", "Ignore outliers")
+    expect(page.locator("[data-row=loss] [data-pointed]")).to_have_text("outliers ignored")
+    until(lambda: page.evaluate(top) < 6)

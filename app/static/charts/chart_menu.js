@@ -1,6 +1,6 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
 import { placeBelow } from 'menus'
-import { setLog, setRange, unkept } from 'panel_axes'
+import { setLog, setRange, setTrimmed, unkept } from 'panel_axes'
 import { askRange, showTable } from 'panel_dialogs'
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
@@ -55,6 +55,15 @@ export const createPanelMenu = (section, name, charts, arrangement = unkept(), o
       charts.onAxis?.()
     })
   })
+  const outliers = (row) => {
+    const view = /** @type {import('url_state').View} */ (charts.view)
+    const isTrimmed = view.trimmed.includes(row)
+    return item(isTrimmed ? 'Show outliers' : 'Ignore outliers', () => {
+      setTrimmed(row, !isTrimmed, view, arrangement)
+      onArrange()
+      charts.onAxis?.()
+    })
+  }
   const pin = (metric) => {
     const isPinned = arrangement.pinned.includes(metric)
     return item(isPinned ? 'Unpin' : 'Pin to the top', () => {
@@ -73,7 +82,7 @@ export const createPanelMenu = (section, name, charts, arrangement = unkept(), o
     menu.replaceChildren(
       ...(panel.row.metric ? [pin(panel.row.metric)] : []),
       ...(!charts.view || panel.row.isLog ? [] : [axis(row)]),
-      ...(charts.view && panel.drawn ? [fixed(row, panel.element)] : []),
+      ...(charts.view && panel.drawn ? [fixed(row, panel.element), outliers(row)] : []),
       item('Full screen', () => panel.element.requestFullscreen()),
       ...(row === 'parallel' ? [] : [item('Show as table', () => showTable(panel.element.getAttribute('aria-label') ?? row, panel.drawn?.lines ?? [], charts.mode()))]),
       item('Save as PNG', () => charts.picture(file, 'png', row)),

@@ -2,7 +2,7 @@
 import { readSizes } from 'panel_layout'
 import { root } from 'root'
 
-/** @typedef {{pinned: string[], collapsed: string[], order: string[], sizes: Record<string, import('panel_layout').Size>, ranges: Record<string, import('url_state').Range>, logs: string[]}} Arrangement */
+/** @typedef {{pinned: string[], collapsed: string[], order: string[], sizes: Record<string, import('panel_layout').Size>, ranges: Record<string, import('url_state').Range>, logs: string[], trimmed: string[]}} Arrangement */
 
 const MOST = 200
 /** So long more changes are waited for. */
@@ -51,7 +51,7 @@ export const arrangementOf = (section, recipe) => {
   const own = section.dataset.arrangement
   const kept = parsed(own) ?? (own === undefined ? null : keptBefore(recipe))
   const arrangement = {
-    pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed), order: texts(kept?.order), logs: texts(kept?.logs),
+    pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed), order: texts(kept?.order), logs: texts(kept?.logs), trimmed: texts(kept?.trimmed),
     sizes: readSizes(kept?.sizes), ranges: rangesOf(kept?.ranges),
   }
   return { arrangement, keep: () => { if (own !== undefined) keep('panels', { recipe, ...arrangement, ...(recipe === SEVERAL_RUNS && { ranges: {} }) }) } }

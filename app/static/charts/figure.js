@@ -1,5 +1,5 @@
 // What the panels of a run draw, as Plotly wants it: one figure a panel. Draws nothing itself.
-import { logAxis, positiveExtent, ticksOf, tickText } from 'axis'
+import { chosenRange, logAxis, positiveExtent, ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'annotations'
 import { folded } from 'decimation'
@@ -137,6 +137,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
   const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)
   const values = valuesOf(traces)
+  const { zoom, isTrimmed } = chosenRange(row.name, view, traces, screen.range, row.isLog || view.logs.includes(row.name))
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
   // Axis y spans the plot, behind the lines: marks of steps are there.
@@ -146,8 +147,8 @@ export const figure = (row, points, view, colors, { width, height }) => {
     showlegend: false, hovermode: false, dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
-      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(row.axis && !view.logs.includes(row.name) ? row.axis(values) : logAxis(values, view.rows[row.name])), ...(isEmpty && { visible: false }),
-      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
+      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(row.axis && !view.logs.includes(row.name) ? row.axis(values) : logAxis(values, zoom)), ...(isEmpty && { visible: false }),
+      ...(zoom && { range: zoom, autorange: false }),
     },
     xaxis: {
       ...(isEmpty && !marked.some(({ nonfinite }) => nonfinite) && { visible: false }), anchor: 'y2', showgrid: false, ...AXIS,
@@ -162,5 +163,5 @@ export const figure = (row, points, view, colors, { width, height }) => {
   layout.shapes.push(...marks.shapes)
   data.push(...marks.traces)
   const axis = { title, range: screen.range, left: MARGIN.l, pixels }
-  return { data, layout, lines, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
+  return { data, layout, lines, isTrimmed, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
 }

@@ -1,6 +1,6 @@
 // A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
-import { logAxis } from 'axis'
+import { chosenRange, logAxis } from 'axis'
 import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
@@ -76,6 +76,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   ]
   const marks = nonfiniteMarks(lines.map(({ run, nonfinite }) => ({ label: run.label, color: strokeOf(placeOf(run), colors).color, nonfinite })), screen, inner - foot, 0)
   const values = lines.flatMap(({ line }) => line.y)
+  const { zoom, isTrimmed } = chosenRange(row.name, view, traces.map(({ trace }) => trace), range, isLog(row.name, view))
   // Axis y is the foot, with a row of ticks for each run that skipped.
   const layout = {
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
@@ -84,8 +85,8 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     xaxis: { gridcolor: colors.grid, showgrid: false, zeroline: false, anchor: 'y', ...(range[0] < range[1] && { range, autorange: false }) },
     yaxis: { domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
     yaxis2: {
-      domain: [foot / inner, 1], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values),
-      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
+      domain: [foot / inner, 1], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values, zoom),
+      ...(zoom && { range: zoom, autorange: false }),
     },
     ...(marks.length && { yaxis3: { domain: [foot / inner, 1], range: [0, 1], visible: false, fixedrange: true } }),
   }
@@ -95,7 +96,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
     lines: own.map(({ label, trace, nonfinite }) => ({ name: label, color: '', x: trace.x, y: trace.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })),
-    marks, signs: marks.map(({ name }) => NONFINITE_SIGNS[name].join(' ')).join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
+    marks, signs: [...marks.map(({ name }) => NONFINITE_SIGNS[name].join(' ')), ...(isTrimmed ? ['outliers ignored'] : [])].join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
   }
 }
 
@@ -110,9 +111,10 @@ const extent = (runs, mode) => {
 /** Series whose axis is logarithmic, whatever is chosen. */
 export const ALWAYS_LOG = ['scale', 'grad_norm', 'grad_norm_clipped']
 
-const axisOf = ({ name }, view, values) => {
+const isLog = (name, view) => ALWAYS_LOG.includes(name) || view.logs.includes(name)
+const axisOf = ({ name }, view, values, zoom) => {
   if (name === 'scale') return scaleAxis(values)
-  if (ALWAYS_LOG.includes(name) || view.logs.includes(name)) return logAxis(values, view.rows[name])
+  if (isLog(name, view)) return logAxis(values, zoom)
   return name === 'loss' ? lossAxis(values) : { nticks: 6 }
 }
 

@@ -2,17 +2,18 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { nonfiniteMarks } from 'annotations'
-import { logAxis, logTicks } from 'axis'
+import { logAxis, logTicks, robustRange } from 'axis'
 import { runsFigure } from 'comparison'
 import { valueAt } from 'crosshair'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
 import { lostAt } from 'heatmap'
+import { setLog, setRange, setTrimmed, takeAxes, unkept } from 'panel_axes'
 import { Points } from 'points'
 import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
-const view = { x: 'step', smooth: 0, range: null, rows: {}, logs: [], hidden: [], pinned: [], collapsed: [] }
+const view = { x: 'step', smooth: 0, range: null, rows: {}, logs: [], trimmed: [], hidden: [], pinned: [], collapsed: [] }
 const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const pointsOf = (series, metrics = {}) => new Points({
   parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],
@@ -184,6 +185,57 @@ test('what somebody called something is no markup, wherever Plotly is told of it
     assert.ok(!said.includes('<a'))
     assert.ok(!said.includes('%{x} &'))
   }
+})
+
+test('a range without outliers has the values between quantiles, widened, and no room where nothing is', () => {
+  const x = Array.from({ length: 100 }, (_, i) => i)
+  const noise = x.map((i) => 1 + i % 10 / 10)
+  const range = (y, isLog = false, stretch = [0, 99]) => robustRange([{ x: x.slice(0, y.length), y }], stretch, isLog)?.map((end) => Number(end.toFixed(2)))
+  assert.equal(range(noise), undefined)
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1000 : y))), [0.93, 2.42])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? -1000 : y))), [0.48, 1.97])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1e6 : 10 ** y)), true), [0.93, 2.42])
+  assert.equal(range(noise.map((y, i) => (i === 50 ? 1000 : y)), false, [60, 99]), undefined)
+  assert.deepEqual(range([4, 4, null, 4, 4, 4, 4, 4, 4, 80]), [3.9, 6.1])
+  assert.deepEqual([range([]), range([null, null]), range([3]), range([3, 3]), range([1, 2, 3, 4])], Array(5).fill(undefined))
+})
+
+test('a panel that ignores outliers has its own range, unless it is zoomed', () => {
+  const x = Array.from({ length: 40 }, (_, i) => i + 1)
+  const metrics = { own: { x, y: x.map((i) => (i === 20 ? 500 : i % 5)), mean_x: [] } }
+  const points = pointsOf({ elapsed_ms: x }, metrics)
+  points.lines.elapsed_ms = { x, y: x }
+  const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'own')
+  const drawn = (changes) => {
+    const { layout, isTrimmed } = figure(row, points, { ...view, ...changes }, {}, SIZE)
+    return { range: layout.yaxis2.range, isTrimmed }
+  }
+  const compared = (changes) => runsFigure({
+    runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'own', title: 'own' }, view: { ...view, ...changes }, band: 'range',
+  }, {}, SIZE)
+  assert.deepEqual(drawn({}), { range: undefined, isTrimmed: false })
+  const { range, isTrimmed } = drawn({ trimmed: ['own'] })
+  assert.ok(isTrimmed && range[0] < 0 && range[1] > 4 && range[1] < 10, String(range))
+  assert.deepEqual(drawn({ trimmed: ['own'], rows: { own: [0, 600] } }), { range: [0, 600], isTrimmed: false })
+  const both = compared({ trimmed: ['own'] })
+  assert.deepEqual([both.layout.yaxis2.range, both.signs], [range, 'outliers ignored'])
+  assert.equal(compared({}).layout.yaxis2.range, undefined)
+})
+
+test('a choice for the axis of a panel undoes those that it excludes', () => {
+  const [own, kept] = [{ ...view, rows: {}, logs: [], trimmed: [] }, unkept()]
+  setRange('lr', [0, 1], own, kept)
+  setTrimmed('lr', true, own, kept)
+  assert.deepEqual([own.rows, kept.ranges, own.trimmed, kept.trimmed], [{}, {}, ['lr'], ['lr']])
+  setLog('lr', true, own, kept)
+  assert.deepEqual([own.trimmed, kept.logs], [['lr'], ['lr']])
+  setRange('lr', [0, 1], own, kept)
+  assert.deepEqual([own.rows, kept.ranges, own.trimmed, kept.trimmed], [{ lr: [0, 1] }, { lr: [0, 1] }, [], []])
+  setLog('lr', false, own, kept)
+  assert.deepEqual([own.rows, kept.ranges, own.logs, kept.logs], [{}, {}, [], []])
+  const other = { ...view, rows: { loss: [1, 2] }, logs: ['x'], trimmed: [] }
+  takeAxes(other, { ranges: { loss: [3, 4], lr: [5, 6] }, logs: ['x', 'y'], trimmed: ['z'] })
+  assert.deepEqual([other.rows, other.logs, other.trimmed], [{ loss: [1, 2], lr: [5, 6] }, ['x', 'y'], ['z']])
 })
 
 test('a scale has ticks at powers of two, however far it falls', () => {

@@ -14,7 +14,7 @@ const at = (query) => { address = new URL(`http://localhost/runs/1?${query}`); r
 const leave = () => target.dispatchEvent(new Event('pagehide'))
 
 /** What a browser keeps, or a link hides, of which these say nothing. */
-const usual = { logs: [], hidden: [], pinned: [], collapsed: [] }
+const usual = { logs: [], trimmed: [], hidden: [], pinned: [], collapsed: [] }
 
 test('an address that says nothing shows all', () => {
   assert.deepEqual(at(''), { x: 'step', smooth: 0, range: null, rows: {}, ...usual })
@@ -47,10 +47,10 @@ test('a page may have axes of its own, of which one is usual', () => {
 
 test('a view comes back as it was written, and what is usual is not written', () => {
   address = new URL('http://localhost/runs/1?other=1&y.gone=1,2')
-  const view = { x: 'time', smooth: 0.5, range: [1, 2.5], rows: { 'val/loss': [-1, 1] }, ...usual, logs: ['val/loss', 'lr'] }
+  const view = { x: 'time', smooth: 0.5, range: [1, 2.5], rows: { 'val/loss': [-1, 1] }, ...usual, logs: ['val/loss', 'lr'], trimmed: ['lr'] }
   writeView(view)
   leave()
-  assert.equal(address.search, '?other=1&x=time&smooth=0.5&range=1,2.5&y.val%2Floss=-1,1&ylog=val%2Floss&ylog=lr')
+  assert.equal(address.search, '?other=1&x=time&smooth=0.5&range=1,2.5&y.val%2Floss=-1,1&ylog=val%2Floss&ylog=lr&ytrim=lr')
   assert.deepEqual(readView(), view)
   writeView({ x: 'step', smooth: 0, range: null, rows: {}, ...usual }, { draw: ['a', 'b'], hide: '' })
   leave()
