@@ -9,7 +9,7 @@ from halfstep.number_formats import number
 #: Marks of one value along an axis.
 MOST = 100
 #: By value, as JSON has it; None: any of these, in a bucket.
-SIGNS = {"NaN": "✕", "Infinity": "▲", "-Infinity": "▼", None: "○"}
+SIGNS = {"NaN": "✕", "Infinity": "▲", "-Infinity": "▼", None: "□"}
 
 
 @dataclass(frozen=True)

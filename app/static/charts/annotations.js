@@ -6,10 +6,18 @@ const TICK = 9 // pixels of a tick at a skipped step
 const LETTER = 6 // pixels of a digit on it
 const MARK = 9 // pixels of a mark at an edge
 const MOST_MARKED = 8 // lines whose marks are as close as one may be to the next
-/** Values that are not finite: name, symbol of Plotly's, sign in a legend. @type {[string|null, string, string, string][]} */
-const NONFINITE = [['NaN', 'NaN', 'x', '✕'], ['Infinity', '∞', 'triangle-up', '▲'], ['-Infinity', '−∞', 'triangle-down', '▼'], [null, 'not finite', 'circle-open', '○']]
+/**
+ * Values that are not finite: name, sign in a legend, and what the sign is as a path around x, y.
+ * @type {[string|null, string, string, (x: number, y: number, width: number, height: number) => string][]}
+ */
+const NONFINITE = [
+  ['NaN', 'NaN', '✕', (x, y, w, h) => `M${x - w},${y - h}L${x + w},${y + h}M${x - w},${y + h}L${x + w},${y - h}`],
+  ['Infinity', '∞', '▲', (x, y, w, h) => `M${x - w},${y - h}H${x + w}L${x},${y + h}Z`],
+  ['-Infinity', '−∞', '▼', (x, y, w, h) => `M${x - w},${y + h}H${x + w}L${x},${y - h}Z`],
+  [null, 'not finite', '□', (x, y, w, h) => `M${x - w},${y - h}H${x + w}V${y + h}H${x - w}Z`],
+]
 /** What marks of values that are not finite look like, by name. @type {Record<string, [string, string]>} */
-export const NONFINITE_SIGNS = Object.fromEntries(NONFINITE.map(([, name,, sign]) => [name, [sign, name]]))
+export const NONFINITE_SIGNS = Object.fromEntries(NONFINITE.map(([, name, sign]) => [name, [sign, name]]))
 
 /**
  * Marks on a plot that is `inner` pixels high, as Plotly wants them.
@@ -28,15 +36,16 @@ export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss,
     shapes: [
       ...(isTicked ? [vertical(skips.map(({ x }) => x), [0, TICK / inner], { color: colors.skip, width: 1.5 })] : []),
       vertical(resumedAt, [0, 1], { color: colors.quiet, width: 1, dash: 'dot' }),
+      ...nonfinite.shapes,
     ].filter(({ path }) => path),
     traces: [
       hoverTrace('skipped', skips.map(({ x }) => x), skips.map((tick) => tickText(tick, 'step', 'steps from'))),
       hoverTrace('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
       ...(isLoss ? [
-        skipCounts(skips, (foot + 1 + (nonfinite.length && MARK)) / inner, colors, screen),
+        skipCounts(skips, (foot + 1 + (nonfinite.shapes.length && MARK)) / inner, colors, screen),
         spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), inner, colors),
       ] : []),
-      ...nonfinite,
+      ...nonfinite.traces,
     ],
   }
 }
@@ -89,22 +98,23 @@ const spikesOf = (spikes, at, inner, colors) => ({
 /** @typedef {{label: string, color: string, nonfinite?: import('points').Nonfinite & {x: number[]}}} MarkedLine */
 
 /**
- * Marks of values that are not finite: +∞ at the upper edge of a plot, others at the lower one; a trace for each of these values.
+ * Marks of values that are not finite: +∞ at the upper edge of a plot, others at the lower one. Paths, as those of ticks; traces have the texts, one for each of these values.
  * @param {MarkedLine[]} lines @param {import('decimation').Screen} screen @param {number} inner pixels of the plot's height @param {number} foot pixels of what else is at its lower edge
  */
-export const nonfiniteMarks = (lines, { range, pixels }, inner, foot) => {
+export const nonfiniteMarks = (lines, { range: [low, high], pixels }, inner, foot) => {
   const marked = lines.filter(({ nonfinite }) => nonfinite)
-  if (!marked.length) return []
-  const screen = { range, pixels: pixels / (MARK * Math.max(1, marked.length / MOST_MARKED)) }
+  const screen = { range: /** @type {[number, number]} */ ([low, high]), pixels: pixels / (MARK * Math.max(1, marked.length / MOST_MARKED)) }
   const marks = marked.flatMap(({ label, color, nonfinite }) => (nonfinite ? merged(nonfinite, nonfinite.x, screen).map((tick) => ({ ...tick, label, color })) : []))
-  return NONFINITE.flatMap(([value, name, symbol]) => {
-    const own = marks.filter((mark) => mark.value === value)
-    const y = value === 'Infinity' ? 1 - 6 / inner : (foot + 6) / inner
-    return own.length ? [{
-      x: own.map(({ x }) => x), y: own.map(() => y),
-      text: own.map((mark) => `${mark.label} ${name}${mark.count === 1 ? ' at' : ':'} ${tickText(mark, 'step', 'steps from')}`),
-      name, mode: 'markers', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
-      marker: { symbol, size: MARK, color: own.map(({ color }) => color) },
-    }] : []
-  })
+  const [width, height] = [(high - low) / pixels * MARK / 2, MARK / 2 / inner]
+  const of = NONFINITE.map(([value, name, sign, outline]) => ({ name, sign, outline, own: marks.filter((mark) => mark.value === value), y: value === 'Infinity' ? 1 - 6 / inner : (foot + 6) / inner }))
+    .filter(({ own }) => own.length)
+  return {
+    shapes: of.flatMap(({ name, sign, own, y, outline }) => [...Map.groupBy(own, ({ color }) => color)].map(([color, some]) => ({
+      type: 'path', xref: 'x', yref: 'paper', name, line: { color, width: 1.5 }, ...('▲▼'.includes(sign) && { fillcolor: color }),
+      // Whole at the ends, too, where a run may have lost its loss.
+      path: some.map(({ x }) => outline(Math.max(Math.min(x, high - width), low + width), y, width, height)).join(''),
+    }))),
+    traces: of.map(({ name, own }) => hoverTrace(name, own.map(({ x }) => x),
+      own.map((mark) => `${mark.label} ${name}${mark.count === 1 ? ' at' : ':'} ${tickText(mark, 'step', 'steps from')}`))),
+  }
 }

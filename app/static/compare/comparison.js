@@ -74,7 +74,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     ...traces.map((each) => ({ ...each, trace: { ...each.trace, yaxis: 'y2', showlegend: each.trace.hoverinfo !== 'skip' } })),
     ...skipping.map((run, i) => skipsOf(run, i, skipping.length, view, screen, colors)),
   ]
-  const marks = nonfiniteMarks(lines.map(({ run, nonfinite }) => ({ label: run.label, color: strokeOf(placeOf(run), colors).color, nonfinite })), screen, inner - foot, 0)
+  const marks = nonfiniteMarks(lines.map(({ run, nonfinite }) => ({ label: run.label, color: strokeOf(placeOf(run), colors).color, nonfinite })), { range, pixels }, inner, foot)
   const values = lines.flatMap(({ line }) => line.y)
   const { zoom, isTrimmed } = chosenRange(row.name, view, traces.map(({ trace }) => trace), range, isLog(row.name, view))
   // Axis y is the foot, with a row of ticks for each run that skipped.
@@ -88,15 +88,15 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
       domain: [foot / inner, 1], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values, zoom),
       ...(zoom && { range: zoom, autorange: false }),
     },
-    ...(marks.length && { yaxis3: { domain: [foot / inner, 1], range: [0, 1], visible: false, fixedrange: true } }),
+    shapes: marks.shapes,
   }
   const own = entries.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
   return {
-    data: [...entries.map(({ trace }) => trace), ...marks.map((trace) => ({ ...trace, yaxis: 'y3', showlegend: false }))], layout, entries, isFitted: true,
+    data: entries.map(({ trace }) => trace), layout, entries, isFitted: true,
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
     lines: own.map(({ label, trace, nonfinite }) => ({ name: label, color: '', x: trace.x, y: trace.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })),
-    marks, signs: [...marks.map(({ name }) => NONFINITE_SIGNS[name].join(' ')), ...(isTrimmed ? ['outliers ignored'] : [])].join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
+    marks: marks.traces, signs: [...marks.traces.map(({ name }) => NONFINITE_SIGNS[name].join(' ')), ...(isTrimmed ? ['outliers ignored'] : [])].join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
   }
 }
 

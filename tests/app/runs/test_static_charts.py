@@ -140,5 +140,5 @@ def test_buckets_with_values_that_are_not_finite_are_marked(
     losses = [1.0] * (STEPS // 2) + [float("nan")] * (STEPS // 2)
     record(database, running, make_steps(losses))
     chart = _chart(browser.get("/runs/1").text, "loss")
-    assert 30 <= chart.count(">○</span>") <= 51
+    assert 30 <= chart.count(">□</span>") <= 51
     assert 'class="sign" title="not finite"' in chart

@@ -1,7 +1,7 @@
 // What is drawn, before Plotly draws it.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { nonfiniteMarks } from 'annotations'
+import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
 import { logAxis, logTicks, robustRange } from 'axis'
 import { runsFigure } from 'comparison'
 import { valueAt } from 'crosshair'
@@ -83,8 +83,8 @@ test('a panel without numbers has no axes', () => {
 })
 
 /** Where the marks of a figure are, and what they say, by their name. */
-const marksOf = ({ data }) => Object.fromEntries(data.filter(({ name, mode }) => mode === 'markers' && name !== 'loss spike')
-  .map(({ name, x, y, text }) => [name, { x, isAbove: y.map((each) => each > 0.5), text }]))
+const marksOf = ({ marks, layout: { shapes } }) => Object.fromEntries(marks.filter(({ name, x }) => x.length && name in NONFINITE_SIGNS)
+  .map(({ name, x, text }) => [name, { x, isAbove: shapes.filter((shape) => shape.name === name).map(({ path }) => Number(path.match(/,([\d.]+)/)[1]) > 0.5), text }]))
 
 test('values that are not finite have marks at the edge, in every panel and by one mechanism', () => {
   const metrics = { accuracy: { x: [1, 2, 3], y: [0, '-Infinity', 1], mean_x: [], mean_y: [] } }
@@ -108,7 +108,7 @@ test('of a range in buckets a mark says how many values are not finite', () => {
 test('very many values that are not finite have as many marks as have room', () => {
   const steps = Array.from({ length: 5000 }, (_, i) => i)
   const nonfinite = { steps, x: steps, counts: steps.map(() => 1), values: steps.map(() => 'NaN') }
-  const marked = (lines) => marksOf({ data: nonfiniteMarks(lines, { range: [0, 5000], pixels: 900 }, 200, 0) }).NaN
+  const marked = (lines) => nonfiniteMarks(lines, { range: [0, 5000], pixels: 900 }, 200, 0).traces[0]
   const one = marked([{ label: 'own', color: 'red', nonfinite }])
   assert.ok(one.x.length > 50 && one.x.length <= 100, String(one.x.length))
   assert.match(one.text[0], /^own NaN: \d+ steps from 0 to \d+$/)
@@ -133,11 +133,11 @@ test('a comparison marks the values of each run in its colour, and its means too
     NaN: { x: [2], isAbove: [false], text: ['run 0 NaN at step 2'] },
     '∞': { x: [3], isAbove: [true], text: ['run 1 ∞ at step 3'] },
   })
-  assert.deepEqual(two.data.slice(-2).map(({ marker }) => marker.color), [[colors.run0], [colors.run1]])
+  assert.deepEqual(two.layout.shapes.map(({ line }) => line.color), [colors.run0, colors.run1])
   assert.equal(two.signs, '✕ NaN · ▲ ∞')
   assert.equal(valueAt(two.lines[0], 2), 'NaN')
   assert.deepEqual(Object.keys(marksOf(drawn(runOf(0, [1, 'NaN', 1], 'a'), runOf(1, [1, 1, 1], 'a')))), ['NaN'])
-  assert.deepEqual([drawn(runOf(0, [1, 1, 1])).layout.yaxis3, drawn(runOf(0, [1, 1, 1])).signs], [undefined, ''])
+  assert.deepEqual([drawn(runOf(0, [1, 1, 1])).layout.shapes, drawn(runOf(0, [1, 1, 1])).signs], [[], ''])
 })
 
 test('charts begin at a metric of step 0', () => {
