@@ -262,6 +262,14 @@ def test_values_that_are_not_finite_are_marked(
     expect(flag).to_have_text("step 2 · loss NaN at step 2")
     record(database, running, make_steps([nan], first=6))
     expect(loss.locator("b").first).to_have_text("NaN")
+    page.goto("/compare?runs=1&draw=loss&draw=a/x")
+    for row, text in (("loss", "✕ NaN · ▲ ∞"), ("a/x", "✕ NaN · ▼ −∞")):
+        expect(page.locator(f"[data-row='{row}'] [data-pointed]")).to_have_text(text)
+    paths = f"{layout.removesuffix('._fullLayout.xaxis')}.layout.shapes.map((shape) => shape.name)"
+    assert page.evaluate(paths) == ["NaN", "∞"]
+    left, length = page.evaluate(f"[{layout}._offset, {layout}._length]")
+    page.locator("[data-plot=loss]").hover(position={"x": left + length / 5, "y": 60})
+    expect(page.locator("[data-legend] [data-figure=loss]")).to_have_text("NaN")
 
 
 def test_list_follows_its_runs(
