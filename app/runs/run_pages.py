@@ -16,7 +16,7 @@ from app.html.rendering import page
 from app.http.parameters import RunId
 from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
-from app.runs.chart_preferences_api import Toolbar, preferences
+from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.static_charts import static_charts
@@ -42,7 +42,7 @@ from halfstep.cli import command_line
 router = APIRouter()
 
 #: Parameters that the view of the charts has in the URL.
-VIEW = {"x", "loss", "smooth", "range", "hide", "ylog"}
+VIEW = {"x", "loss", "smooth", "range", "hide", "ylog", "ytrim"}
 LOG_LINES_SHOWN = 1000
 #: Labels of the tabs by their names in the URL.
 TABS = {
@@ -80,7 +80,7 @@ def show_run(
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
     stepless = stepless_figures(session, run)
     charts, steps_problem = None, ""  # no charts in a view that the server does not draw
-    if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar()):
+    if _is_usual_view(request, run) and arranged.has_usual_charts:
         names = metric_names.names
         try:
             charts = static_charts(session, run, names, is_scaled=summary.is_scaled)

@@ -1,4 +1,5 @@
 // The panels of a run's charts: one figure each, in groups that fold, with a legend of values.
+import { NONFINITE_SIGNS } from 'annotations'
 import { painter, savePicture, zoomed } from 'charts'
 import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { figure, GROUPS, rowsOf } from 'figure'
@@ -18,7 +19,9 @@ const made = (tag, fields = {}, ...children) => {
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
 /** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
-const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], 'loss not finite': ['▲', 'loss not finite'], resumed: ['┊', 'resumed', 'quiet'] }
+const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
+/** @type {[string, string, string]} */
+const OUTLIERS = ['↕', 'outliers ignored', 'quiet']
 
 /**
  * @param {HTMLElement} section
@@ -55,7 +58,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const showLegend = (panel) => {
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)
-    const signs = panel.row.group ? [] : panel.drawn.marks.filter(({ name, x }) => x.length && name in SIGNS).map(({ name }) => SIGNS[name])
+    const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.isTrimmed ? [OUTLIERS] : [])]
     if ([...list.children].map(({ title }) => title).join('\n') !== [...names, ...signs.map(([, label]) => label)].join('\n')) {
       list.replaceChildren(...names.map((name) => {
         const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), name, made('b'))
