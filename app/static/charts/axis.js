@@ -1,10 +1,10 @@
 // Labels of axes.
-import { count } from 'formats'
+import { count, number } from 'formats'
 
 const LABEL = 90 // pixels that a label has
 const LOG_LABELS = 5 // labels of a logarithmic axis
 /** A range without outliers: between these quantiles, widened by a share of their distance on either side, but not beyond the extremes; and the room that Plotly leaves, too. */
-const ROBUST = { low: 0.05, high: 0.95, wider: 0.5, room: 0.05, least: 5 } // least: values
+const ROBUST = { low: 0.025, high: 0.975, wider: 0.12, room: 0.05, least: 5 } // least: values
 
 /** Multiples of 1, 2 or 5 times a power of ten, whole ones of steps. @param {[number, number]} range @param {number} pixels @param {boolean} isWhole @returns {number[]} */
 export const ticksOf = ([low, high], pixels, isWhole) => {
@@ -52,11 +52,17 @@ export const robustRange = (lines, [first, last], isLog) => {
   return from === sorted[0] && to === sorted[end] ? undefined : [from - room, to + room]
 }
 
-/** What y of a panel covers by choice: a fixed range, or that without outliers. @param {string} name @param {import('url_state').View} view @param {{x: number[], y: (number|null)[]}[]} lines @param {[number, number]} stretch of x @param {boolean} isLog */
+/** What y of a panel covers by choice: a fixed range, or that without outliers, which are then named. @param {string} name @param {import('url_state').View} view @param {{x: number[], y: (number|null)[]}[]} lines @param {[number, number]} stretch of x @param {boolean} isLog */
 export const chosenRange = (name, view, lines, stretch, isLog) => {
   const fixed = view.rows[name]
   const robust = !fixed && view.trimmed.includes(name) ? robustRange(lines, stretch, isLog) : undefined
-  return { zoom: fixed ?? robust, isTrimmed: Boolean(robust) }
+  const ends = (robust ?? []).map((end) => (isLog ? 10 ** end : end))
+  const isBeyond = (is) => lines.some(({ x, y }) => y.some((value, i) => value !== null && x[i] >= stretch[0] && x[i] <= stretch[1] && is(value)))
+  const beyond = [
+    ...(isBeyond((value) => value > ends[1]) ? [`above ${number(ends[1])}`] : []),
+    ...(isBeyond((value) => value < ends[0] && !(isLog && value <= 0)) ? [`below ${number(ends[0])}`] : []),
+  ]
+  return { zoom: fixed ?? robust, outliers: beyond.length ? `values ${beyond.join(' and ')} not shown` : '' }
 }
 
 /** Labels of a logarithmic axis, at least three between two values: powers of ten, 1, 2 and 5 of each, or as on a linear axis. @param {number} low @param {number} high @returns {number[]} */

@@ -137,7 +137,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
   const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)
   const values = valuesOf(traces)
-  const { zoom, isTrimmed } = chosenRange(row.name, view, traces, screen.range, row.isLog || view.logs.includes(row.name))
+  const { zoom, outliers } = chosenRange(row.name, view, traces, screen.range, row.isLog || view.logs.includes(row.name))
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
   // Axis y spans the plot, behind the lines: marks of steps are there.
@@ -163,5 +163,5 @@ export const figure = (row, points, view, colors, { width, height }) => {
   layout.shapes.push(...marks.shapes)
   data.push(...marks.traces.filter(({ x }) => x.length))
   const axis = { title, range: screen.range, left: MARGIN.l, pixels }
-  return { data, layout, lines, isTrimmed, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
+  return { data, layout, lines, outliers, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
 }

@@ -20,8 +20,6 @@ const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.s
 
 /** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
 const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
-/** @type {[string, string, string]} */
-const OUTLIERS = ['↕', 'outliers ignored', 'quiet']
 
 /**
  * @param {HTMLElement} section
@@ -58,7 +56,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const showLegend = (panel) => {
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)
-    const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.isTrimmed ? [OUTLIERS] : [])]
+    const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : [])]
     if ([...list.children].map(({ title }) => title).join('\n') !== [...names, ...signs.map(([, label]) => label)].join('\n')) {
       list.replaceChildren(...names.map((name) => {
         const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), name, made('b'))

@@ -76,7 +76,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   ]
   const marks = nonfiniteMarks(lines.map(({ run, nonfinite }) => ({ label: run.label, color: strokeOf(placeOf(run), colors).color, nonfinite })), { range, pixels }, inner, foot)
   const values = lines.flatMap(({ line }) => line.y)
-  const { zoom, isTrimmed } = chosenRange(row.name, view, traces.map(({ trace }) => trace), range, isLog(row.name, view))
+  const { zoom, outliers } = chosenRange(row.name, view, traces.map(({ trace }) => trace), range, isLog(row.name, view))
   // Axis y is the foot, with a row of ticks for each run that skipped.
   const layout = {
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
@@ -96,7 +96,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
     lines: own.map(({ label, trace, nonfinite }) => ({ name: label, color: '', x: trace.x, y: trace.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })),
-    marks: marks.traces, signs: [...marks.traces.map(({ name }) => NONFINITE_SIGNS[name].join(' ')), ...(isTrimmed ? ['outliers ignored'] : [])].join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
+    marks: marks.traces, signs: [...marks.traces.map(({ name }) => NONFINITE_SIGNS[name].join(' ')), ...(outliers ? [outliers] : [])].join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
   }
 }
 

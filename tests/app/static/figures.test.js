@@ -6,6 +6,7 @@ import { logAxis, logTicks, robustRange } from 'axis'
 import { runsFigure } from 'comparison'
 import { valueAt } from 'crosshair'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
+import { number } from 'formats'
 import { lostAt } from 'heatmap'
 import { setLog, setRange, setTrimmed, takeAxes, unkept } from 'panel_axes'
 import { Points } from 'points'
@@ -192,11 +193,11 @@ test('a range without outliers has the values between quantiles, widened, and no
   const noise = x.map((i) => 1 + i % 10 / 10)
   const range = (y, isLog = false, stretch = [0, 99]) => robustRange([{ x: x.slice(0, y.length), y }], stretch, isLog)?.map((end) => Number(end.toFixed(2)))
   assert.equal(range(noise), undefined)
-  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1000 : y))), [0.93, 2.42])
-  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? -1000 : y))), [0.48, 1.97])
-  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1e6 : 10 ** y)), true), [0.93, 2.42])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1000 : y))), [0.95, 2.06])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? -1000 : y))), [0.84, 1.95])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1e6 : 10 ** y)), true), [0.95, 2.06])
   assert.equal(range(noise.map((y, i) => (i === 50 ? 1000 : y)), false, [60, 99]), undefined)
-  assert.deepEqual(range([4, 4, null, 4, 4, 4, 4, 4, 4, 80]), [3.9, 6.1])
+  assert.deepEqual(range([4, 4, null, 4, 4, 4, 4, 4, 4, 80]), [3.98, 4.5])
   assert.deepEqual([range([]), range([null, null]), range([3]), range([3, 3]), range([1, 2, 3, 4])], Array(5).fill(undefined))
 })
 
@@ -207,18 +208,19 @@ test('a panel that ignores outliers has its own range, unless it is zoomed', () 
   points.lines.elapsed_ms = { x, y: x }
   const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'own')
   const drawn = (changes) => {
-    const { layout, isTrimmed } = figure(row, points, { ...view, ...changes }, {}, SIZE)
-    return { range: layout.yaxis2.range, isTrimmed }
+    const { layout, outliers } = figure(row, points, { ...view, ...changes }, {}, SIZE)
+    return { range: layout.yaxis2.range, outliers }
   }
   const compared = (changes) => runsFigure({
     runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'own', title: 'own' }, view: { ...view, ...changes }, band: 'range',
   }, {}, SIZE)
-  assert.deepEqual(drawn({}), { range: undefined, isTrimmed: false })
-  const { range, isTrimmed } = drawn({ trimmed: ['own'] })
-  assert.ok(isTrimmed && range[0] < 0 && range[1] > 4 && range[1] < 10, String(range))
-  assert.deepEqual(drawn({ trimmed: ['own'], rows: { own: [0, 600] } }), { range: [0, 600], isTrimmed: false })
+  assert.deepEqual(drawn({}), { range: undefined, outliers: '' })
+  const { range, outliers } = drawn({ trimmed: ['own'] })
+  assert.equal(outliers, `values above ${number(range[1])} not shown`)
+  assert.ok(range[0] < 0 && range[1] > 4 && range[1] < 10, String(range))
+  assert.deepEqual(drawn({ trimmed: ['own'], rows: { own: [0, 600] } }), { range: [0, 600], outliers: '' })
   const both = compared({ trimmed: ['own'] })
-  assert.deepEqual([both.layout.yaxis2.range, both.signs], [range, 'outliers ignored'])
+  assert.deepEqual([both.layout.yaxis2.range, both.signs], [range, outliers])
   assert.equal(compared({}).layout.yaxis2.range, undefined)
 })
 
