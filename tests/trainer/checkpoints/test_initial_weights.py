@@ -188,7 +188,7 @@ def test_settings_name_one_source(run_loop):
     for weights, message in (
         ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
         ({"upload": "net.pt"}, "allowed: text that matches"),
-        ({"step": 3}, "says nothing without run"),
+        ({"step": 3}, "step is 3, but run is empty"),
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(Regression, {"weights": weights})
