@@ -406,7 +406,7 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
         )
     if skipped := evidence.left_out:
         text = f"{skipped.reason[:1].upper()}{skipped.reason[1:]}."
-        yield Finding(f"The {skipped.diagnosis} is left out", text)
+        yield Finding(f"The {skipped.diagnosis} is not available", text)
 
 
 def _is_unwell(evidence: Evidence) -> bool:

@@ -153,7 +153,7 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
             {"events": [Schedule(step=40, advanced=9, skipped=10)]},
             ["The learning-rate schedule advances in skipped steps"],
         ),
-        ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
+        ("healthy", {"left_out": LEFT_OUT}, ["The replay is not available"]),
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
