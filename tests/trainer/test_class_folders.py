@@ -88,5 +88,5 @@ def test_a_folder_without_classes_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="the class dog has only one image"):
         find(tmp_path)
     write(tmp_path, "train/cat/a.png", "train/dog/a.png", "val/cat/a.png", "val/cow/a.png")
-    with pytest.raises(ConfigError, match="one alone has cow, dog"):
+    with pytest.raises(ConfigError, match="only one of them has cow, dog"):
         find(tmp_path)

@@ -124,9 +124,9 @@ def test_a_run_prints_its_story(capsys, tmp_path):
     [
         (
             ["digit"],
-            'there is no recipe "digit"; known are digits, erfnet, finetune, gpt, images, mlp',
+            'there is no recipe "digit"; allowed: digits, erfnet, finetune, gpt, images, mlp',
         ),
-        (["digit", "--help"], 'there is no recipe "digit"; known are digits'),
+        (["digit", "--help"], 'there is no recipe "digit"; allowed: digits'),
         (["digits", "--set", "training.steps=0"], "training.steps is 0: allowed: at least 1"),
         (
             ["digits", "--set", "training.stepz=1"],

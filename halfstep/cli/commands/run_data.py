@@ -159,10 +159,10 @@ def precision_plan(
         bool, typer.Option("--no-fresh", help="With --request: checkpoints only")
     ] = False,
     max_error: Annotated[
-        float, typer.Option(min=0, max=10, help="Bound of the gradient's relative error")
+        float, typer.Option(min=0, max=10, help="Largest relative error of the gradient")
     ] = 0.1,
     min_cosine: Annotated[
-        float, typer.Option(min=-1, max=1, help="Bound of its cosine similarity")
+        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of the gradient")
     ] = 0.99,
     as_json: AsJson = False,
 ) -> None:

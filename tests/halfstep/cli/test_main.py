@@ -58,7 +58,7 @@ def test_help_lists_every_command_with_its_first_line() -> None:
         text = help_of(*words)
         assert "up Start server and worker on this machine" in text
         assert "worker Start a worker: it offers" in text
-        assert "recipe Check, plan, train and register recipes of your own." in text
+        assert "recipe Check, plan, train and register your own recipes." in text
         assert "top Show all running runs" in text
 
 

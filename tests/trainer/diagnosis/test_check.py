@@ -249,7 +249,7 @@ ERRORS = {
         STEP,
         'yield Loss(F.mse_loss(outputs, targets, reduction="none"), optimizer="adamw")',
         None,
-        'the loss of "adamw" has shape (8,): yield its mean',
+        'the loss of "adamw" has shape (8,): yield a scalar',
     ),
     "log of what fp16 flushes": (
         STEP,

@@ -375,8 +375,8 @@ def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_f
         ("Tied", "model.0.weight and model.1.weight are one weight, and lie in two shards"),
         ("Sparse", "model.3 has sparse gradients, which cannot be sharded"),
         ("Penalty", "training_step differentiates a gradient"),
-        ("Pair", "one loss a step, of all optimizers (sgd, adam)"),
-        ("Routed", "the ranks have called modules in different orders"),
+        ("Pair", "one loss per step for all optimizers (sgd, adam)"),
+        ("Routed", "the ranks called modules in different orders"),
         ("Mixed", "the weights of model are of several types, torch.bfloat16, torch.float32"),
     ],
 )
