@@ -106,7 +106,7 @@ storage = App(
 
 @storage.command("runs")
 def _list_storage(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of runs")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List runs by the size of their checkpoints and artifacts, the largest first."""
@@ -157,7 +157,7 @@ def _prune_storage(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     limit: Annotated[
-        int, typer.Option(min=1, max=1000, help="Largest number of runs to list")
+        int, typer.Option(min=1, max=1000, help="Maximum number of runs to list")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:

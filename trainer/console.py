@@ -131,7 +131,7 @@ def nested(assignments: Sequence[str]) -> dict[str, Any]:
         for group in groups:
             target = target.setdefault(group, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"--set {assignment}: {group} was set to {target!r} before it")
+                raise ConfigError(f"--set {assignment}: {group} is already set to {target!r}")
         target[field] = value
     return values
 

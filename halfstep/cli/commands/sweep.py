@@ -50,7 +50,7 @@ Search = Annotated[
     ),
 ]
 
-app = App("Begin, list, show, extend, move, pause, resume or cancel sweeps.")
+app = App("Start, list, show, extend, move, pause, resume or cancel sweeps.")
 
 
 @app.command()
@@ -71,7 +71,7 @@ def begin(
     runs: Annotated[
         int | None, typer.Option(help="Runs in total; default: all points of a grid, else 20")
     ] = None,
-    at_once: Annotated[int, typer.Option(help="Runs that are queued or train at once")] = 1,
+    at_once: Annotated[int, typer.Option(help="Runs that are queued or training at once")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random values")] = 0,
     name: Name = "",
     project: Project = None,
@@ -95,10 +95,10 @@ def begin(
     Or of a command: `sweep begin --command 'python train.py --lr {lr}' --search lr='0.1, 0.01'`.
     """
     if bool(recipe) == bool(line):
-        raise typer.BadParameter("allowed is one of a recipe and --command")
+        raise typer.BadParameter("use either a recipe or --command")
     if line and (fields or precision):
         raise typer.BadParameter(
-            "--set and --precision are of a recipe; allowed with --command is --param"
+            "--set and --precision are only for recipes; with --command use --param"
         )
     options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal or "", "runs": runs}
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
@@ -119,7 +119,7 @@ def begin(
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option(help="Largest number of sweeps")] = 20,
+    limit: Annotated[int, typer.Option(help="Maximum number of sweeps")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List sweeps, newest first."""

@@ -108,7 +108,7 @@ def test_what_could_not_be_started_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """The reason is shown once."""
-    reason = "there is no program pyhton on this worker, in its PATH"
+    reason = "there is no program pyhton in the PATH of this worker"
     with database.writing() as session:
         queue.end(
             session, 1, 1, Status.FAILED, error=reason, reason=reason, failure_kind="settings"
