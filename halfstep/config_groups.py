@@ -62,7 +62,7 @@ class Training(Group):
     )
     max_grad_value: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
         None,
-        title="Largest gradient value",
+        title="Max gradient value (clipping)",
         description="Clip each element of the unscaled gradients to ± this value, after clipping "
         "by norm. Empty: no clipping.",
     )
@@ -212,9 +212,9 @@ class Training(Group):
     def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:
         if self.compile and self.compile_mode != "default" and self.accumulation_steps > 1:
             raise ValueError(
-                f"compile_mode {self.compile_mode} cannot go with accumulation_steps "
-                f"{self.accumulation_steps}: a CUDA graph writes its gradients over those of the "
-                "pass before; allowed: default"
+                f"compile_mode {self.compile_mode} cannot be combined with accumulation_steps "
+                f"{self.accumulation_steps}: a CUDA graph overwrites the gradients of the previous "
+                "pass; allowed: default"
             )
         return self
 
@@ -226,20 +226,23 @@ class Training(Group):
         on = [name for name in switches if getattr(self, name)]
         on += ["rounding stochastic"] if self.rounding == "stochastic" else []
         if on:
-            raise ValueError(f"parallel fsdp cannot go with {' or '.join(on)}; allowed: ddp")
+            raise ValueError(
+                f"parallel fsdp cannot be combined with {' or '.join(on)}; allowed: ddp"
+            )
         return self
 
     @model_validator(mode="after")
     def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
         if self.static_graph and self.accumulation_steps > 1:
             raise ValueError(
-                f"static_graph cannot go with accumulation_steps {self.accumulation_steps}: "
-                "DistributedDataParallel leaves out no averaging between passes of a static graph"
+                f"static_graph cannot be combined with accumulation_steps "
+                f"{self.accumulation_steps}: with a static graph, DistributedDataParallel averages "
+                "gradients after every pass"
             )
         if self.static_graph and self.unused_parameters:
             raise ValueError(
-                "static_graph cannot go with unused_parameters: which parameters have no gradient "
-                "is the same in every step of a static graph, and found in the first"
+                "static_graph cannot be combined with unused_parameters: with a static graph, the "
+                "same parameters have no gradient in every step, and the first step shows which"
             )
         return self
 
@@ -349,7 +352,7 @@ class Scaler(Group):
         gt=0,
         lt=1,
         title="Back-off factor",
-        description="Factor of the scale after a step with non-finite gradients.",
+        description="Factor applied to the scale after a step with non-finite gradients.",
     )
     growth_interval: int = Field(
         2000,
@@ -535,7 +538,7 @@ class Data(Group):
         60.0,
         gt=0,
         le=10**6,
-        title="Longest wait (seconds)",
+        title="Max wait (seconds)",
         description="A run that waits longer for a batch logs the stacks of its data workers, and "
         "continues to wait.",
     )

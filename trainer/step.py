@@ -169,7 +169,10 @@ def forward_passes(
                     yield index, losses
                 del losses  # and their graph
         if len(set(numbers)) > 1:
-            raise RecipeError(f"training_step yields {numbers} losses in micro-batches of a step")
+            raise RecipeError(
+                f"training_step yields {numbers} losses in the micro-batches of one "
+                "step; yield the same number in each"
+            )
         if numbers[0] == 0:
             return
         if is_alone:

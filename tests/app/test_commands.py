@@ -175,7 +175,7 @@ def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
     printed, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     sentence = "The worker was killed by SIGKILL, so the server stops too."
-    assert printed == f"{sentence} Runs continue at the next start.\n"
+    assert printed == f"{sentence} Runs continue when it is started again.\n"
 
 
 @pytest.mark.extended

@@ -196,7 +196,8 @@ def precision_plan(
 
 
 def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
-    print_result(run, f"run {run['id']}  {run['status']}  {run['name']}", as_json=as_json)
+    text = f"run {run['id']}  {formats.state(run)}  {run['name']}"
+    print_result(run, text, as_json=as_json)
 
 
 def _point_row(point: "PlanPoint") -> tuple[str, ...]:

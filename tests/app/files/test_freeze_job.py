@@ -149,7 +149,7 @@ def test_a_due_run_is_frozen(
 @pytest.mark.parametrize(
     ("url", "storage", "days", "what"),
     [
-        ("", "", 7, "move into files, as the database is "),
+        ("", "", 7, "move into files, because the database is "),
         ("", "s3://bucket", 0, "stay in the database, which is not "),
         ("postgresql://host/name", "", 0, "stay in the database, which is not "),
     ],

@@ -254,7 +254,7 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         (
             "storage prune --logs 1",
             1,
-            "--json: cannot ask for confirmation; allowed: with --dry-run or --yes",
+            "--json: cannot ask for confirmation without a terminal; add --dry-run or --yes",
         ),
         ("link bob", 1, "There is no installation here"),
         ("recipe remove away.py", 1, "away.py is not "),

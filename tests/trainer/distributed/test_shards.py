@@ -181,7 +181,7 @@ def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
 def test_a_policy_goes_with_fewer_settings_than_autocast(values, message):
     """It casts all of a network, in each step."""
     training = {"parallel": "fsdp", "shard_casts": "policy"} | values.get("training", {})
-    with pytest.raises(ConfigError, match=f"cannot go with {message}; allowed: autocast"):
+    with pytest.raises(ConfigError, match=f"cannot be combined with {message}; allowed: autocast"):
         parse_config(Digits, {"precision": "fp16"} | values | {"training": training})
 
 
@@ -391,14 +391,14 @@ def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"training": {"compile": True}}, "parallel fsdp cannot go with compile"),
+        ({"training": {"compile": True}}, "parallel fsdp cannot be combined with compile"),
         (
             {"training": {"static_graph": True, "channels_last": True}},
-            "parallel fsdp cannot go with channels_last or static_graph; allowed: ddp",
+            "parallel fsdp cannot be combined with channels_last or static_graph; allowed: ddp",
         ),
         (
             {"training": {"weights": "bf16", "rounding": "stochastic"}},
-            "parallel fsdp cannot go with rounding stochastic",
+            "parallel fsdp cannot be combined with rounding stochastic",
         ),
         ({"precision": "fp8"}, "precision is fp8, and training.parallel fsdp; allowed: ddp"),
     ],
