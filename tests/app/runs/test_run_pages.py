@@ -361,7 +361,7 @@ def test_the_environment_is_shown(database: Database, running: Run, browser: Tes
 
     A changed recipe is noted, but not an equal or unknown one.
     """
-    assert "It is noted when the run starts" in browser.get("/runs/1").text
+    assert "It is recorded when the run starts" in browser.get("/runs/1").text
     assert browser.get("/api/v1/runs/1/environment").status_code == 404
     file = {"path": "/r.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
     git = {"commit": "c0ffee", "is_dirty": True, "untracked": ["<b>"], "untracked_count": 1}

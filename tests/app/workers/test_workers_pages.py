@@ -160,7 +160,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     """And let it claim again; page, list and audit log show it."""
     assert browser.post("/workers/1/drain", data={"stop": "true"}).status_code == 303
     assert "drained, stops" in browser.get("/workers").text
-    assert "Take runs again" in browser.get("/workers/1").text
+    assert "Undrain" in browser.get("/workers/1").text
     (state,) = script.get("/api/v1/workers").json()["workers"]
     assert (state["drained_at"] > 0, state["drain_stops"]) == (True, True)
     assert browser.post("/workers/1/undrain").status_code == 303
