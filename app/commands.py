@@ -90,7 +90,7 @@ def migrate(
         printed, database = io.StringIO(), Database(Settings.read().database_url)
         if database.engine.dialect.name == "sqlite":
             # Some migrations on SQLite copy a table as it exists.
-            allowed = "only for PostgreSQL; set HALFSTEP_DATABASE_URL"
+            allowed = "use PostgreSQL (HALFSTEP_DATABASE_URL)"
             raise Invalid({"--sql": f"{database.name} has no SQL to print; {allowed}"})
         upgrade(database.migrations(printed), "head", sql=True)
         print_result({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)

@@ -168,7 +168,10 @@ def test_the_default_is_logged(
     for given in (settings, settings.model_copy(update={"freeze_after_days": 7.0})):
         FreezeJob(given, Database(settings.database_url), Event()).log_default()
     [message] = [record.message for record in caplog.records]
-    assert f"is not set: {days}: steps of ended runs {what}{tmp_path / 'halfstep.db'}" in message
+    assert (
+        f"is not set and defaults to {days}: steps of ended runs {what}{tmp_path / 'halfstep.db'}"
+        in message
+    )
 
 
 def test_a_round_is_bounded(
