@@ -104,9 +104,9 @@ def test_weights_are_uploaded_into_the_form(
     held: list[Route] = []
     page.route("**/api/v1/uploads/*", lambda route: held.append(route))
     box.locator("[data-file]").set_input_files(path)
-    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1.05 MB.")
+    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1 MiB.")
     page.get_by_role("button", name="Start run").click()
-    expect(box.locator("[data-message]")).to_contain_text("still on its way")
+    expect(box.locator("[data-message]")).to_contain_text("still being uploaded")
     box.get_by_role("button", name="Stop").click()
     expect(box.locator("[data-message]")).to_have_text("net.pt was stopped; nothing was stored.")
     box.locator("[data-file]").set_input_files(tmp_path / "net.zip")

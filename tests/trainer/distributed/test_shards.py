@@ -400,7 +400,7 @@ def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, 
             {"training": {"weights": "bf16", "rounding": "stochastic"}},
             "parallel fsdp cannot be combined with rounding stochastic",
         ),
-        ({"precision": "fp8"}, "precision is fp8, and training.parallel fsdp; allowed: ddp"),
+        ({"precision": "fp8"}, "precision is fp8, but training.parallel is fsdp; allowed: ddp"),
     ],
 )
 def test_settings_that_conflict_with_shards_are_rejected(values, words):

@@ -335,8 +335,8 @@ def test_an_api_that_is_away_is_waited_for(
     ("text", "words"),
     [
         ("spec: [", "while parsing"),
-        ("- a", "no pod template"),
-        ("spec: {containers: [a]}", "no pod"),
+        ("- a", "not a pod template"),
+        ("spec: {containers: [a]}", "not a pod"),
     ],
 )
 def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: str) -> None:
@@ -435,7 +435,7 @@ def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path
     wanted = "list pods, get pods/log, list events"
     assert said["rights"] == f"NO in lab this account lacks permission to {wanted}"
     assert said["queue"] == "NO 'team' is configured, but the cluster has no Kueue"
-    assert said["secret"].startswith("NO HALFSTEP_KUBERNETES_SECRET names none")
+    assert said["secret"].startswith("NO HALFSTEP_KUBERNETES_SECRET is empty")
     assert said["job"] == "NO a job like the placer's is rejected: no image from there"
 
 
@@ -446,4 +446,7 @@ def test_an_unreachable_cluster_is_reported(
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     assert "NO Kubernetes does not answer" in checked(tmp_path)["kubernetes"]
     (tmp_path / "kubeconfig").unlink()
-    assert "NO HALFSTEP_PLACEMENT: 'kubernetes' knows no cluster" in checked(tmp_path)["kubernetes"]
+    assert (
+        "NO HALFSTEP_PLACEMENT: 'kubernetes' has no cluster configuration"
+        in checked(tmp_path)["kubernetes"]
+    )
