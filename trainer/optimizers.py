@@ -225,7 +225,7 @@ def check_kind(name: str, optimizer: object) -> None:
     """Raise RecipeError for objects that are not optimizers, or that a scaler cannot step."""
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
-        raise RecipeError(f'optimizer "{name}" is a {kind}; allowed is a torch.optim.Optimizer')
+        raise RecipeError(f'optimizer "{name}" is a {kind}; allowed: a torch.optim.Optimizer')
     if isinstance(optimizer, torch.optim.LBFGS):
         raise RecipeError(
             f'optimizer "{name}" is LBFGS, which evaluates the loss several times per step: '

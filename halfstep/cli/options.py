@@ -143,7 +143,7 @@ def pairs(
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{option} {assignment}: allowed is {allowed}")
+            raise typer.BadParameter(f"{option} {assignment}: use {allowed}")
         split.append((name, value))
     return split
 

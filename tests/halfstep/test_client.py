@@ -454,7 +454,7 @@ def test_commands_do_what_the_client_does(
     assert wrong.stderr.startswith("halfstep: training.steps: ")
     assert "Traceback" not in wrong.stderr
     unset = halfstep("submit", "digits", "--set", "training.steps", **environment)
-    assert "allowed is FIELD=VALUE" in unset.stderr
+    assert "use FIELD=VALUE" in unset.stderr
 
 
 def test_a_script_waits_for_the_end_and_gets_failures(
