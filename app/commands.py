@@ -80,7 +80,7 @@ def link(
 
 @command
 def migrate(
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, and change nothing")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL without executing it")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create the database, or migrate it to this version."""
@@ -90,7 +90,7 @@ def migrate(
         printed, database = io.StringIO(), Database(Settings.read().database_url)
         if database.engine.dialect.name == "sqlite":
             # Some migrations on SQLite copy a table as it exists.
-            allowed = "allowed: with PostgreSQL, by HALFSTEP_DATABASE_URL"
+            allowed = "use PostgreSQL (HALFSTEP_DATABASE_URL)"
             raise Invalid({"--sql": f"{database.name} has no SQL to print; {allowed}"})
         upgrade(database.migrations(printed), "head", sql=True)
         print_result({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
@@ -100,13 +100,13 @@ def migrate(
 
 
 storage = App(
-    "Manage storage: list what runs take, delete old files, check files.", cls=ServiceCommand
+    "Manage storage: list usage by run, delete old files, check files.", cls=ServiceCommand
 )
 
 
 @storage.command("runs")
 def _list_storage(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of runs")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List runs by the size of their checkpoints and artifacts, the largest first."""
@@ -157,7 +157,7 @@ def _prune_storage(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     limit: Annotated[
-        int, typer.Option(min=1, max=1000, help="Largest number of runs to list")
+        int, typer.Option(min=1, max=1000, help="Maximum number of runs to list")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -168,9 +168,11 @@ def _prune_storage(
     """
 
     if checkpoints is None and logs is None:
-        raise Invalid({"--checkpoints, --logs": "not given; allowed: at least one of them"})
+        raise Invalid({"--checkpoints, --logs": "not given; use at least one of them"})
     if as_json and not (dry_run or yes):
-        raise Invalid({"--json": "cannot ask for confirmation; allowed: with --dry-run or --yes"})
+        raise Invalid(
+            {"--json": "cannot ask for confirmation without a terminal; add --dry-run or --yes"}
+        )
     with installed() as (settings, database):
         rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
         with database.reading() as session:
@@ -203,10 +205,12 @@ def _check_storage(
     deep: Annotated[
         bool, typer.Option("--deep", help="Also verify the SHA-256 of every file")
     ] = False,
-    mend: Annotated[bool, typer.Option("--mend", help="Delete what does not match")] = False,
+    mend: Annotated[
+        bool, typer.Option("--mend", help="Delete files and records that do not match")
+    ] = False,
     lost: Annotated[
         bool,
-        typer.Option("--lost", help="With --mend: also if no file of frozen steps is there"),
+        typer.Option("--lost", help="With --mend: proceed even if no file of frozen steps exists"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -237,7 +241,7 @@ def _unfreeze(
     """Move the steps of frozen runs back into the database; exit with 1 if any is left."""
     with installed() as (settings, database):
         if bool(chosen) == every:
-            raise Invalid({"RUN, --all": "allowed: runs, or --all"})
+            raise Invalid({"RUN, --all": "name runs, or use --all"})
         if days := settings.freeze_days:
             default = "" if settings.freeze_after_days else "not set, by default "
             text = f"{default}{number(days)}: a server freezes them again; allowed: 0, also for "
@@ -251,7 +255,9 @@ def _unfreeze(
             try:
                 moved = unfreeze(database, store, run_id, stopping=stopping)
             except freeze.Stopped as error:
-                text = f"stopped at run {run_id}, all steps are readable: run this again to go on"
+                text = (
+                    f"stopped at run {run_id}; all steps are readable. Run this again to continue"
+                )
                 raise Conflict(text) from error
             except HalfstepError as error:  # of this run; others can be moved
                 is_complete, fields = False, {"run": run_id, "moved": False, "error": str(error)}
@@ -308,7 +314,7 @@ def restore(
     lines = [
         f"{folder}: {restored['rows']} rows, {restored['files']} files restored",
         "All browsers are signed out; `halfstep link NAME` prints a sign-in link.",
-        f"Alert deliveries that were due and will not be sent: {restored['unsent']}",
+        f"Pending alert deliveries that will not be sent: {restored['unsent']}",
         *_valid_secrets(restored),
     ]
     print_result({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
@@ -319,7 +325,10 @@ def _valid_secrets(restored: dict[str, Any]) -> list[str]:
     tokens, links = restored["tokens"], restored["shared_links"]
     if not tokens and not links:
         return ["No API token and no shared link works."]
-    lines = ["These work again, also those revoked since the backup (restore --revoke: none):"]
+    lines = [
+        "These work again, including those revoked since the backup (restore --revoke removes "
+        "them):"
+    ]
     for token in tokens:
         reach = "all projects" if token["project"] is None else f"project {token['project']!r}"
         text = f"  API token {token['name']!r} of {token['user']}: {token['kind']}, {reach}"
@@ -337,7 +346,8 @@ def _expiry(secret: dict[str, Any]) -> str:
 def rebuild(
     run: RunId,
     lost: Annotated[
-        bool, typer.Option("--lost", help="Also if steps are missing, which then have no chart")
+        bool,
+        typer.Option("--lost", help="Proceed even if steps are missing, which then have no chart"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -52,7 +52,7 @@ def _report_end(worker_pid: int, server: "Server", options: int = 0) -> bool:
         how = f"exited with {ended.si_status}"
         if ended.si_code != os.CLD_EXITED:
             how = f"was killed by {signal.Signals(ended.si_status).name}"
-        say(f"The worker {how}, so the server stops too. Runs continue at the next start.")
+        say(f"The worker {how}, so the server stops too. Runs continue when it is started again.")
     return True
 
 

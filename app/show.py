@@ -39,7 +39,7 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 @server_command
 def show(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of runs, or above them")
+        Path, typer.Argument(metavar="FOLDER", help="Folder of runs, or a parent folder")
     ] = Path("halfstep-runs"),
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one")

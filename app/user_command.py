@@ -39,7 +39,7 @@ def _add(
     role: Annotated[str, typer.Option(help="Role: viewer, member or maintainer")] = MEMBER,
     project: Project = projects.DEFAULT,
     admin: Annotated[
-        bool, typer.Option("--admin", help="Make the user an admin, who may do everything")
+        bool, typer.Option("--admin", help="Make the user an admin with all permissions")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -76,7 +76,9 @@ class OffsetMismatch(HalfstepError):
         """offset, and for a spool sequence: the expected position."""
         self.offset, self.sequence = offset, sequence
         position = "" if sequence is None else f"sequence {sequence}, "
-        text = f"These bytes are not the next ones: continue from {position}offset {offset}."
+        text = (
+            f"These bytes do not follow the stored ones: continue from {position}offset {offset}."
+        )
         super().__init__(text)
 
 

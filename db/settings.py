@@ -45,7 +45,7 @@ class Settings(BaseSettings):
         Path("data")
     )
     database_url: Annotated[
-        str, Field(description="SQLAlchemy URL; empty means SQLite in the data folder")
+        str, Field(description="SQLAlchemy URL; empty: SQLite in the data folder")
     ] = ""
     storage_url: Annotated[
         str,
@@ -55,7 +55,7 @@ class Settings(BaseSettings):
         bool,
         Field(
             description="Whether checkpoints are downloaded directly from the bucket, by presigned "
-            "URLs that are valid for five minutes"
+            "URLs valid for 5 minutes"
         ),
     ] = False
     host: Annotated[str, Field(description="Address that the server binds to")] = "127.0.0.1"
@@ -83,13 +83,14 @@ class Settings(BaseSettings):
     ] = SecretStr("")
     smtp_from: Annotated[
         str,
-        Field(description="Sender of alerts; empty means halfstep@ the mail server's host"),
+        Field(description="Sender of alerts; empty: halfstep@ the mail server's host"),
     ] = ""
     alerts_allow_private_addresses: Annotated[
         bool, Field(description="Whether alerts may go to addresses of the server's own network")
     ] = False
     password_login: Annotated[
-        bool, Field(description="Whether people may sign in by password; links always work")
+        bool,
+        Field(description="Whether users may sign in with a password; sign-in links always work"),
     ] = True
     oidc_issuer: Annotated[
         str, Field(description="URL of the OIDC provider; empty: no single sign-on")
@@ -100,9 +101,9 @@ class Settings(BaseSettings):
     oidc_client_secret: Annotated[
         SecretStr, Field(description="Client secret of this server at the OIDC provider")
     ] = SecretStr("")
-    oidc_scopes: Annotated[
-        str, Field(description="Scopes that are requested from the OIDC provider")
-    ] = "openid profile email"
+    oidc_scopes: Annotated[str, Field(description="Scopes requested from the OIDC provider")] = (
+        "openid profile email"
+    )
     oidc_groups_claim: Annotated[
         str, Field(description="The provider's claim with the groups of a user")
     ] = "groups"
@@ -119,7 +120,7 @@ class Settings(BaseSettings):
     local_scripts: Annotated[
         bool,
         Field(
-            description="Whether watched scripts of the user who runs `halfstep up` find it "
+            description="Whether watched scripts of the user who runs `halfstep up` connect to it "
             "without a token"
         ),
     ] = True
@@ -127,14 +128,14 @@ class Settings(BaseSettings):
         str,
         Field(
             pattern=r"^[\w.-]{0,64}$",
-            description="Name of this worker; empty means the host's name",
+            description="Name of this worker; empty: the host's name",
         ),
     ] = ""
     cpu_devices: Annotated[
         int, Field(ge=0, description="Runs at once on a machine without a GPU")
     ] = 1
     allow_commands: Annotated[
-        bool, Field(description="Whether this worker runs command lines that people submit")
+        bool, Field(description="Whether this worker runs command lines that users submit")
     ] = False
     weights_dirs: Annotated[
         str,
@@ -161,8 +162,8 @@ class Settings(BaseSettings):
     warm_start: Annotated[
         bool,
         Field(
-            description="Whether the worker keeps a process with torch loaded, of which it forks "
-            "trainings: 0.3 GiB of memory instead of seconds for each start"
+            description="Whether the worker keeps a process with torch loaded, from which it forks "
+            "trainings: uses 0.3 GiB of memory and saves seconds at each start"
         ),
     ] = True
     run_environment: Annotated[
@@ -175,11 +176,11 @@ class Settings(BaseSettings):
     ] = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Field(description="Least severity of messages in the logs of server and workers"),
+        Field(description="Minimum severity of log messages of server and workers"),
     ] = "info"
     log_format: Annotated[
         Literal["text", "json"],
-        Field(description="Form of log lines: text, or a JSON object per line"),
+        Field(description="Format of log lines: text, or a JSON object per line"),
     ] = "text"
     sandbox: Annotated[
         bool,
@@ -187,7 +188,7 @@ class Settings(BaseSettings):
     ] = False
     sandbox_namespaces: Annotated[
         bool,
-        Field(description="Whether the sandbox has namespaces where the system permits them"),
+        Field(description="Whether the sandbox uses namespaces where the system permits them"),
     ] = True
     run_users: Annotated[
         str,
@@ -237,7 +238,7 @@ class Settings(BaseSettings):
     ] = 60_000
     secrets_key_file: Annotated[
         Path | None,
-        Field(description="Key file of the secrets; empty means secrets.key in the data folder"),
+        Field(description="Key file of the secrets; empty: secrets.key in the data folder"),
     ] = None
     runs_per_user: Annotated[
         int, Field(ge=0, description="Limit of concurrent runs per user; 0: none")
@@ -254,17 +255,21 @@ class Settings(BaseSettings):
             ge=0,
             allow_inf_nan=False,
             description="Waiting time in seconds after which devices are reserved for the first "
-            "queued run of several devices",
+            "queued multi-device run",
         ),
     ] = 300.0
     lease_seconds: Annotated[
         float,
-        Field(gt=0, description="Duration of a node's lease: a silent node counts as alive for it"),
+        Field(
+            gt=0,
+            description="Duration of a node's lease in seconds: for that long, a node "
+            "without contact counts as alive",
+        ),
     ] = 300.0
     placement: Annotated[
         Literal["boxes", "slurm", "kubernetes", "ray"],
         Field(
-            description="How workers are started: boxes: by hand, with `halfstep worker`; slurm, "
+            description="How workers are started. boxes: by hand, with `halfstep worker`. slurm, "
             "kubernetes, ray: for each run, by `halfstep placer`"
         ),
     ] = "boxes"
@@ -305,12 +310,12 @@ class Settings(BaseSettings):
         str,
         Field(
             pattern=f"{KUBERNETES_NAME}|^$",
-            description="Kueue's local queue for the jobs; empty: they start without Kueue",
+            description="Kueue local queue of the jobs; empty: no Kueue",
         ),
     ] = ""
     kubernetes_pod_template: Annotated[
         Path | None,
-        Field(description="YAML file of a pod template; its container `worker` is filled in"),
+        Field(description="YAML file with a pod template, whose container `worker` is completed"),
     ] = None
     ray_address: Annotated[
         str,
@@ -323,11 +328,9 @@ class Settings(BaseSettings):
     ] = ""
     ray_resource: Annotated[
         str,
-        Field(pattern=r"^[\w.:-]{1,64}$", description="Ray's resource name of devices"),
+        Field(pattern=r"^[\w.:-]{1,64}$", description="Ray resource name of devices"),
     ] = "GPU"
-    placed_devices: Annotated[
-        int, Field(ge=1, le=1024, description="Number of devices of a cluster node")
-    ] = 8
+    placed_devices: Annotated[int, Field(ge=1, le=1024, description="Devices per cluster node")] = 8
     max_pending_pilots: Annotated[
         int, Field(ge=1, le=10_000, description="Limit of pending requests to the cluster")
     ] = 20
@@ -343,7 +346,8 @@ class Settings(BaseSettings):
         float,
         Field(
             ge=0,
-            description="Timeout of collective operations between nodes; 0: two fifths of a lease",
+            description="Timeout of collective operations between nodes in seconds; 0: two fifths "
+            "of a lease",
         ),
     ] = 0.0
     max_attempts: Annotated[
@@ -370,7 +374,10 @@ class Settings(BaseSettings):
     ] = None
     stop_grace_seconds: Annotated[
         float,
-        Field(gt=0, description="Time for runs to save a checkpoint when their worker stops"),
+        Field(
+            gt=0,
+            description="Time in seconds for runs to save a checkpoint when their worker stops",
+        ),
     ] = 30.0
 
     @field_validator("trusted_proxies")
@@ -388,7 +395,10 @@ class Settings(BaseSettings):
     @classmethod
     def _check_public_url(cls, text: str) -> str:
         if text and not re.fullmatch(r"https?://[^/?#\s]+(/[\w.~-]+)*/?", text):
-            message = {"message": "allowed: http:// or https://, a host, and a path of plain names"}
+            message = {
+                "message": "allowed: http:// or https://, a host, and an optional path of "
+                "plain names"
+            }
             raise PydanticCustomError("public_url", "{message}", message)
         return text
 

@@ -802,8 +802,8 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         if file["kind"] == "checkpoint" and any(kind.startswith("shard.") for kind in same_step):
             raise ApiError(
                 409,
-                f"the state at step {file['step']} is sharded, which only a run can load; "
-                "download its weights (kind weights), a requested checkpoint or the run's last one",
+                f"the state at step {file['step']} is sharded, which only a run can load; download "
+                "its weights (kind weights), or a requested or the last checkpoint",
             )
         path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
         partial = Path(folder) / f".{file['sha256']}.partial"

@@ -33,12 +33,12 @@ class Training(Group):
         ge=1,
         le=MOST_STEPS,
         title="Steps",
-        description="Attempted optimizer steps; steps that the scaler skips count.",
+        description="Number of optimizer steps, including those that the scaler skips.",
     )
     epochs: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
         None,
         title="Epochs",
-        description="Number of passes over the data; replaces the number of steps. Empty: the "
+        description="Passes over the training data; overrides the number of steps. Empty: the "
         "number of steps applies.",
     )
     batch_size: int = Field(
@@ -62,21 +62,21 @@ class Training(Group):
     )
     max_grad_value: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
         None,
-        title="Largest gradient value",
-        description="Clip each element of the unscaled gradients to ± this, after the clip by "
-        "norm. Empty: no clipping.",
+        title="Max gradient value (clipping)",
+        description="Clip each element of the unscaled gradients to ± this value, after clipping "
+        "by norm. Empty: no clipping.",
     )
     seed: int = Field(
         0,
         ge=0,
         lt=2**32,
         title="Seed",
-        description="Decides initial weights, the order of examples, dropout and augmentation.",
+        description="Seed of initial weights, order of examples, dropout and augmentation.",
     )
     shuffle: bool = Field(
         True,
         title="Shuffle",
-        description="Draw a new order of the examples for each epoch. Off: as they come.",
+        description="Reshuffle the examples every epoch. Off: the dataset's order.",
     )
     schedule: Literal["constant", "cosine", "recipe"] = Field(
         "constant",
@@ -87,8 +87,8 @@ class Training(Group):
     schedule_counts: Literal["attempted", "applied"] = Field(
         "attempted",
         title="Schedule counts",
-        description="attempted: skipped steps move the learning rate on as well. applied: they do "
-        "not; the rate is computed on the device, and the optimizer has to be fused.",
+        description="attempted: skipped steps also advance the schedule. applied: they do not; the "
+        "learning rate is computed on the device, which needs a fused optimizer.",
     )
     warmup_steps: int = Field(
         0,
@@ -100,118 +100,121 @@ class Training(Group):
     fused: bool = Field(
         True,
         title="Fused optimizer",
-        description="Update all weights in one kernel. Without it, PyTorch's scaler makes the "
-        "host wait for the device once a step.",
+        description="Update all weights in one kernel. Without it, PyTorch's scaler synchronizes "
+        "host and device once per step.",
     )
     weights: Literal["fp32", "bf16"] = Field(
         "fp32",
         title="Weights",
-        description="bf16: in a bf16 run keep weights and the optimizer's moments in bf16. Half "
-        "the memory; small updates round away.",
+        description="bf16: in a bf16 run, keep weights and optimizer state in bf16. Halves their "
+        "memory; small updates are lost to rounding.",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
         title="Rounding",
-        description="Of weights in bf16, after each update. stochastic: up or down by chance, the "
-        "likelier the nearer, so that small updates add up; of AdamW, with torchao.",
+        description="Rounding of bf16 weights after each update. stochastic: rounds up or down at "
+        "random, more likely to the nearer value, so that small updates add up; needs AdamW and "
+        "torchao.",
     )
     fp8: Literal["tensorwise", "rowwise"] = Field(
         "tensorwise",
         title="fp8 scales",
-        description="In an fp8 run: one scale for each tensor, or one for each of its rows, which "
-        "keeps more of small numbers and is slower.",
+        description="In an fp8 run: one scale per tensor, or one per row, which preserves small "
+        "numbers better and is slower.",
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None,
         title="EMA decay",
-        description="Keep an exponential moving average of the weights, such as 0.999, evaluate it "
-        "beside them (ema/…) and save it, too. Empty: none.",
+        description="Decay of an exponential moving average of the weights, such as 0.999, which "
+        "is also evaluated (ema/…) and saved. Empty: no average.",
     )
     compile: bool = Field(
         False,
         title="Compile",
-        description="Call the networks through torch.compile: faster steps, minutes to start, "
-        "other last bits.",
+        description="Run the networks through torch.compile: faster steps, minutes to start; "
+        "results differ in the last bits.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         "default",
         title="Compile mode",
-        description="For torch.compile. reduce-overhead: record the kernels of a pass as a CUDA "
-        "graph, for small batches. max-autotune: that, and try kernels for minutes.",
+        description="Mode of torch.compile. reduce-overhead: CUDA graphs, for small batches. "
+        "max-autotune: CUDA graphs, and minutes of kernel tuning.",
     )
     channels_last: bool = Field(
         False,
         title="Channels last",
-        description="Keep the weights of convolutions with their channels last, as tensor cores "
-        "want images. Other last bits.",
+        description="Use the channels_last memory format for convolutions, which is faster on "
+        "tensor cores. Results differ in the last bits.",
     )
     deterministic: bool = Field(
         True,
         title="Deterministic",
-        description="Use only algorithms that give the same bits each time, so that a resumed run "
-        "repeats itself exactly.",
+        description="Use only deterministic algorithms, so that a resumed run is bit-exact.",
     )
     tf32: bool = Field(
         False,
         title="TF32",
-        description="Let CUDA round the inputs of fp32 products and convolutions to TF32: up to "
-        "eight times as fast, with 10 bits of precision to fp32's 23.",
+        description="Let CUDA round the inputs of fp32 matrix products and convolutions to TF32: "
+        "up to 8 times as fast, with 10 mantissa bits instead of 23.",
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
         title="Parallel",
-        description="With several devices. ddp: each has all weights, and gradients are averaged. "
-        "fsdp: each keeps a part of weights, gradients and moments, and gathers a block's weights "
-        "when it computes: for networks that do not fit on one device.",
+        description="With several devices. ddp: each holds all weights, and gradients are "
+        "averaged. fsdp: each holds a shard of weights, gradients and optimizer state, and gathers "
+        "a block's weights to compute it: for networks that do not fit on one device.",
     )
     shard_casts: Literal["autocast", "policy"] = Field(
         "autocast",
         title="Casts of shards",
         description="With parallel fsdp in fp16 or bf16. autocast: weights are gathered in fp32, "
-        "and each operation casts what it takes. policy: weights are cast before they are "
-        "gathered, so that half as much travels and lies on a device, and all of the network "
-        "computes in that type, its norms too; gradients are averaged in fp32.",
+        "and each operation casts its inputs. policy: weights are cast before they are gathered, "
+        "which halves traffic and memory of gathered weights; the whole network computes in that "
+        "type, including norms. Gradients are averaged in fp32.",
     )
     unused_parameters: bool = Field(
         False,
         title="Unused parameters",
-        description="With several devices: some steps leave parameters without a gradient. Costs a "
-        "walk through the graph in each step.",
+        description="With several devices: allow steps in which parameters receive no gradient. "
+        "Costs a graph traversal in each step.",
     )
     static_graph: bool = Field(
         False,
         title="Static graph",
-        description="With several devices: every step goes through the same operations, and the "
-        "first one shows DistributedDataParallel which. Parameters that are never used then cost "
+        description="With several devices: every step runs the same operations, which "
+        "DistributedDataParallel learns in the first one. Parameters that are never used then cost "
         "nothing, and activation checkpoints may be re-entrant.",
     )
     device_memory_gib: Annotated[float, Field(gt=0, le=65536)] | None = Field(
         None,
         title="Device memory (GiB)",
-        description="Wait for a worker all of whose devices have so much memory. Empty: any will "
-        "do.",
+        description="Wait for a worker whose devices all have at least this much memory. Empty: "
+        "any worker.",
     )
     threads: int = Field(
         1,
         ge=1,
         le=1024,
         title="CPU threads",
-        description="Threads for computation on the CPU. Another number gives other last bits.",
+        description="Threads for computation on the CPU. A different number changes the last bits "
+        "of results.",
     )
 
     @model_validator(mode="after")
     def _rounding_is_of_bf16(self) -> Self:
         if self.rounding == "stochastic" and self.weights != "bf16":
-            raise ValueError(f"rounding is stochastic, and weights {self.weights}; allowed: bf16")
+            raise ValueError(
+                f"rounding is stochastic, but weights is {self.weights}; set weights to bf16"
+            )
         return self
 
     @model_validator(mode="after")
     def _a_cuda_graph_has_gradients_of_one_pass(self) -> Self:
         if self.compile and self.compile_mode != "default" and self.accumulation_steps > 1:
             raise ValueError(
-                f"compile_mode {self.compile_mode} cannot go with accumulation_steps "
-                f"{self.accumulation_steps}: a CUDA graph writes its gradients over those of the "
-                "pass before; allowed: default"
+                f"compile_mode {self.compile_mode} cannot be combined with accumulation_steps "
+                f"{self.accumulation_steps}: a CUDA graph overwrites the gradients of the previous "
+                "pass; allowed: default"
             )
         return self
 
@@ -223,20 +226,23 @@ class Training(Group):
         on = [name for name in switches if getattr(self, name)]
         on += ["rounding stochastic"] if self.rounding == "stochastic" else []
         if on:
-            raise ValueError(f"parallel fsdp cannot go with {' or '.join(on)}; allowed: ddp")
+            raise ValueError(
+                f"parallel fsdp cannot be combined with {' or '.join(on)}; allowed: ddp"
+            )
         return self
 
     @model_validator(mode="after")
     def _a_static_graph_is_the_same_in_every_pass(self) -> Self:
         if self.static_graph and self.accumulation_steps > 1:
             raise ValueError(
-                f"static_graph cannot go with accumulation_steps {self.accumulation_steps}: "
-                "DistributedDataParallel leaves out no averaging between passes of a static graph"
+                f"static_graph cannot be combined with accumulation_steps "
+                f"{self.accumulation_steps}: with a static graph, DistributedDataParallel averages "
+                "gradients after every pass"
             )
         if self.static_graph and self.unused_parameters:
             raise ValueError(
-                "static_graph cannot go with unused_parameters: which parameters have no gradient "
-                "is the same in every step of a static graph, and found in the first"
+                "static_graph cannot be combined with unused_parameters: with a static graph, the "
+                "same parameters have no gradient in every step, and the first step shows which"
             )
         return self
 
@@ -252,26 +258,26 @@ class Modules(Group):
     fp32: Patterns = Field(
         [],
         title="In fp32",
-        description="Modules that run in fp32 within an fp16, bf16 or fp8 run, with all that is in "
-        "them, by the names that a replay reports: model.head, model.blocks.*.norm.",
+        description="Modules that run in fp32 in an fp16, bf16 or fp8 run, including their "
+        "submodules: model.head, model.blocks.*.norm. A replay reports such names.",
     )
     bf16: Patterns = Field(
         [],
         title="In bf16",
-        description="Modules that run in bf16 within an fp16 or fp8 run, likewise; where both "
-        "name one, fp32 holds.",
+        description="Modules that run in bf16 in an fp16 or fp8 run, including their submodules; "
+        "fp32 takes precedence.",
     )
     sharded: Patterns = Field(
         [],
-        title="In shards of their own",
+        title="Sharded separately",
         description="With training.parallel fsdp: modules whose weights are gathered together, "
         "such as model.blocks.*. Empty: the members of each outermost ModuleList or Sequential.",
     )
     checkpointed: Patterns = Field(
         [],
         title="Activation checkpoints",
-        description="Modules that keep no activations and recompute them in the backward pass: "
-        "less memory for about a third more time, and the same bits.",
+        description="Modules that recompute their activations in the backward pass: less memory, "
+        "about a third more time, bit-identical.",
     )
 
 
@@ -285,30 +291,29 @@ class Weights(Group):
     path: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
         None,
         title="File or folder",
-        description="On the worker, below a folder that its operator allows: .safetensors, .pt, or "
-        "a folder as Hugging Face has them. Empty: the recipe draws its own.",
+        description="Path on the worker, in a folder that its operator allows: .safetensors, .pt, "
+        "or a Hugging Face folder. Empty: initialized by the recipe.",
     )
     upload: Annotated[str, Field(pattern=UPLOAD, max_length=165)] | None = Field(
         None,
         title="Uploaded file",
-        description="A .safetensors or .pt file that was uploaded to the server, by its SHA-256 "
-        "and name.",
+        description="An uploaded .safetensors or .pt file, by SHA-256 and name.",
     )
     run: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None,
         title="Of run",
-        description="Number of a run whose saved weights to start from instead.",
+        description="Number of the run from whose saved weights to start.",
     )
     step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = Field(
         None,
         title="At step",
-        description="Step of that run's checkpoint. Empty: its newest as of the submission.",
+        description="Step of that run's checkpoint. Empty: the newest at submission.",
     )
     strict: bool = Field(
         True,
         title="Strict",
-        description="Fail where weights are missing, left over or of another shape. Off: start "
-        "from those that fit.",
+        description="Fail if weights are missing, unexpected or mismatched in shape. Off: load "
+        "those that match.",
     )
 
     @model_validator(mode="after")
@@ -318,7 +323,7 @@ class Weights(Group):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}; allowed: one of {', '.join(sources)}")
         if self.step is not None and self.run is None:
-            raise ValueError(f"step is {self.step}, which says nothing without run")
+            raise ValueError(f"step is {self.step}, but run is empty; set run, or leave step empty")
         return self
 
 
@@ -340,21 +345,21 @@ class Scaler(Group):
         gt=1,
         le=2.0**24,
         title="Growth factor",
-        description="The scale is multiplied by this to grow.",
+        description="Factor by which the scale grows.",
     )
     backoff_factor: float = Field(
         0.5,
         gt=0,
         lt=1,
         title="Back-off factor",
-        description="The scale is multiplied by this after a step with non-finite gradients.",
+        description="Factor applied to the scale after a step with non-finite gradients.",
     )
     growth_interval: int = Field(
         2000,
         ge=1,
         lt=2**31,
         title="Growth interval",
-        description="Steps in a row without a skip after which the scale grows.",
+        description="Consecutive steps without a skip after which the scale grows.",
     )
     # Beyond PyTorch's scaler, all off by default; see trainer/precision/scale_policies.py.
     floor: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)] | None = Field(
@@ -368,20 +373,21 @@ class Scaler(Group):
         ge=1,
         le=1000,
         title="Hysteresis",
-        description="Skips until the scale backs off; counted again when it grows. 1: at once.",
+        description="Skips until the scale backs off; the count restarts when it grows. 1: "
+        "immediately.",
     )
     tolerance: float = Field(
         0.0,
         ge=0,
         lt=1,
         title="Tolerance",
-        description="Share of skips, since the scale last changed, below which it does not back "
-        "off. 0: each skip counts.",
+        description="Share of skipped steps since the last change of the scale below which it does "
+        "not back off. 0: every skip counts.",
     )
     stop_after_skips: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Stop after … skips",
-        description="Fail the run after this many skips in a row, once it is calibrated. Empty: "
+        description="Fail the run after this many consecutive skips, once it is calibrated. Empty: "
         "never.",
     )
     stop_at_floor: bool = Field(
@@ -392,14 +398,14 @@ class Scaler(Group):
     restore_buffers: bool = Field(
         False,
         title="Restore buffers",
-        description="After a skipped step give buffers, such as running statistics of a BatchNorm, "
-        "their values from before it. Costs copies of them in every step.",
+        description="After a skipped step, restore buffers such as BatchNorm's running statistics. "
+        "Costs a copy of them in every step.",
     )
     retry_in_fp32: bool = Field(
         False,
         title="Retry in fp32",
-        description="Attempt the batch of a skipped step once more, in fp32. The host then waits "
-        "for the device in every step.",
+        description="Retry the batch of a skipped step in fp32. The host then waits for the device "
+        "in every step.",
     )
 
     @model_validator(mode="after")
@@ -411,7 +417,7 @@ class Scaler(Group):
                 f"ceiling {number(high)}"
             )
         if self.stop_at_floor and self.floor is None:
-            raise ValueError("stop_at_floor needs a floor")
+            raise ValueError("stop_at_floor is on, but floor is empty; set floor")
         return self
 
 
@@ -426,20 +432,23 @@ class Checkpoints(Group):
     keep_last: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Keep the last …",
-        description="Of the checkpoints saved at an interval, delete others. Empty: keep all.",
+        description="Delete older periodic checkpoints. Empty: keep all.",
     )
     keep_every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
         title="Keep every … steps",
-        description="Keep those whose step is a multiple of this as well.",
+        description="Also keep checkpoints whose step is a multiple of this.",
     )
     keep_best: Annotated[str, Field(max_length=NAME_CHARACTERS)] | None = Field(
         None,
         title="Keep the best by",
-        description="Keep the one with the best value of this metric, such as val/accuracy.",
+        description="Also keep the checkpoint with the best value of this metric, such as "
+        "val/accuracy.",
     )
     best_is: Literal["highest", "lowest"] = Field(
-        "highest", title="Best is", description="Which value of that metric is the best."
+        "highest",
+        title="Best is",
+        description="Whether a lower or a higher value of that metric is better.",
     )
 
 
@@ -454,7 +463,7 @@ class Evaluation(Group):
     at_start: bool = Field(
         False,
         title="At the start",
-        description="Evaluate before the first step as well: what the untrained model does.",
+        description="Also evaluate the untrained model, before the first step.",
     )
 
 
@@ -466,7 +475,7 @@ class Diagnosis(Group):
         ge=0,
         le=MOST_STEPS,
         title="Histogram every … steps",
-        description="Steps between histograms of the gradients' exponents. 0: none.",
+        description="Steps between histograms of gradient exponents. 0: none.",
     )
     layer_norms_every_steps: int = Field(
         50,
@@ -481,24 +490,23 @@ class Diagnosis(Group):
         ge=0,
         le=MOST_STEPS,
         title="Headroom every … steps",
-        description="Steps between looks at the largest and smallest activation and gradient of "
-        "each module, against fp16's limits; none of a compiled network. 0: none.",
+        description="Steps between measurements of each module's largest and smallest activation "
+        "and gradient against fp16's limits; not for compiled networks. 0: none.",
     )
     updates_every_steps: int = Field(
         100,
         ge=0,
         le=MOST_STEPS,
         title="Updates every … steps",
-        description="Steps between counts of the updates that round away, of weights in bf16. "
-        "0: none.",
+        description="Steps between counts of updates lost to rounding in bf16 weights. 0: none.",
     )
     replay_skips: int = Field(
         3,
         ge=0,
         le=1000,
         title="Replayed skips",
-        description="How many of the first skips after calibration are replayed to name the "
-        "module that overflowed. 0: none.",
+        description="Number of first skips after calibration to replay, to find the module that "
+        "overflowed. 0: none.",
     )
 
 
@@ -510,29 +518,29 @@ class Data(Group):
         ge=0,
         le=256,
         title="Workers",
-        description="Processes that read and decode examples ahead, for each device. 0: the "
-        "training itself reads, between its steps. Recipes whose data lie on the device have none.",
+        description="Processes per device that read and decode examples ahead. 0: the training "
+        "process reads between steps. Recipes whose data are on the device use none.",
     )
     prefetch: int = Field(
         2,
         ge=1,
         le=1024,
         title="Batches ahead",
-        description="Batches that each worker holds ready, in host memory.",
+        description="Batches that each worker prefetches into host memory.",
     )
     pin: bool = Field(
         True,
         title="Pinned memory",
-        description="Have batches wait in page-locked memory, from where the copy to a GPU goes "
-        "on beside its work.",
+        description="Put batches into pinned memory, so that copies to a GPU overlap with "
+        "computation.",
     )
     wait_seconds: float = Field(
         60.0,
         gt=0,
         le=10**6,
-        title="Longest wait (seconds)",
-        description="A run that waits longer for a batch says where its worker stands, and goes "
-        "on waiting.",
+        title="Max wait (seconds)",
+        description="A run that waits longer for a batch logs the stacks of its data workers, and "
+        "continues to wait.",
     )
 
 
@@ -542,20 +550,20 @@ class Spike(Group):
     threshold: Annotated[float, Field(gt=1, le=10**6)] | None = Field(
         10.0,
         title="Threshold",
-        description="Robust standard deviations above the median of the window from which on a "
-        "loss above all of the window is a spike. Empty: none is.",
+        description="A loss above the whole window is a spike if it is at least this many robust "
+        "standard deviations above the window's median. Empty: no detection.",
     )
     window_steps: int = Field(
         100,
         ge=16,
         le=10_000,
         title="Window",
-        description="Steps before one that it is compared with.",
+        description="Number of previous steps that a step is compared with.",
     )
     rollback: bool = Field(
         False,
         title="Rollback",
-        description="Go back from a spike to the last periodic checkpoint before it, and continue "
+        description="Roll back to the last periodic checkpoint before a spike, and continue "
         "without the examples of the steps in between.",
     )
     check_every_steps: int = Field(
@@ -563,22 +571,22 @@ class Spike(Group):
         ge=1,
         le=MOST_STEPS,
         title="Check every … steps",
-        description="With rollback: steps between checks for a spike, for which the host waits for "
-        "the device; also checked before each checkpoint.",
+        description="With rollback: steps between checks for a spike, in which the host waits for "
+        "the device. Each checkpoint is preceded by a check, too.",
     )
     max_rollbacks: int = Field(
-        3, ge=1, le=1000, title="Max rollbacks", description="For the whole run."
+        3, ge=1, le=1000, title="Max rollbacks", description="Limit for the whole run."
     )
     afterwards: Literal["continue", "fail"] = Field(
         "continue",
         title="After the last rollback",
-        description="Action at a spike after the maximum number of rollbacks.",
+        description="Action at a spike once the maximum number of rollbacks is reached.",
     )
 
     @model_validator(mode="after")
     def _a_rollback_needs_a_threshold(self) -> Self:
         if self.rollback and self.threshold is None:
-            raise ValueError("rollback needs a threshold")
+            raise ValueError("rollback is on, but threshold is empty; set threshold")
         return self
 
 
@@ -588,43 +596,43 @@ class PrecisionLab(Group):
     task: Literal["train", "precision_plan", "precision_diff"] = Field(
         "train",
         title="Task",
-        description="precision_plan: search the fastest mix of precisions within the bounds, and "
-        "train nothing. precision_diff: compare one batch in this precision and in fp32, module "
-        "by module, likewise.",
+        description="precision_plan: search for the fastest mix of precisions within the bounds. "
+        "precision_diff: compare one batch in this precision and in fp32, module by module. Both "
+        "only measure and do not train.",
     )
     checkpoints: Annotated[
         list[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]], Field(max_length=3)
     ] = Field(
         [],
         title="Checkpoints",
-        description="Steps of checkpoints of the run that it starts from, to measure with, such as "
-        "100, 200. Empty: the one that it starts from.",
+        description="Steps of the parent run's checkpoints to measure with, such as 100, 200. "
+        "Empty: the one that the run starts from.",
     )
     fresh_weights: bool = Field(
         True,
         title="Fresh weights",
-        description="Plan with the weights that the recipe draws as well.",
+        description="Also plan with the recipe's initial weights.",
     )
     batches: int = Field(
         2,
         ge=1,
         le=4,
         title="Batches",
-        description="Batches that a plan measures with each weights.",
+        description="Number of batches that a plan measures with each set of weights.",
     )
     max_error: float = Field(
         0.1,
         ge=0,
         le=10,
         title="Max error",
-        description="Bound of a plan: relative L2 error of the whole gradient against fp32.",
+        description="Largest relative L2 error of the whole gradient against fp32 in a plan.",
     )
     min_cosine: float = Field(
         0.99,
         ge=-1,
         le=1,
         title="Min cosine",
-        description="Bound of a plan: cosine similarity of the whole gradient with that of fp32.",
+        description="Smallest cosine similarity of the whole gradient with that of fp32 in a plan.",
     )
 
 

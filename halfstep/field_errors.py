@@ -23,7 +23,7 @@ ALLOWED = {
     "greater_than_equal": "at least {ge}",
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
+    "int_parsing_size": "a whole number with fewer digits",
     "int_type": "a whole number",
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",

@@ -131,7 +131,7 @@ class Forked:
             client.setblocking(False)
         except (OSError, ValueError) as error:
             self.release()  # if it is forked later, it ends at once
-            raise ForkFailed(f"the fork server does not answer: {error!r}") from error
+            raise ForkFailed(f"the fork server does not respond: {error!r}") from error
         finally:
             os.close(life)
 

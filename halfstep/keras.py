@@ -25,7 +25,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Start watching, once the optimizer exists."""
         if keras.backend.backend() != "torch":
-            say(f"Keras runs on {keras.backend.backend()}, but only the torch backend is supported")
+            say(f"Keras uses the backend {keras.backend.backend()}; only torch is supported")
             return
         self.watch = watch_session.watch(**self._named)
         if self.watch.files is None:

@@ -102,7 +102,7 @@ def read_offer(text: str | bytes) -> MachineOffer:
             recipes.append(msgspec.convert(fields, RecipeOffer))
         except msgspec.ValidationError as error:
             name, why = fields.get("name"), explained(error, fields, RecipeOffer)
-            logger.error("recipe %s cannot be offered: %s", shown(name), why)
+            logger.error("recipe %s is not offered: %s", shown(name), why)
     return MachineOffer(devices=answer.devices, recipes=recipes, versions=answer.versions)
 
 

@@ -28,7 +28,7 @@ def watch(objective: Objective, **named: Any) -> Objective:
     @functools.wraps(objective)
     def watched(trial: optuna.Trial) -> Any:
         if not _is_training.acquire(blocking=False):
-            why = "another one runs in this process; use n_jobs=1, or several processes"
+            why = "another trial is running in this process; use n_jobs=1, or several processes"
             say(f"trial {trial.number} is not watched: {why}")
             return objective(trial)
         try:
@@ -41,7 +41,10 @@ def watch(objective: Objective, **named: Any) -> Objective:
 
 def _watched(objective: Objective, trial: optuna.Trial, named: dict[str, Any]) -> Any:
     if watch_session._active is not None:
-        say(f"trial {trial.number} is part of the run that began before; finish() that one first")
+        say(
+            f"trial {trial.number} is recorded in the run that is already active; call finish() "
+            "before the study"
+        )
         return objective(trial)
     study = trial.study.study_name
     labels = {"name": f"{study}-{trial.number}", "tags": [study]}

@@ -126,7 +126,7 @@ def _ranked(
     """
     true = _indices("y_true", y_true)
     if not len(true):
-        raise ValueError("y_true is empty; allowed: 1 example or more")
+        raise ValueError("y_true is empty; allowed: at least 1 example")
     scores = _scores("y_probas", y_probas, len(true))
     is_binary = scores.shape[1] == 1
     if is_binary:

@@ -70,7 +70,8 @@ class RunConfig(Group, Generic[Own]):
     def _a_diff_compares_half_precision(self) -> Self:
         if self.lab.task == "precision_diff" and self.precision not in ("fp16", "bf16"):
             raise ValueError(
-                f"precision is {self.precision}, and lab.task precision_diff; allowed: fp16, bf16"
+                f"precision is {self.precision}, but lab.task is precision_diff; allowed: fp16, "
+                "bf16"
             )
         return self
 
@@ -78,15 +79,15 @@ class RunConfig(Group, Generic[Own]):
     def _weights_in_fp32_are_measured(self) -> Self:
         if self.lab.task != "train" and self.training.weights != "fp32":
             raise ValueError(
-                f"training.weights is {self.training.weights}, and lab.task {self.lab.task}; "
-                "allowed: fp32, whose casts by autocast are measured"
+                f"training.weights is {self.training.weights}, but lab.task is {self.lab.task}; "
+                "allowed: fp32"
             )
         return self
 
     @model_validator(mode="after")
     def _shards_have_no_fp8(self) -> Self:
         if self.precision == "fp8" and self.training.parallel == "fsdp":
-            raise ValueError("precision is fp8, and training.parallel fsdp; allowed: ddp")
+            raise ValueError("precision is fp8, but training.parallel is fsdp; allowed: ddp")
         return self
 
     @model_validator(mode="after")
@@ -103,7 +104,7 @@ class RunConfig(Group, Generic[Own]):
         }
         if wrong := [name for name, is_so in lacking.items() if is_so]:
             raise ValueError(
-                f"training.shard_casts policy cannot go with {' or '.join(wrong)}; "
+                f"training.shard_casts policy cannot be combined with {' or '.join(wrong)}; "
                 "allowed: autocast"
             )
         return self

@@ -69,7 +69,10 @@ class Agent:
             else:
                 failed, in_a_row = failed + 1, in_a_row + 1
             if in_a_row >= MOST_FAILURES:
-                say(f"sweep {self._sweep_id}: {in_a_row} runs in a row have failed; the agent ends")
+                say(
+                    f"sweep {self._sweep_id}: {in_a_row} consecutive runs have failed; the agent "
+                    "stops"
+                )
                 break
         return succeeded, failed
 
@@ -271,7 +274,9 @@ def with_client(work: Callable[["Client"], T], url: str | None, token: str | Non
     server = _server(url, token)
     if server is None:
         raise ApiError(
-            0, "no server is known: `halfstep up`, `halfstep login`, or set HALFSTEP_URL and _TOKEN"
+            0,
+            "no server is configured: run `halfstep up` or `halfstep login`, or set "
+            "HALFSTEP_URL and HALFSTEP_TOKEN",
         )
     with (
         Client(server.url, server.token) as client,

@@ -160,7 +160,7 @@ def copy_verified(root: Path, path: str, target: Path, sha256: str, size_bytes: 
                     copy.write(chunk)
                 _check_size(copy, size_bytes)
             if digest.hexdigest() != sha256:
-                raise ValueError(f"its SHA-256 is {digest.hexdigest()}, stated was {sha256}")
+                raise ValueError(f"its SHA-256 is {digest.hexdigest()}, not {sha256}")
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def _check_size(file: BinaryIO, size_bytes: int | None) -> None:
     file.flush()
     size = os.fstat(file.fileno()).st_size
     if size_bytes not in (None, size):
-        raise ValueError(f"it has {size:,} bytes, stated were {size_bytes:,}")
+        raise ValueError(f"it has {size:,} bytes, not {size_bytes:,}")
 
 
 def _delete_folder(folder: int, name: str) -> None:
@@ -232,7 +232,7 @@ def _parent(root: Path, path: str) -> Iterator[tuple[int, str]]:
     """Open the folder that contains a path; yield its descriptor and the last name."""
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
-        raise OSError(errno.EINVAL, "not a name of a file", f"{root}/{path}")
+        raise OSError(errno.EINVAL, "not a file name", f"{root}/{path}")
     with _folder(root, above) as folder:
         yield folder, name
 

@@ -37,7 +37,7 @@ CheckSettings = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Set a field for the check; repeatable"),
 ]
 
-recipe = App("Check, plan, train and register recipes of your own.", cls=RecipeCommand)
+recipe = App("Check, plan, train and register your own recipes.", cls=RecipeCommand)
 
 
 class TrainCommand(RecipeCommand):
@@ -130,12 +130,12 @@ def plan(
     no_fresh: Annotated[
         bool, typer.Option("--no-fresh", help="Plan with checkpoints only, not fresh weights")
     ] = False,
-    batches: Annotated[int, typer.Option(min=1, max=16, help="Batches with each weights")] = 2,
+    batches: Annotated[int, typer.Option(min=1, max=16, help="Batches per set of weights")] = 2,
     max_error: Annotated[
-        float, typer.Option(min=0, max=10, help="Bound of the gradient's relative error")
+        float, typer.Option(min=0, max=10, help="Largest relative error of the gradient")
     ] = 0.1,
     min_cosine: Annotated[
-        float, typer.Option(min=-1, max=1, help="Bound of its cosine similarity")
+        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of the gradient")
     ] = 0.99,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
@@ -148,7 +148,7 @@ def plan(
     trained.
     """
     if run is not None and checkpoints:
-        raise typer.BadParameter(f"--run {run} has checkpoints of its own: leave out --checkpoint")
+        raise typer.BadParameter(f"--run {run} uses the run's own checkpoints; omit --checkpoint")
     from halfstep.precision_lab.plan_measurement import Bounds
     from trainer.diagnosis.precision_plan import main  # loads torch, which takes seconds
 
@@ -176,7 +176,7 @@ def add(
 ) -> None:
     """Check a recipe, and register it with the workers of this data folder if it has no errors."""
     if no_check and settings:
-        text = f"--set {settings[0]} is for the check, which --no-check leaves out: leave out one"
+        text = f"--set {settings[0]} is only for the check, which --no-check disables"
         raise typer.BadParameter(text)
     reference = _loaded(file)
     registered_recipes.look_for_folder()
@@ -251,8 +251,8 @@ def _register(reference: str, *, as_json: bool) -> None:
     folder = registered_recipes.path().parent
     text = f"{reference} is registered: workers of {folder} offer it soon, as {name}."
     if holder:
-        whose = "a recipe that comes along" if holder == declared else holder
-        text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."
+        whose = "a built-in recipe" if holder == declared else holder
+        text += f" The name {declared} is that of {whose}: submit it by its path, or rename it."
     print_result(result | {"name_taken_by": holder}, text, as_json=as_json)
 
 

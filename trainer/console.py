@@ -79,8 +79,8 @@ def train_recipe(
         config = parse_config(recipe, values)
         if config.lab.task != "train":
             raise ConfigError(
-                f"lab.task is {config.lab.task}, which only a worker measures; allowed: train. Use "
-                "halfstep recipe plan for a plan, or halfstep submit for a run that measures"
+                f"lab.task is {config.lab.task}, which only workers support; allowed: train. Use "
+                "`halfstep recipe plan` for a plan, or `halfstep submit` for a run that measures"
             )
         chosen = chosen_device(device)
         if checkpoints is not None:
@@ -131,7 +131,7 @@ def nested(assignments: Sequence[str]) -> dict[str, Any]:
         for group in groups:
             target = target.setdefault(group, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"--set {assignment}: {group} was set to {target!r} before it")
+                raise ConfigError(f"--set {assignment}: {group} is already set to {target!r}")
         target[field] = value
     return values
 
@@ -235,13 +235,13 @@ def _prepare(folder: Path, resume: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.NamedTemporaryFile(dir=folder).close()
     except OSError as error:
-        text = f"--checkpoints is {folder}; allowed: a folder that can be made and written to"
+        text = f"--checkpoints is {folder}; allowed: a writable folder"
         raise CheckpointError(f"{text} ({error.strerror})") from error
     is_own = resume is not None and resume.resolve().parent == folder.resolve()
     if not is_own and (files := sorted([*folder.glob("step-*"), *folder.glob("artifacts/step-*")])):
         raise CheckpointError(
             f"--checkpoints is {folder}, which holds {files[0].relative_to(folder)} of another "
-            "run; allowed: another folder, or --resume with a checkpoint of this one"
+            "run; allowed: another folder, or --resume with a checkpoint in it"
         )
 
 
@@ -303,15 +303,17 @@ def print_event(event: Event) -> None:
         case events.Replay(step=step, found=True):
             _print(
                 f"step {step:>6}  replayed: {event.operation} of {event.module}, "
-                f"{event.direction}, makes the first non-finite {event.dtype} out of "
-                f"numbers up to {number(event.largest_input)}"
+                f"{event.direction}, produces the first non-finite {event.dtype} from inputs up to "
+                f"{number(event.largest_input)}"
             )
         case events.Replay(step=step):
             _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event.notes)}")
         case events.NonfiniteBuffers(step=step, buffers=names):
             _print(f"step {step:>6}  left an inf or NaN in {', '.join(names)}")
         case events.Shapes(layers=layers):
-            _print(f"misses tensor cores, its sizes no multiples of 8: {', '.join(layers)}")
+            _print(
+                f"misses tensor cores, with sizes other than multiples of 8: {', '.join(layers)}"
+            )
         case events.Retry(step=step, applied=applied, loss=loss):
             _print(
                 f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: "
@@ -320,7 +322,9 @@ def print_event(event: Event) -> None:
         case events.Spike(step=step, loss=loss, z=z) if event.rolled_back_to is UNSET:
             _print(f"step {step:>6}  the loss rose to {number(loss)}, z {number(z)}")
         case events.RolledBack(step=step, from_step=now, examples=examples):
-            _print(f"step {now:>6}  back to step {step}, on without {examples} examples")
+            _print(
+                f"step {now:>6}  rolled back to step {step}, continuing without {examples} examples"
+            )
         case events.Artifact(step=step, path=path, size_bytes=size):
             _print(f"step {step:>6}  saved {path} ({size} bytes)")
         case Metric(name="run/seconds", value=value):
@@ -335,8 +339,8 @@ def print_event(event: Event) -> None:
             if seconds := event.write_seconds:
                 rate = size_text(sum(file.size_bytes for file in files) / seconds)
                 _print(
-                    f"step {step:>6}  written in {duration(seconds)}, {rate}/s; training stood "
-                    f"still for {duration(event.stall_seconds or 0.0)}"
+                    f"step {step:>6}  written in {duration(seconds)}, {rate}/s; training paused "
+                    f"for {duration(event.stall_seconds or 0.0)}"
                 )
         case events.Weights(source=source, loaded=loaded, count=count):
             _print(f"started from {source}: {loaded} of {count} weights")
@@ -384,7 +388,7 @@ def _help_of_all() -> str:
             continue
         text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
         own = ", ".join(_assigned(recipe.defaults)) or "none"
-        text += textwrap.indent(f"defaults of its own: {own}\n\n", "  ")
+        text += textwrap.indent(f"own defaults: {own}\n\n", "  ")
     text += "fields of every recipe (defaults may differ, see above, or NAME --help):\n"
     return text + _groups_help({name: shared[name] for name in shared if name != "recipe"})
 

@@ -111,7 +111,7 @@ class ControlFile:
             try:
                 control = read_message(self._path, ControlState)
             except ValueError as error:  # the training goes on as before
-                sys.stderr.write(f"Halfstep: a control request is ignored: {error}\n")
+                sys.stderr.write(f"Halfstep: ignored a control request: {error}\n")
             else:
                 self._stop = control.stop
                 requests = [Request(each.id, each.kind, each.value) for each in control.requests]

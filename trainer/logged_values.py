@@ -60,7 +60,7 @@ class Logged(Observer):
             return
         for name, value in values.items():
             if name not in self._values and len(self._values) + len(self._files) >= MOST_NAMES:
-                raise RecipeError(f'log got "{name}"; allowed: {MOST_NAMES} names in a step')
+                raise RecipeError(f'log got "{name}"; allowed: at most {MOST_NAMES} names per step')
             if is_number(value):
                 if self._is_recordable(name, self._step):
                     self._values.setdefault(name, []).append(self._number(value))

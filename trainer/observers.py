@@ -136,7 +136,7 @@ def report_failed(
     name: str, step: int, error: Exception, on_event: Callable[[Event], None]
 ) -> None:
     """Report a failed diagnosis: in the run's log with the traceback, and as an event."""
-    sys.stderr.write(f"Halfstep: the {name} failed; the run goes on without it.\n")
+    sys.stderr.write(f"Halfstep: the {name} failed; the run continues without it.\n")
     sys.stderr.write("".join(traceback.format_exception(error)))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].replace("\0", "")
     text = text.encode(errors="backslashreplace").decode()  # text that a database can store

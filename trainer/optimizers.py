@@ -86,8 +86,8 @@ class WatchedOptimizer:
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         if not gradients:
             raise RecipeError(
-                f"the loss reached no parameter of its optimizer: {', '.join(self.names)} have no "
-                "gradient. Does training_step detach the model's output, or name another optimizer?"
+                f"the loss gave no parameter of its optimizer a gradient: {', '.join(self.names)}. "
+                "Check whether training_step detaches the model's output or names another optimizer"
             )
         if any(gradient.is_sparse for gradient in gradients):
             self._check_sparse()
@@ -132,9 +132,9 @@ class WatchedOptimizer:
             if parameter.grad is not None and parameter.grad.is_sparse
         )
         raise RecipeError(
-            f"the gradient of {next(sparse)} is sparse, and torch's fused optimizers take none: "
-            "give its optimizer fused=False (SGD, Adagrad or SparseAdam), or its Embedding "
-            "sparse=False"
+            f"the gradient of {next(sparse)} is sparse, which torch's fused optimizers do not "
+            "support: give its optimizer fused=False (SGD, Adagrad or SparseAdam), or its "
+            "Embedding sparse=False"
         )
 
     def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -190,7 +190,8 @@ def watched_optimizers(
             shapes = ", ".join(str(tuple(p.shape)) for p in strangers)
             raise RecipeError(
                 f'optimizer "{optimizer_name}" has parameters of shape {shapes} that are in none '
-                f"of the recipe's modules ({', '.join(modules)}): they could not be saved"
+                f"of the recipe's modules ({', '.join(modules)}), so they would not be saved; add "
+                "their module to self.modules"
             )
         parameters = {name: parameter for parameter, name in names.items() if parameter in own}
         for name, parameter in parameters.items():
@@ -198,8 +199,8 @@ def watched_optimizers(
                 raise RecipeError(
                     f"parameter {name} is {parameter.dtype}: leave the model in torch.float32 "
                     "(no .half()); autocast casts where it is safe. A fused optimizer would "
-                    "accept half-precision gradients in silence, and lose small updates. (bf16 is "
-                    "allowed where nothing scales the loss: precision bf16, or fp32)"
+                    "silently accept half-precision gradients, and lose small updates. (bf16 is "
+                    "allowed without loss scaling: precision bf16 or fp32)"
                 )
         check_kernel(optimizer_name, optimizer)
         watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
@@ -216,7 +217,7 @@ def check_kernel(name: str, optimizer: Optimizer) -> None:
         if group["fused"] and any(weight.dtype == torch.bfloat16 for weight in weights):
             raise RecipeError(
                 f'optimizer "{name}" is a fused SGD of weights in bf16, whose kernel on a CPU does '
-                "not change them: give it fused=False (training.fused), or take AdamW"
+                "not change them: give it fused=False (training.fused), or use AdamW"
             )
 
 
@@ -224,9 +225,9 @@ def check_kind(name: str, optimizer: object) -> None:
     """Raise RecipeError for objects that are not optimizers, or that a scaler cannot step."""
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
-        raise RecipeError(f'optimizer "{name}" is a {kind}; allowed is a torch.optim.Optimizer')
+        raise RecipeError(f'optimizer "{name}" is a {kind}; allowed: a torch.optim.Optimizer')
     if isinstance(optimizer, torch.optim.LBFGS):
         raise RecipeError(
-            f'optimizer "{name}" is LBFGS, which goes through each step several times: a loss '
-            "scaler cannot step it, and neither can this loop"
+            f'optimizer "{name}" is LBFGS, which evaluates the loss several times per step: '
+            "neither a loss scaler nor this loop supports it"
         )

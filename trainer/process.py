@@ -34,10 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer.process", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("attempt", type=int)
-    parser.add_argument("--control-folder", type=Path, help="where the job is; by default FOLDER")
-    parser.add_argument("--devices", type=int, default=1, help="ranks to start, one a device")
-    parser.add_argument("--nodes", type=int, default=1, help="machines that have as many each")
-    parser.add_argument("--node", type=int, default=0, help="which of them this one is")
+    parser.add_argument("--control-folder", type=Path, help="folder of the job; default: FOLDER")
+    parser.add_argument("--devices", type=int, default=1, help="ranks to start, one per device")
+    parser.add_argument("--nodes", type=int, default=1, help="machines, with as many ranks each")
+    parser.add_argument("--node", type=int, default=0, help="number of this machine")
     options = parser.parse_args()
     files = AttemptFiles(options.folder, options.attempt, options.control_folder)
     place = NodeRank(options.devices, options.nodes, options.node)
@@ -80,7 +80,7 @@ def run_attempt(files: AttemptFiles) -> int:
         # The only broad except: any exception of a recipe belongs on the run's page.
         failure_kind, text = failure_kind_of(error)
         if isinstance(error, SystemExit):
-            text += f"The recipe called sys.exit({error.code!r}): raise an error that says why.\n"
+            text += f"The recipe called sys.exit({error.code!r}): raise an exception instead.\n"
         sys.stderr.write(text)
         try:
             write_outcome(files, "failed", job.last_step, text, failure_kind)

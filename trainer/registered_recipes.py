@@ -50,8 +50,8 @@ def look_for_folder() -> None:
     """Raise NotRegisteredError if the data folder does not exist."""
     if not path().parent.is_dir():
         raise NotRegisteredError(
-            f"there is no data folder {path().parent}: go to where the worker is started, or name "
-            "its folder by HALFSTEP_DATA"
+            f"there is no data folder {path().parent}: run this where the worker is started, or "
+            "set HALFSTEP_DATA to its folder"
         )
 
 

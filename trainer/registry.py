@@ -86,7 +86,7 @@ def load_recipe(reference: str) -> type[Recipe]:
         return _checked(_load_file(path, attribute), reference)
     known = ", ".join(name for name in known_recipes() if name != reference)
     raise UnknownRecipeError(
-        f'there is no recipe "{reference}"; known are {known}; a file is path/to/file.py:Class'
+        f'there is no recipe "{reference}"; allowed: {known}, or path/to/file.py:Class'
     )
 
 

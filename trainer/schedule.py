@@ -51,8 +51,8 @@ def make_schedule(
         return AttemptedSchedule(training, optimizers, peaks)
     if not training.fused:
         raise ConfigError(
-            "training.schedule_counts is applied, and training.fused is False: an unfused "
-            "optimizer reads its learning rate on the host"
+            "training.schedule_counts is applied, but training.fused is False: an unfused "
+            "optimizer reads its learning rate on the host; set training.fused to True"
         )
     return AppliedSchedule(training, optimizers, peaks, device)
 
@@ -64,9 +64,9 @@ def _check_own_schedulers(training: Training, optimizers: Mapping[str, Optimizer
         has_own = any("initial_lr" in group for group in optimizer.param_groups)
         if has_own and training.schedule != "recipe":
             raise RecipeError(
-                f'optimizer "{name}" has a learning-rate scheduler of its own, and '
-                f"training.schedule is {training.schedule}: set it to recipe and step the "
-                "scheduler in after_step, or leave the scheduler out"
+                f'optimizer "{name}" has its own learning-rate scheduler, but training.schedule '
+                f"is {training.schedule}: set it to recipe and step the "
+                "scheduler in after_step, or remove the scheduler"
             )
 
 

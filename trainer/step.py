@@ -169,7 +169,10 @@ def forward_passes(
                     yield index, losses
                 del losses  # and their graph
         if len(set(numbers)) > 1:
-            raise RecipeError(f"training_step yields {numbers} losses in micro-batches of a step")
+            raise RecipeError(
+                f"training_step yields {numbers} losses in the micro-batches of one "
+                "step; yield the same number in each"
+            )
         if numbers[0] == 0:
             return
         if is_alone:
@@ -273,12 +276,14 @@ def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptim
         for name in loss.optimizers:
             if name not in optimizers:
                 known = ", ".join(optimizers)
-                raise RecipeError(f'a loss names the optimizer "{name}"; there are {known}')
+                raise RecipeError(f'a loss names optimizer "{name}"; allowed: {known}')
         if loss.value.dim() != 0:
             # An fp16 tensor with dimensions stays fp16 when scaled, and 65,536 is beyond its range.
             shape = tuple(loss.value.shape)
             names = '", "'.join(loss.optimizers)
-            raise RecipeError(f'the loss of "{names}" has shape {shape}: yield its mean')
+            raise RecipeError(
+                f'the loss of "{names}" has shape {shape}: yield a scalar, such as its mean'
+            )
     if any(watched.shared_with for watched in optimizers.values()):
         check_one_loss([loss.optimizers for loss in losses], optimizers)
 

@@ -85,7 +85,7 @@ class Capabilities:
         if exit_code is None:
             if time.monotonic() > self._deadline:
                 self.close()
-                logger.warning("recipes took %.0f s to load: unchanged", LONGEST_SECONDS)
+                logger.warning("recipes are unchanged; loading them took %.0f s", LONGEST_SECONDS)
             return None
         _release(self._child)
         self._child = None
@@ -174,7 +174,7 @@ class Capabilities:
         for recipe in offer.recipes:
             if recipe.error is not UNSET:
                 place = f"{recipe.place}: " if recipe.place else ""
-                words = "recipe %s cannot be offered: %s%s"
+                words = "recipe %s is not offered: %s%s"
                 logger.error(words, recipe.name, place, recipe.error)
             if recipe.needs is not UNSET:
                 logger.info("recipe %s is not offered: it needs %s", recipe.name, recipe.needs)

@@ -218,7 +218,7 @@ class Worker:
         """
         self._name_lock = FolderLock(lock_path(self.settings, self.only))
         if not self._name_lock.acquire():
-            message = f"a worker named {self.name!r} runs here already; choose another name"
+            message = f"a worker named {self.name!r} is already running here; choose another name"
             raise Invalid({"HALFSTEP_WORKER_NAME": message})
 
     def _register(self) -> None:
@@ -300,7 +300,7 @@ class Worker:
                 self.without[f"HALFSTEP_{name}".upper()] = "0"
         for name, reason in reasons.items():
             if reason:
-                logger.warning("runs go without a configured limit, %s: %s", name, reason)
+                logger.warning("runs start without a configured limit, %s: %s", name, reason)
         return reasons
 
     def _update_recipes(self) -> None:

@@ -27,11 +27,13 @@ def main(
     ] = False,
     only: Annotated[
         int | None,
-        typer.Option(metavar="RUN", help="Train only this run, and end with it: for clusters"),
+        typer.Option(metavar="RUN", help="Train only this run, then exit (for clusters)"),
     ] = None,
     wait_for_start: Annotated[
         bool,
-        typer.Option("--wait-for-start", hidden=True, help="Start at a byte on standard input"),
+        typer.Option(
+            "--wait-for-start", hidden=True, help="Start when a byte arrives on standard input"
+        ),
     ] = False,
 ) -> None:
     """Start a worker: it offers this machine's devices, and trains queued runs.

@@ -53,7 +53,7 @@ class AlertDelivery:
         if not is_visible:
             return Outcome(False, "not sent: you no longer see this run", is_final=True)
         if not channel.is_on and row.alert_id is not None:
-            return Outcome(False, "not sent: the channel was switched off", is_final=True)
+            return Outcome(False, "not sent: the channel was disabled", is_final=True)
         try:
             target = channels.decrypt_address(self._settings.secrets_key, channel)
         except secrets.Unreadable as error:

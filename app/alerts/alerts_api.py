@@ -27,13 +27,15 @@ class NewRule(Body):
     """A new alert rule."""
 
     condition: Annotated[
-        Text, Field(description="One of docs/how-to/alerts.md: ended, collapsing, …")
+        Text, Field(description="A condition of docs/how-to/alerts.md: ended, collapsing, …")
     ]
     scope: Annotated[Text, Field(description="run, project, mine or all")] = rules.MINE
-    value: Annotated[float | None, Field(description="Of a condition that has one")] = None
-    metric: Annotated[Text, Field(description="Of metric_above and metric_below")] = ""
-    run_id: Annotated[RunId | None, Field(description="Of the scope run")] = None
-    project: Annotated[Text, Field(description="Of the scope project")] = ""
+    value: Annotated[float | None, Field(description="Threshold, for conditions that have one")] = (
+        None
+    )
+    metric: Annotated[Text, Field(description="Metric, for metric_above and metric_below")] = ""
+    run_id: Annotated[RunId | None, Field(description="Run, for the scope run")] = None
+    project: Annotated[Text, Field(description="Project, for the scope project")] = ""
     channel_ids: Annotated[
         list[RowId] | None,
         Field(description="Null: all enabled channels of the user", max_length=100),

@@ -64,7 +64,7 @@ class VersionSummary(BaseModel):
     digest: Annotated[str, Field(description="SHA-256 of its list of files")]
     size_bytes: int
     files: int
-    is_file: Annotated[bool, Field(description="One file, saved by its path; else a folder")]
+    is_file: Annotated[bool, Field(description="Whether it is a single file instead of a folder")]
     aliases: list[str]
     created_at: float
     is_complete: Annotated[bool, Field(description="Whether all of its files are uploaded")]
@@ -198,7 +198,7 @@ def find_version(
     name: Annotated[Text, Query()],
     project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
     version: Annotated[
-        Text, Query(description="v3, an alias such as latest, or @ and the digest's beginning")
+        Text, Query(description="v3, an alias such as latest, or @ and the start of the digest")
     ] = names.LATEST,
 ) -> VersionDetail:
     """Return a version by name."""
@@ -388,7 +388,7 @@ def delete_version(
     version_id: RowId,
     session: Db,
     _principal: SignedIn,
-    force: Annotated[bool, Query(description="Delete it even if ended runs used it")] = False,
+    force: Annotated[bool, Query(description="Delete even if ended runs used it")] = False,
 ) -> None:
     """Delete a version; its content too, within an hour, unless another version has it.
 

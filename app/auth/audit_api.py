@@ -76,7 +76,7 @@ def conditions(session: Session, run: int | None, user: str, since: date | None)
     """Return the filters of a list of events. Raises Invalid for an unknown user."""
     row = accounts.find_user(session, user) if user.strip() else None
     if user.strip() and row is None:
-        allowed = "the name of a user, also of a removed one"
+        allowed = "the name of a user, including removed users"
         raise Invalid({"user": f"there is no user {user[:100]!r}; allowed: {allowed}"})
     begin = datetime.combine(since, time.min, UTC).timestamp() if since else None
     return {"run_id": run, "user_id": row.id if row else None, "since": begin}

@@ -158,7 +158,7 @@ def check_project(session: Session, permission: Permission, project: str, action
 
 def _refusal(permission: Permission, project: str, action: str = "") -> str:
     name = f"the project {project!r}" if project else "this project"
-    return f"Your role does not let you {action or ACTIONS[permission]} {name}."
+    return f"Your role does not allow you to {action or ACTIONS[permission]} {name}."
 
 
 def _check_token(kind: str, method: str, access: Access) -> None:

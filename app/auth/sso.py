@@ -97,7 +97,7 @@ class Provider:
         """Return the user's claims and the target path. Raises SsoFailed."""
         begun = self._begun(cookie)
         if not hmac.compare_digest(state.encode(), begun["state"].encode()):
-            raise SsoFailed("This response belongs to a sign-in of another browser.")
+            raise SsoFailed("This response belongs to a sign-in in another browser.")
         with self._failing():
             application = self._discovered()
             token = application.fetch_access_token(

@@ -31,8 +31,10 @@ class TokenName(Body):
             "run: only upload one watched run."
         ),
     ] = "full"
-    project: Annotated[Text | None, Field(description="The only project; null: all")] = None
-    run_id: Annotated[RowId | None, Field(description="Of kind run: the run to upload")] = None
+    project: Annotated[
+        Text | None, Field(description="Project that the token is limited to; null: all")
+    ] = None
+    run_id: Annotated[RowId | None, Field(description="For kind run: the run to upload")] = None
     days: Annotated[int | None, Field(description="Days until it expires; null: never")] = (
         accounts.TOKEN_DAYS
     )

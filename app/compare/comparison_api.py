@@ -61,7 +61,7 @@ Target = Annotated[
         ge=-LARGEST,
         le=LARGEST,
         allow_inf_nan=False,
-        description="Value of the metric, of time_to_target",
+        description="Value of the metric, for time_to_target",
         examples=[0.95],
     ),
 ]
@@ -200,13 +200,13 @@ class ParityGroup(BaseModel):
     ]
     conclusion: Annotated[
         Conclusion,
-        Field(description="lower or higher where it is not known which of them is better"),
+        Field(description="lower or higher if it is unknown which is better"),
     ]
     sentence: str
     also_differ: Annotated[
         list[str], Field(description="What else differs between the runs of a pair")
     ]
-    range: Annotated[CurveRange | None, Field(description="Of an area, if it is known")]
+    range: Annotated[CurveRange | None, Field(description="For area, if it is known")]
     result: PairedTest
     pairs: list[ParityPair]
 

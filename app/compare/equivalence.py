@@ -86,7 +86,7 @@ def compare_pairs(
     differences = np.subtract(values, references, dtype=float)
     difference, deviation = float(differences.mean()), float(differences.std(ddof=1))
     if deviation <= ROUNDING * np.finfo(float).eps * max(sizes):
-        text = f"all differences are equal ({number(difference)}), so their spread is not known; "
+        text = f"all differences are equal ({number(difference)}), so their spread is unknown; "
         text += "a finer metric or more seeds may show it"
         return PairedTest("unknown", pairs, text, difference, 0.0)
     narrow, wide = (

@@ -38,7 +38,7 @@ class NewNote(Body):
     runs: Runs = ""
     seen: Annotated[
         str | None,
-        Field(description="The text that was edited: 409 if it has changed; null: no check"),
+        Field(description="Text before the edit: 409 if it has changed since; null: no check"),
     ] = None
 
 

@@ -226,14 +226,14 @@ def _choices(paths: Iterable[str]) -> list[str]:
 
 def _why_not(parity: Parity, *, is_chosen: bool) -> str:
     if not parity.seed:
-        return f"the runs have no setting {SEED}, and not exactly one that is called seed"
+        return f"the runs have neither the setting {SEED} nor exactly one setting called seed"
     if not parity.settings:
         return "the runs differ in no setting but the seed"
     if parity.value == "time_to_target" and parity.target is None:
-        return "the time to a target needs a target"
+        return "the value time_to_target needs a target"
     if parity.value == "time_to_target" and parity.is_metric_low is None:
         return (
-            f"it is not known whether lower or higher {parity.metric} is better, so neither is "
+            f"it is unknown whether lower or higher {parity.metric} is better, so neither is "
             "when it reaches a target"
         )
     if len(parity.settings) > 1 and not is_chosen and parity.setting != PRECISION:
@@ -411,7 +411,7 @@ class _Pairing:
         if any(_size(a) != _size(b) for a, b in runs):
             differing.append("their nodes or devices")
         if is_time and not all(column.device for pair in runs for column in pair):
-            differing.append("possibly their device, which is not known")
+            differing.append("possibly their device, which is unknown")
         elif is_time and any(a.device != b.device for a, b in runs):
             differing.append("their device")
         return differing
@@ -426,7 +426,7 @@ class _Pairing:
         try:
             return self._means(columns) if self.parity.value == "area" else self._times(columns)
         except StorageUnreachable:
-            return _Measured({}, "the storage of the steps does not answer")
+            return _Measured({}, "the storage of steps does not answer")
         except StepsUnreadable:
             return _Measured({}, "the file with the steps of a run is missing or damaged")
 
@@ -455,7 +455,7 @@ class _Pairing:
     def _times(self, columns: Sequence[Column]) -> _Measured:
         parity, ids = self.parity, [column.run.id for column in columns]
         if interrupted := [column for column in columns if column.run.attempt > 1]:
-            text = "interrupted, so the time to a target is not known"
+            text = "interrupted, so the time to target is unknown"
             return _Measured({}, f"{text}: {_named(interrupted)}")
         if parity.target is None or parity.is_metric_low is None:  # `_why_not` has the reason
             return _Measured({})

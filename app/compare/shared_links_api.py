@@ -29,7 +29,9 @@ class LinkRow(BaseModel):
 
     id: int
     report: Annotated[int | None, Field(description="The report that it shows, instead of runs")]
-    user: Annotated[str, Field(description="Its creator; it ends with the creator's permission")]
+    user: Annotated[
+        str, Field(description="Creator of the link, which ends with the creator's permission")
+    ]
     runs: Annotated[int, Field(description="Number of its runs")]
     created_at: float
     expires_at: float
@@ -41,7 +43,10 @@ class NewLink(Body):
     runs: Annotated[list[RunId], Field(default_factory=list, max_length=MOST_RUNS)]
     report: Annotated[
         RowId | None,
-        Field(description="A report: the link shows it with those runs that its maker may share"),
+        Field(
+            description="Report that the link shows, with those of its runs that the link's "
+            "creator may share"
+        ),
     ] = None
     days: Annotated[int, Field(description="1, 7, 30 or 90")] = 7
 
@@ -115,7 +120,7 @@ def check_shareable(session: Session, run_ids: list[int]) -> list[int]:
 def check_one_subject(runs: object, report: int | None) -> None:
     """Check that a link names either runs or a report. Raises Invalid."""
     if bool(runs) == (report is not None):
-        text = "runs and a report are given" if runs else "no run and no report is given"
+        text = "both runs and a report are given" if runs else "neither runs nor a report is given"
         raise Invalid({"runs": f"{text}; allowed: one of the two"})
 
 

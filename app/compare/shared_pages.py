@@ -81,7 +81,7 @@ def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId)
 def _whole_runs(shown: Annotated[Shown, Depends(_shown)]) -> Shown:
     """Refuse links to reports, which show of their runs only what the panels do."""
     if shown.report is not None:
-        raise NotFound("This link shows a report, and of its runs only what its panels do.")
+        raise NotFound("This link shows a report, and its runs only in the report's panels.")
     return shown
 
 

@@ -124,7 +124,10 @@ def download_log(
             part.file.close()
     live = [part for part in live if not part.file.closed]
     if not rows and not live:
-        text = "has no log file: it has printed nothing, or its first part is not complete yet."
+        text = (
+            "has no log file: it has printed nothing, or the first part of the log is not complete "
+            "yet."
+        )
         raise NotFound(f"Run {run_id} {text}")
     store = open_store(settings, retry_seconds=RETRY_SECONDS)
     for row in rows:
@@ -253,7 +256,7 @@ def _check_own(store: ObjectStore, row: Stored) -> None:
 
 def _check_size(row: Stored, size_bytes: int) -> None:
     if size_bytes != row.size_bytes:
-        text = f"The file {row.key} is damaged: it has {size_bytes} bytes, recorded were "
+        text = f"The file {row.key} is damaged: it has {size_bytes} bytes, not the recorded "
         raise NotFound(f"{text}{row.size_bytes}.")
 
 

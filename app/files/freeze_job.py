@@ -49,10 +49,10 @@ class FreezeJob:
             return
         what = "stay in the database, which is not"
         if self._days:
-            what = "move into files, as the database is"
+            what = "move into files, because the database is"
         logger.info(
-            "HALFSTEP_FREEZE_AFTER_DAYS is not set: %g: steps of ended runs %s %s with the files "
-            "beside it",
+            "HALFSTEP_FREEZE_AFTER_DAYS is not set and defaults to %g: steps of ended runs %s %s "
+            "next to the files",
             *(self._days, what, self._settings.default_database),
         )
 

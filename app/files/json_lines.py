@@ -40,7 +40,7 @@ class LineProblem(BaseModel):
     """A line, or a number of it, that is not recorded."""
 
     line: Annotated[int, Field(description="From 1")]
-    error: Annotated[str, Field(description="Field, value and what is allowed")]
+    error: Annotated[str, Field(description="Field, value and allowed values")]
 
 
 class Logged(BaseModel):
@@ -103,7 +103,7 @@ def _record(
     problems: list[LineProblem] = []
     run, place = ingest.lock_attempt(session, user, run_id, attempt)
     if run.status in ENDED:
-        raise Ended(f"Run {run_id} has ended: it takes nothing more.")
+        raise Ended(f"Run {run_id} has ended: it accepts no more lines.")
     steps = _steps(session, run, lines, problems) if lines else ()
     ingest.record(session, run, place, [*steps, *metrics], end=(place.sequence, place.offset))
     return problems

@@ -26,7 +26,7 @@ def show_document(request: Request, name: str, principal: SignedIn) -> HTMLRespo
     by_name = documents()
     if name not in by_name:
         known = ", ".join(NAMES)
-        raise NotFound(f"There is no help page {name[:50]}; there are {known}.")
+        raise NotFound(f"There is no help page {name[:50]}; pages: {known}.")
     document = by_name[name]
     return page(
         request, "base/help.html", principal=principal, document=document, documents=by_name

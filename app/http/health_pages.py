@@ -29,7 +29,10 @@ async def readyz(request: Request) -> JSONResponse:
                 state.database.check, abandon_on_cancel=True, limiter=state.readiness_checks
             )
     except TimeoutError:
-        problem = f"the database is locked or silent: no answer within {duration(READY_SECONDS)}"
+        problem = (
+            f"the database is locked or does not respond: no answer within "
+            f"{duration(READY_SECONDS)}"
+        )
     except DatabaseUnreachable:
         problem = "the database does not answer"
     else:

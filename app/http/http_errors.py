@@ -92,14 +92,14 @@ class Problem(BaseModel):
     errors: Annotated[
         dict[str, str] | None, Field(description="Messages by path of the invalid fields")
     ] = None
-    words: Annotated[list[int] | None, Field(description="Invalid words of a filter, from 1")] = (
+    words: Annotated[
+        list[int] | None, Field(description="Numbers of the invalid terms of a filter, from 1")
+    ] = None
+    sequence: Annotated[int | None, Field(description="For a spool: the file to continue from")] = (
         None
     )
-    sequence: Annotated[
-        int | None, Field(description="Of a spool: the expected file, to continue from")
-    ] = None
     offset: Annotated[
-        int | None, Field(description="Of an upload: the expected offset, to continue from")
+        int | None, Field(description="For an upload: the offset to continue from")
     ] = None
 
 

@@ -28,7 +28,7 @@ router = APIRouter(include_in_schema=False)
 def _scraper(request: Request, settings: TheSettings) -> None:
     token = settings.metrics_token.get_secret_value()
     if not token:
-        raise NotFound("There are no metrics: HALFSTEP_METRICS_TOKEN is not set.")
+        raise NotFound("Metrics are disabled: set HALFSTEP_METRICS_TOKEN.")
     sent = bearer_token(request) or ""
     if not hmac.compare_digest(sent.encode(), token.encode()):
         raise InvalidCredentials('Send HALFSTEP_METRICS_TOKEN as "Authorization: Bearer ...".')

@@ -26,7 +26,7 @@ ALLOWED = (*run_updates.PARTS, run_updates.FIRST_CHARTS)
 LIST_SECONDS = 0.5
 
 After = Annotated[str, Query(description="Cursor of the last received event")]
-LastEventId = Annotated[str, Header(description="The same, sent by a browser that reconnects")]
+LastEventId = Annotated[str, Header(description="The same, sent by a browser when it reconnects")]
 
 
 def _parts(text: str) -> str:

@@ -31,7 +31,7 @@ class Quota(Body):
     """Limits of a project's runs; null is no limit."""
 
     name: Text
-    devices: Annotated[float | None, Field(description="Devices in training at once")] = None
+    devices: Annotated[float | None, Field(description="Concurrent devices in use")] = None
     queued: Annotated[float | None, Field(description="Runs in the queue")] = None
     stored_gib: Annotated[
         float | None,

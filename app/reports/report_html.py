@@ -118,7 +118,7 @@ def _lines(shown: Sequence[Run]) -> dict[str, Any]:
 
 def _missing(panel: Panel, known: dict[int, Run], deleted: set[int], *, by_link: bool) -> list[str]:
     """Return a sentence for each run of a panel that is not shown."""
-    unseen = "is deleted, or not shared" if by_link else "does not exist, or you may not see it"
+    unseen = "is deleted, or not shared" if by_link else "does not exist or is not visible to you"
     return [
         f"Run {run_id} {'is deleted' if run_id in deleted else unseen}."
         for run_id in panel.run_ids

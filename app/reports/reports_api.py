@@ -21,7 +21,7 @@ from db.tables import Report, User
 router = APIRouter(prefix="/reports", tags=["reports"])
 
 Version = Annotated[
-    int, Field(ge=1, description="The version that was edited: 409 if there is a newer one")
+    int, Field(ge=1, description="Version before the edit: 409 if there is a newer one")
 ]
 Markdown = Annotated[
     str,

@@ -24,10 +24,10 @@ class BulkAction(Body):
 
     action: Annotated[
         Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],
-        Field(description="erase: of runs in the trash, for good; move: to another project"),
+        Field(description="erase: delete runs in the trash permanently; move: to another project"),
     ]
     runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
-    tag: Annotated[Text, Field(description="To add or to remove")] = ""
+    tag: Annotated[Text, Field(description="Tag to add or remove")] = ""
     project: Annotated[Text | None, Field(description="Destination; '' is the Default project")] = (
         None
     )
@@ -37,7 +37,7 @@ class RefusedRun(BaseModel):
     """A run for which the action failed."""
 
     id: int
-    detail: Annotated[str, Field(description="The reason, for people")]
+    detail: Annotated[str, Field(description="Reason, for display")]
 
 
 class BulkResult(BaseModel):

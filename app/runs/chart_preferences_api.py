@@ -43,14 +43,14 @@ class PanelSize(Body):
     """The size of a panel."""
 
     width: Literal["", "half", "full"] = ""
-    height: Annotated[int, Field(ge=120, le=800, description="Pixels of its plot")]
+    height: Annotated[int, Field(ge=120, le=800, description="Height of the plot in pixels")]
 
 
 class PanelArrangement(Body):
     """The panels of a recipe's runs, as a user arranged them."""
 
     pinned: Names
-    collapsed: Annotated[Names, Field(description="Groups that are folded")]
+    collapsed: Annotated[Names, Field(description="Collapsed groups")]
     order: Names
     sizes: Annotated[dict[Name, PanelSize], Field(default_factory=dict, max_length=MOST_PANELS)]
     ranges: Annotated[

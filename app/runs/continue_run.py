@@ -63,7 +63,7 @@ def _check_is_first(session: Session, run: Run, step: int) -> None:
     for fork in session.scalars(forks.limit(100)):
         if _config(fork) == _config(run):
             raise Conflict(
-                f"Run {run.id} is continued by run {fork.id} already, which is {fork.status}."
+                f"Run {run.id} is already continued by run {fork.id}, which is {fork.status}."
             )
 
 

@@ -195,7 +195,8 @@ def _term(word: str, me: str) -> Term:
         raise _Misread('its quote is not closed; allowed: "two words"')
     if word in OPERATORS:
         raise _Misread(
-            f'terms are combined with AND, {word} is no operator; allowed: "{word}" as a text'
+            f'terms are combined with AND, and {word} is not an operator; allowed: "{word}" as a '
+            "text"
         )
     is_negated = word.startswith("-") and len(word) > 1
     term = word[1:] if is_negated else word

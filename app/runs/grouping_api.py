@@ -57,8 +57,8 @@ class GroupList(BaseModel):
     paired: Annotated[
         list[int],
         Field(
-            description="The runs of all groups, likewise; empty if they are not grouped by "
-            "precision or by one setting"
+            description="Runs of all groups under the same conditions; empty if they are not "
+            "grouped by precision or one setting"
         ),
     ]
     notes: Annotated[list[str], Field(description="Names that no setting or metric has")]

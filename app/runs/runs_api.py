@@ -96,7 +96,7 @@ class Labels(SeenLabels):
 
     seen: Annotated[
         SeenLabels | None,
-        Field(description="If a field to be changed has another value by now: 409"),
+        Field(description="Values before the edit: 409 if one has changed since"),
     ] = None
 
 
@@ -202,7 +202,9 @@ def submit_run(
     principal: SignedIn,
     idempotency_key: Annotated[
         Text | None,
-        Header(max_length=200, description="A request that repeats it queues no second run"),
+        Header(
+            max_length=200, description="A request with the same key does not queue a second run"
+        ),
     ] = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
@@ -320,7 +322,9 @@ def continue_from_checkpoint(
     principal: SignedIn,
     idempotency_key: Annotated[
         Text | None,
-        Header(max_length=200, description="A request that repeats it queues no second run"),
+        Header(
+            max_length=200, description="A request with the same key does not queue a second run"
+        ),
     ] = None,
 ) -> RunSummary:
     """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""

@@ -30,7 +30,7 @@ class RunHealth(BaseModel):
     reason: str
     figures: Annotated[
         dict[str, Any],
-        Field(description="Numbers that it is computed from; see db/health/scaling_health.py"),
+        Field(description="Numbers from which it is computed; see db/health/scaling_health.py"),
     ]
 
 
@@ -76,7 +76,7 @@ class RunSummary(BaseModel):
     steps_total: Annotated[int, Field(description="0 if unknown")]
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
-    loss: Annotated[Number, Field(description="The last known one; null: unknown")]
+    loss: Annotated[Number, Field(description="Last known value; null: unknown")]
     is_loss_nonfinite: Annotated[
         bool, Field(description="Whether the last loss is NaN or infinite")
     ]
@@ -84,7 +84,7 @@ class RunSummary(BaseModel):
     health: Annotated[RunHealth | None, Field(description="Null without a loss scale")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
     steps_per_second: Annotated[
-        Number, Field(description="Over the latest steps; after its end over all")
+        Number, Field(description="Over the latest steps; after the end, over all steps")
     ]
     examples_per_second: Annotated[Number, Field(description="Null if unknown")]
     tokens_per_second: Annotated[Number, Field(description="Null if the recipe has no tokens")]
@@ -96,7 +96,7 @@ class RunSummary(BaseModel):
         list[str], Field(description="Worker of each node if there are several; empty in lists")
     ] = []
     seconds: Annotated[float | None, Field(description="From first start to end, without pauses")]
-    seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
+    seconds_left: Annotated[float | None, Field(description="Estimate at the current speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
     waiting_for: Annotated[
         list[NamedRun], Field(description="Runs named in `waiting`, in its order")
@@ -106,7 +106,8 @@ class RunSummary(BaseModel):
         int, Field(description="Seconds since the last data of a watched run; 0 while it sends")
     ]
     outcome: Annotated[
-        RunOutcome | None, Field(description="Outcome beyond its status; null if there is none")
+        RunOutcome | None,
+        Field(description="Outcome in addition to the status; null if there is none"),
     ]
     stored_bytes: Annotated[
         int, Field(description="Size of its checkpoints and artifacts on the server")

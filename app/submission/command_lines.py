@@ -31,7 +31,7 @@ class Parameter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["number", "integer", "string", "boolean"] = "string"
-    enum: Annotated[list[str] | None, Field(description="Of a string, the choices")] = None
+    enum: Annotated[list[str] | None, Field(description="Choices of a string")] = None
     minimum: float | None = None
     maximum: float | None = None
     default: str | int | float | bool | None = None
@@ -56,7 +56,7 @@ class Command(BaseModel):
         dict[str, str], Field(description="Environment variables, visible to all")
     ] = {}
     secrets: Annotated[
-        list[str], Field(description="Names of secrets, which become environment variables too")
+        list[str], Field(description="Names of secrets, which are passed as environment variables")
     ] = []
     parameters: Annotated[
         dict[str, Parameter],
@@ -187,7 +187,7 @@ def _environment_mistakes(session: Session, command: Command) -> dict[str, str]:
         elif name in SET_BY_US:
             errors[path] = "the worker sets it; allowed: other names"
         elif name in command.secrets:
-            errors[path] = "it is also a secret; allowed: one of the two"
+            errors[path] = "it is also the name of a secret; remove one of the two"
         elif len(value) > VALUE_CHARACTERS:
             errors[path] = f"it has {len(value):,} characters; allowed: {VALUE_CHARACTERS:,}"
     known = secrets.names(session) if command.secrets else []
@@ -215,7 +215,7 @@ def _mistakes_of_parameter(name: str, parameter: Parameter) -> dict[str, str]:
     if bounds and parameter.type not in ("number", "integer"):
         return {path: f"a {parameter.type} has no bounds; allowed: for numbers and integers"}
     if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
-        return {path: f"its bounds are {bounds}; allowed: finite ones, the minimum first"}
+        return {path: f"its bounds are {bounds}; allowed: finite numbers, minimum first"}
     choices = parameter.enum
     if choices is not None and parameter.type != "string":
         return {path: f"a {parameter.type} has no choices; allowed: for strings"}

@@ -46,8 +46,10 @@ class Cost(BaseModel):
 
     ahead: Annotated[int, Field(description="Queued runs that start sooner")]
     like_runs: Annotated[list[int], Field(description="Ids of the similar runs, at most five")]
-    same_batch_size: Annotated[bool, Field(description="Some have the requested batch size")]
-    same_sizes: Annotated[bool, Field(description="They have the requested sizes")]
+    same_batch_size: Annotated[
+        bool, Field(description="Whether some have the requested batch size")
+    ]
+    same_sizes: Annotated[bool, Field(description="Whether they have the requested sizes")]
     seconds: Annotated[
         Seconds | None, Field(description="Training time; null without steps or similar runs")
     ]

@@ -60,9 +60,11 @@ class Submission(BaseModel):
     command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
     config: Annotated[
         dict[str, Any],
-        Field(description="By the recipe's JSON Schema; of a command, values by placeholder"),
+        Field(
+            description="Values by the recipe's JSON Schema; for a command, values by placeholder"
+        ),
     ] = {}
-    name: str = _bounded("name", "", "Empty: recipe and precision, or the script")
+    name: str = _bounded("name", "", "Empty: derived from recipe and precision, or from the script")
     tags: str = _bounded("tags", "", "Separated by commas")
     project: str | None = _bounded(
         "project", None, "Null: that of its parent run, or else the first one with permission"

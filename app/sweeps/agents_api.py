@@ -63,7 +63,7 @@ class Claim(BaseModel):
 
     state: Annotated[
         Literal["run", "wait", "over"],
-        Field(description="wait: a point may be given back; over: there will be none"),
+        Field(description="wait: a point may be returned; over: no point is left"),
     ]
     number: Annotated[int | None, Field(description="Number of the trial")] = None
     run: int | None = None

@@ -211,7 +211,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
         other = f"{' or '.join(f'{known}(a, b)' for known in allowed)}, or " if allowed else ""
         text = f"{str(name)[:50]}(…) is not valid; allowed: {other}comma-separated values"
         raise Unreadable(text)
-    ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
+    ends = "two numbers greater than 0" if name == LOGUNIFORM else "two numbers"
     is_turned = all(isinstance(bound, int | float) for bound in (low, high)) and low > high
     if not is_turned:
         low, high = _allowed(field, low), _allowed(field, high)

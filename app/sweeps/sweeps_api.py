@@ -49,7 +49,9 @@ class SweepTrial(BaseModel):
         str,
         Field(description="open, complete, pruned, or failed: without a finite value"),
     ]
-    value: Annotated[Number, Field(description="The metric's last value, of an open one so far")]
+    value: Annotated[
+        Number, Field(description="The metric's last value; for an open trial, the value so far")
+    ]
 
 
 class SweepSummary(BaseModel):

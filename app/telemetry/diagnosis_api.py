@@ -153,7 +153,9 @@ def get_precision_diffs(
     run_id: RunId,
     session: Db,
     _principal: SignedIn,
-    step: Annotated[int | None, Query(ge=0, description="Default: the last diff's")] = None,
+    step: Annotated[
+        int | None, Query(ge=0, description="Default: the step of the last diff")
+    ] = None,
 ) -> PrecisionDiffs:
     """Return one batch in two precisions, module by module, and the steps that have such a diff."""
     return precision_diffs.of_run(session, runs.get(session, run_id), step)

@@ -44,7 +44,7 @@ class Environment(BaseModel):
     command: list[str]
     folder: str | None
     file: SourceFile | None
-    git: Annotated[Git | None, Field(description="Null if the folder is in no repository")]
+    git: Annotated[Git | None, Field(description="Null if the folder is not in a repository")]
     has_other_source: Annotated[
         bool, Field(description="Whether the worker's recipe file has changed since")
     ]

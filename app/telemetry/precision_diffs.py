@@ -38,9 +38,9 @@ class PrecisionDiffRow(BaseModel):
 
     name: str
     type: Annotated[str, Field(description="The module's class; empty for the loss function")]
-    call: Annotated[int, Field(description="From 1; of a parameter 0")]
+    call: Annotated[int, Field(description="From 1; 0 for parameters")]
     direction: Annotated[str, Field(description="forward, backward or parameter")]
-    dtype: Annotated[str, Field(description="Of the first result in low precision")]
+    dtype: Annotated[str, Field(description="Type of the first result in low precision")]
     elements: int
     error: Annotated[Number, Field(description="L2 norm of the difference over the reference's")]
     largest: Annotated[Number, Field(description="Largest difference over the reference's RMS")]
@@ -49,11 +49,13 @@ class PrecisionDiffRow(BaseModel):
     saturated: Annotated[Number, Field(description="Share at the format's largest or beyond")]
     bits: Annotated[Number, Field(description="Effective bits of the mantissa")]
     local: Annotated[Number, Field(description="Error of the module's own operations; or null")]
-    inherited: Annotated[Number, Field(description="The rest of the error; or null")]
+    inherited: Annotated[
+        Number, Field(description="Remaining error, inherited from its inputs; or null")
+    ]
     local_flushed: Number
     local_saturated: Number
     local_fp32: Annotated[Number, Field(description="Local error in fp32; null: not measured")]
-    used_by: Annotated[list[str], Field(description="Of a parameter: modules that use it")]
+    used_by: Annotated[list[str], Field(description="For parameters: modules that use it")]
     unknown: Annotated[str | None, Field(description="Why the local error is unknown")]
 
 

@@ -36,16 +36,19 @@ class Measurement(Body):
     checkpoints: list[Step] = Field(
         [],
         max_length=MOST_CHECKPOINTS,
-        description="Their steps; by default of a plan the first, a middle and the last one, of a "
+        description="Their steps; default: for a plan the first, a middle and the last one, for a "
         "diff the last one",
     )
     fresh_weights: Annotated[bool, Field(description="Plan with initial weights as well")] = True
-    batches: Annotated[int, Field(ge=1, le=4, description="Of a plan, with each weights")] = 2
+    batches: Annotated[
+        int, Field(ge=1, le=4, description="Batches of a plan per set of weights")
+    ] = 2
     max_error: Annotated[
-        float, Field(ge=0, le=10, description="Bound of the gradient's relative error in a plan")
+        float, Field(ge=0, le=10, description="Largest relative error of the gradient in a plan")
     ] = 0.1
     min_cosine: Annotated[
-        float, Field(ge=-1, le=1, description="Bound of its cosine similarity in a plan")
+        float,
+        Field(ge=-1, le=1, description="Smallest cosine similarity of the gradient in a plan"),
     ] = 0.99
 
 
@@ -55,15 +58,21 @@ class PlanPoint(BaseModel):
     label: Annotated[str, Field(description="In words")]
     precision: Annotated[str, Field(description="fp16, bf16 or fp32")]
     fp32: Annotated[list[str], Field(description="Modules in fp32, by name or pattern")]
-    bf16: Annotated[list[str], Field(description="Modules in bf16, likewise")]
+    bf16: Annotated[list[str], Field(description="Modules in bf16, by name or pattern")]
     is_loss_in_fp32: Annotated[bool, Field(description="Needs a change of the loss function")]
     init_scale: Annotated[Number, Field(description="Loss scale of fp16; null: none")]
-    error: Annotated[Number, Field(description="Of the whole gradient, the worst of all batches")]
+    error: Annotated[
+        Number, Field(description="Error of the whole gradient, the worst of all batches")
+    ]
     by_weights: Annotated[dict[str, Number], Field(description="The same by weights")]
     cosine: Annotated[Number, Field(description="The smallest of all batches")]
     is_within: Annotated[bool, Field(description="Whether it is within the bounds")]
-    time: Annotated[Number, Field(description="Of a forward and a backward pass, against fp32")]
-    memory: Annotated[Number, Field(description="Of a forward pass's results, against fp32")]
+    time: Annotated[
+        Number, Field(description="Time of a forward and a backward pass relative to fp32")
+    ]
+    memory: Annotated[
+        Number, Field(description="Memory of a forward pass's results relative to fp32")
+    ]
     ms: Annotated[Number, Field(description="Time by CUDA events; null: not measured")]
     config: Annotated[JsonObject, Field(description="Settings of a run")]
 

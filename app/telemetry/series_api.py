@@ -75,7 +75,10 @@ class Spike(BaseModel):
 class SeriesWindow(BaseModel):
     """Series over a range of steps, downsampled for a screen."""
 
-    parent_step: Annotated[int, Field(description="Of a fork: its own steps are those after it")]
+    parent_step: Annotated[
+        int,
+        Field(description="For a fork: step of its checkpoint, after which its own steps begin"),
+    ]
     first: int
     last: int
     total: Annotated[int, Field(description="Steps in the range")]

@@ -49,9 +49,9 @@ class AdvisedFinding(BaseModel):
     fix: Annotated[str, Field(description="Code change to a script; or empty")]
     is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]
     is_certain_fault: Annotated[
-        bool, Field(description="Something is certainly wrong, other than what could be better")
+        bool, Field(description="Whether something is wrong, in contrast to a possible improvement")
     ]
-    actions: Annotated[list[Action], Field(description="Those that are possible now")]
+    actions: Annotated[list[Action], Field(description="Actions that are currently possible")]
 
 
 def advised(session: Session, run: Run) -> list[AdvisedFinding]:

@@ -28,10 +28,12 @@ class Storage(BaseModel):
     disk: Annotated[DiskSpace | None, Field(description="Null if files are in a bucket")]
     stored_bytes: Annotated[int, Field(description="Checkpoints and artifacts of all runs")]
     trash_bytes: Annotated[
-        int, Field(description="Of runs in the trash, not included in stored_bytes")
+        int, Field(description="Files of runs in the trash, not included in stored_bytes")
     ]
     trash_runs: int
-    frozen_bytes: Annotated[int, Field(description="Of frozen steps, not included in stored_bytes")]
+    frozen_bytes: Annotated[
+        int, Field(description="Files of frozen steps, not included in stored_bytes")
+    ]
     frozen_runs: int
 
 

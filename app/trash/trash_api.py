@@ -25,7 +25,9 @@ class DeletedRun(BaseModel):
     name: str
     owner: str
     status: Status
-    stored_bytes: Annotated[int, Field(description="Of its checkpoints and artifacts here")]
+    stored_bytes: Annotated[
+        int, Field(description="Size of its checkpoints and artifacts on the server")
+    ]
     deleted_at: float
     erased_after: Annotated[float, Field(description="Time of its erasure")]
     erasing: Annotated[
@@ -37,7 +39,7 @@ class Trash(ListPage):
     """A page of the trash, newest run first."""
 
     runs: list[DeletedRun]
-    stored_bytes: Annotated[int, Field(description="Of all runs in the trash")]
+    stored_bytes: Annotated[int, Field(description="Size of the files of all runs in the trash")]
 
 
 @router.get("/trash")

@@ -45,8 +45,8 @@ class WorkerState(BaseModel):
             "why it is not active; sandbox, if it failed: the path a run could write, or the error"
         ),
     ]
-    drained_at: Annotated[float | None, Field(description="Since then it claims no runs")]
-    drain_stops: Annotated[bool, Field(description="The drain also stops its runs")]
+    drained_at: Annotated[float | None, Field(description="Time since which it claims no runs")]
+    drain_stops: Annotated[bool, Field(description="Whether the drain also stops its runs")]
     only_run_id: Annotated[int | None, Field(description="The run that a cluster started it for")]
     placement: Annotated[str | None, Field(description="The cluster that it requests workers from")]
     versions: dict[str, Any]
@@ -59,7 +59,7 @@ class WorkerState(BaseModel):
     ]
     started_at: float
     seen_at: float
-    stopped_at: Annotated[float | None, Field(description="Null unless it was stopped")]
+    stopped_at: Annotated[float | None, Field(description="Null unless the worker was stopped")]
 
 
 class Workers(ListPage):

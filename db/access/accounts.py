@@ -175,7 +175,7 @@ def set_password(session: Session, user: User, password: str) -> None:
     """
     low, high = PASSWORD_LENGTH
     if not low <= len(password) <= high:
-        message = f"has {len(password)} characters; {low} to {high} are allowed"
+        message = f"has {len(password)} characters; allowed: {low} to {high}"
         raise Invalid({"password": message})
     user.password_hash = _passwords.hash(password)
     _shut_out(session, user)
@@ -190,7 +190,10 @@ def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
 def check_current_password(user: User, password: str) -> None:
     """Verify the current password of a signed-in user. Raises Invalid."""
     if user.password_hash is None:
-        message = f"is not set yet, and your link is older than {duration(FRESH_SECONDS)}"
+        message = (
+            f"is not set yet, and your sign-in link is older than {duration(FRESH_SECONDS)}; sign "
+            "in with a new link"
+        )
         raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
     if not _passwords.verify(password, user.password_hash):
         raise Invalid({"current": "is not your current password"})
@@ -315,11 +318,11 @@ def make_api_token(
     if project is not None and (
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
-        raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
+        raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: your projects"})
     if (run_id is not None) != (kind == ONE_RUN) or (
         run_id and not _may_upload(session, user, run_id)
     ):
-        allowed = "of kind 'run' a watched run that you may send, of the others none"
+        allowed = "for kind 'run' a watched run that you may upload, for other kinds none"
         raise Invalid({"run_id": f"{run_id} is not valid; allowed: {allowed}"})
     name = checked_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"

@@ -59,7 +59,7 @@ def set_subject(session: Session, user: User, subject: str) -> None:
     """Set a user's OIDC subject. Raises Invalid if another user has it."""
     other = session.scalar(select(User).where(User.subject == subject, User.id != user.id))
     if other is not None:
-        raise Invalid({"subject": f"it belongs to {other.name!r}; allowed: another one"})
+        raise Invalid({"subject": f"it already belongs to {other.name!r}; use another one"})
     user.subject = subject or None
 
 

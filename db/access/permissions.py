@@ -81,7 +81,7 @@ ACTIONS = MappingProxyType(
         Permission.SUBMIT_RUN: "submit to",
         Permission.CONTROL_OWN_RUN: "control your own runs of",
         Permission.CONTROL_RUN: "control other people's runs of",
-        Permission.PRIORITIZE_RUN: "change the order of the queue of",
+        Permission.PRIORITIZE_RUN: "reorder the queue of",
         Permission.DELETE_RUN: "delete runs of",
         Permission.MOVE_RUN: "move runs out of or into",
         Permission.MANAGE_MEMBERS: "give roles in",

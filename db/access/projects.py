@@ -60,7 +60,7 @@ def lock_shared(session: Session, name: str) -> None:
     Raises Invalid.
     """
     if not _lock_if_exists(session, name) and name != DEFAULT:
-        text = f"{name[:100]!r} was renamed or deleted meanwhile; allowed: one that there is"
+        text = f"{name[:100]!r} was renamed or deleted in the meantime; use an existing project"
         raise Invalid({"project": text})
 
 
@@ -141,7 +141,7 @@ def delete_empty(session: Session, name: str) -> None:
             raise Conflict(f"The project {name!r} has {text}.")
         query = select(Sweep.id).where(Sweep.project == name, *going_on).order_by(Sweep.id)
         if (sweep_id := session.scalar(query.limit(1))) is not None:
-            text = f"The project {name!r} has sweep {sweep_id}, which is to submit more runs"
+            text = f"The project {name!r} has sweep {sweep_id}, which has more runs to submit"
             raise Conflict(f"{text}: cancel or move it first.")
     its_sweeps = select(Sweep.id).where(Sweep.project == name)
     session.execute(delete(Trial).where(Trial.sweep_id.in_(its_sweeps)))
@@ -172,7 +172,7 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
         raise Conflict(f"Run {run_id} uses devices of its project: move it after it has ended.")
     trial_of = session.scalar(select(Trial.sweep_id).where(Trial.run_id == run_id))
     if trial_of is not None:
-        text = f"Run {run_id} is a trial of sweep {trial_of}, and stays with the others"
+        text = f"Run {run_id} is a trial of sweep {trial_of}"
         raise Conflict(f"{text}: move the sweep.")
     if run.status == Status.QUEUED:
         quotas.check_submission(session, session.get_one(User, run.owner_id), project)
@@ -240,7 +240,7 @@ def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
     for other in session.scalars(select(Project.name)):
         is_other = other != but or other == name
         if is_other and key_of(other) == key_of(name):
-            raise Invalid({"name": f"there is a project {other!r}; allowed: another name"})
+            raise Invalid({"name": f"a project {other!r} already exists; use another name"})
     return name
 
 

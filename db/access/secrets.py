@@ -75,7 +75,9 @@ def read(session: Session, key_file: Path, names: Collection[str]) -> dict[str, 
     try:
         return {name: cipher.decrypt(row.ciphertext).decode() for name, row in rows.items()}
     except InvalidToken as error:
-        text = f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key that they were encrypted with"
+        text = (
+            f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key with which they were encrypted"
+        )
         raise Unreadable(f"secrets cannot be decrypted: {text}") from error
 
 
@@ -89,7 +91,7 @@ def decrypt(key_file: Path, ciphertext: str) -> str:
     try:
         return _known(key_file).decrypt(ciphertext).decode()
     except InvalidToken as error:
-        text = f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key that it was encrypted with"
+        text = f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key with which it was encrypted"
         raise Unreadable(f"a channel cannot be decrypted: {text}") from error
 
 
@@ -99,7 +101,7 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
         allowed = "letters, digits and _, not a digit first, at most 100"
         wrong["name"] = f"it is {name[:100]!r}; allowed: {allowed}"
     elif name.startswith("HALFSTEP_"):
-        wrong["name"] = "names that begin with HALFSTEP_ are reserved; allowed: others"
+        wrong["name"] = "names that begin with HALFSTEP_ are reserved; use another name"
     if not SHORTEST <= len(value) <= LONGEST:
         allowed = f"{SHORTEST} to {LONGEST:,}, so that a log can be kept without it"
         wrong["value"] = f"it has {len(value):,} characters; allowed: {allowed}"

@@ -198,7 +198,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "scale_below": Condition("has a loss scale below", _scale_below, "scale", _HEALTH),
     "skips_in_a_row": Condition(
-        *("skips so many steps in a row", _skips, "steps"),
+        *("skips a number of steps in a row", _skips, "steps"),
         needs=frozenset({"skips_in_a_row", "health"}),
         has_cause=True,
     ),
@@ -209,7 +209,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "loss_spike": Condition("has a loss spike", _spike, needs=frozenset({"spike_step"})),
     "no_progress": Condition(
-        "makes no step for so many minutes", _no_progress, "minutes", frozenset({"progress_at"})
+        "makes no step for a number of minutes", _no_progress, "minutes", frozenset({"progress_at"})
     ),
     "starving": Condition("is input-bound", _starving, needs=frozenset({"data_wait"})),
     "loss_above": Condition("has a loss above", _compared(1), "loss"),

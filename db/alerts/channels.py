@@ -74,7 +74,7 @@ def make(
     name = name or target
     mine_so_called = (Channel.user_id == user.id, Channel.name == name)
     if session.scalar(select(exists().where(*mine_so_called))):
-        raise Invalid({"name": f"{name!r} is a channel of yours already; allowed: another name"})
+        raise Invalid({"name": f"{name!r} is already one of your channels; use another name"})
     secret = f"hs_{tokens.token_urlsafe(32)}" if kind == WEBHOOK else ""
     content = json.dumps({"address": address, "secret": secret})
     row = Channel(user_id=user.id, kind=kind, name=name, target=target)
@@ -140,5 +140,5 @@ def _url_mistake(address: str) -> str:
     if parts.scheme not in ("http", "https"):
         return f"its scheme is {parts.scheme[:20]!r}"
     if not parts.hostname:
-        return "it names no host"
-    return "it names a user" if "@" in parts.netloc else ""
+        return "it has no host"
+    return "it contains a user name" if "@" in parts.netloc else ""

@@ -54,8 +54,8 @@ def test(session: Session, user: User, channel_id: int, address: str) -> Deliver
         Delivery.user_id == user.id, Delivery.alert_id.is_(None), Delivery.ended_at.is_(None)
     )
     if len(session.scalars(waiting.limit(MOST_TESTS)).all()) == MOST_TESTS:
-        raise Conflict(f"{MOST_TESTS} tests are under way already: wait for their answers.")
-    text = f"This is a test of the channel {channel.name}, asked for by {user.name}."
+        raise Conflict(f"{MOST_TESTS} tests are already in progress: wait for their results.")
+    text = f"This is a test of the channel {channel.name}, requested by {user.name}."
     body = {"event": "test", "text": text, "url": f"{address}/alerts"}
     row = Delivery(user_id=user.id, channel_id=channel.id, body=json.dumps(body))
     session.add(row)

@@ -94,7 +94,7 @@ class Listener:
         with closing(connection.notifies(timeout=PROOF_SECONDS)) as notifications:
             has_arrived = any(row.payload == proof for row in notifications)
         if not has_arrived:
-            self.problem = "no notification arrives, as behind a transaction pooler"
+            self.problem = "no notification arrives (is there a transaction pooler?)"
             return
         self.is_listening, self.problem = True, None
         self._on_notify({SIGNED_IN})

@@ -57,7 +57,7 @@ def make(
         wrong["run_id"] = f"{text}. Continue the run first"
     grants = permissions.limits(session)
     if scope == PROJECT and grants is not None and not grants.may(Permission.VIEW_RUN, project):
-        text = f"there is no project {project[:100]!r}; allowed: one that you see"
+        text = f"there is no project {project[:100]!r}; allowed: a project that you may view"
         wrong.setdefault("project", text)
     if wrong:
         raise Invalid(wrong)

@@ -526,7 +526,7 @@ def remove_alias(session: Session, collection_id: int, alias: str) -> None:
     collection = collection_of(session, collection_id)
     _lock(session, collection)
     if alias == LATEST:
-        raise Conflict(f"{LATEST!r} is set by saving; allowed: another alias.")
+        raise Conflict(f"{LATEST!r} is reserved for the newest version; use another alias.")
     row = session.get(ArtifactAlias, (collection_id, alias))
     if row is None:
         raise NotFound(f"The artifact {collection.name} has no alias {alias[:100]!r}.")

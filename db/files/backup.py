@@ -62,7 +62,7 @@ WITH_FILES = tuple(table.__table__ for table in (CheckpointFile, Artifact, Froze
 DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
 SIGN_INS = (SignInSession.__table__, SignInLink.__table__)
-NOT_SENT = "not sent: restored from a backup, after which it may have been sent already"
+NOT_SENT = "not sent: restored from a backup; it may have been sent after the backup"
 NOT_SAVED = (*DERIVED, *SIGN_INS, RunningBackup.__table__)
 TABLES = [table for table in Base.metadata.sorted_tables if table not in NOT_SAVED]
 #: How often a backup reports that it runs.

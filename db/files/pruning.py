@@ -114,7 +114,7 @@ def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> 
         for table in (LogLine, SystemSample) if pruning.log_lines or pruning.samples else ():
             session.execute(delete(table).where(table.run_id == run_id))
         run.stored_bytes -= pruning.stored_bytes
-        runs.remark(session, run, f"pruned, for their age: {pruning.in_words}")
+        runs.remark(session, run, f"deleted because of their age: {pruning.in_words}")
         run.files_revision = run.revision
         keys -= _named(session, run_id)
     delete_files(store, sorted(keys))

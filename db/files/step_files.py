@@ -314,7 +314,7 @@ class StepFiles:
             return StorageUnreachable()
         if size_bytes == file.size_bytes:
             return StorageUnreachable()
-        text = f"it has {size_bytes:,} bytes, recorded were {file.size_bytes:,}"
+        text = f"it has {size_bytes:,} bytes, not the recorded {file.size_bytes:,}"
         return StepsUnreadable.of(file.key, text)
 
     def _footer(self, file: StepFile) -> _Footer:

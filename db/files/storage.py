@@ -252,9 +252,9 @@ def mend(
     recorded = sum(isinstance(mismatch.row, FrozenSteps) for mismatch in mismatched)
     if recorded and not lost and not next(iter(obstore.list(store, prefix=STEPS)), None):
         raise Conflict(
-            f"The storage has no file of frozen steps, but {recorded:,} are recorded: is its disk "
-            "mounted, and does HALFSTEP_DATA or HALFSTEP_STORAGE_URL name it? Nothing was deleted. "
-            "If the files are lost, add --lost."
+            f"The storage has no file of frozen steps, but {recorded:,} are recorded: check that "
+            "its disk is mounted, and that HALFSTEP_DATA or HALFSTEP_STORAGE_URL names it. Nothing "
+            "was deleted. If the files are lost, add --lost."
         )
     with database.writing() as session:
         _delete_rows(session, mismatched)
@@ -418,7 +418,7 @@ def _unseen(session: Session, table: type[Checked], seen: set[int]) -> list[Chec
 
 def _problem(store: ObjectStore, row: Checked, size_bytes: int, *, deep: bool) -> str | None:
     if size_bytes != row.size_bytes:
-        return f"the file has {size_bytes} bytes, recorded were {row.size_bytes}"
+        return f"the file has {size_bytes} bytes, not the recorded {row.size_bytes}"
     if deep and sha256_of(store, row.key) != row.sha256:
         return "the file is altered: its SHA-256 differs"
     return None

@@ -27,8 +27,8 @@ UNUSED_SECONDS = DAY_SECONDS
 
 
 NOT_YOURS = (
-    "there is no upload {} that you may download; allowed: one of yours, or one that a run started "
-    "from whose files you may download: upload it again"
+    "there is no upload {} that you may download; allowed: your own uploads, and those used by a "
+    "run whose files you may download. Upload it again"
 )
 
 

@@ -26,9 +26,9 @@ RECIPE = AdviceWords(
     in_fp32="with modules.fp32",
     of_scaler="scaler.{}",
     stop_falling="set scaler.floor to 1 and scaler.stop_after_skips",
-    hold_down="; scaler.ceiling keeps the scale below it",
+    hold_down="; scaler.ceiling limits the scale",
     restore="scaler.restore_buffers, or with ",
-    keep_in_fp32=", by training.weights",
+    keep_in_fp32=", with training.weights fp32",
     compare=" Compare the precisions to see the difference.",
     load_faster="For a recipe with a dataset, raise data.workers up to the number of cores, then "
     "data.prefetch",

@@ -246,7 +246,7 @@ def _refused(signs: Signs) -> Iterator[Finding]:
         )
     if refused := signs.one(events.Fp16Gradients):
         yield Finding(
-            "The scaler refuses gradients of type float16",
+            "GradScaler rejects float16 gradients",
             f"{refused.count:,} parameters are float16 ({_names(refused.parameters)}), so their "
             f'gradients are too, and GradScaler raised "{refused.error}". Keep the weights in '
             "float32: autocast computes in float16 all the same.",
@@ -281,18 +281,18 @@ def _out_of_order(signs: Signs) -> Iterator[Finding]:
         return
     if event.method == "step":
         title = "scaler.update is missing between two steps"
-        text = "Each scaler.step() of an optimizer is followed by one scaler.update()."
+        text = "Call scaler.update() before the next scaler.step() of the same optimizer."
     elif "after" in event.error:
         title = "unscale_ is called after the step"
         text = (
-            "Gradients are unscaled between backward and scaler.step(), ahead of a clip. Either "
-            "this call comes too late, or scaler.update() is missing after the step before."
+            "Call unscale_ after backward and before scaler.step(). Either this call comes too "
+            "late, or scaler.update() is missing after the previous step."
         )
     else:
         title = "unscale_ is called twice in one step"
         text = (
-            "Gradients are unscaled at most once before each scaler.update(). With accumulation, "
-            "unscale them after the last backward pass of the step only."
+            "Call unscale_ at most once per optimizer before each scaler.update(). With gradient "
+            "accumulation, call it only after the last backward pass of a step."
         )
     yield Finding(title, said + text, cause="scaler_call_order", fix=fixes.CALL_ORDER)
 
@@ -304,8 +304,8 @@ def _unscaled(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "A loss is not scaled",
             f"In {event.count:,} steps of {event.optimizer}, most recently at step "
-            f"{event.step:,}, a backward pass began from a loss that scaler.scale() had not "
-            f"multiplied. The scaler divides all gradients by the scale{scale}, including those of "
+            f"{event.step:,}, backward was called on a loss without scaler.scale(). The scaler "
+            f"divides all gradients by the scale{scale}, including those of "
             "that loss: with SGD they barely change the weights, next to those of a scaled loss "
             "they are negligible, and the small ones become 0 in fp16.",
             cause="loss_not_scaled",
@@ -322,9 +322,9 @@ def _direct_steps(signs: Signs) -> Iterator[Finding]:
         else "scaler.step had already stepped it, or should have"
     )
     yield Finding(
-        f"{event.optimizer} is stepped outside of the scaler",
-        f"optimizer.step() was called {event.count:,} times outside of scaler.step(), the last "
-        f"time at step {event.step:,}: {how}. Such a step applies an inf or NaN unchecked, and "
+        f"{event.optimizer} is stepped outside the scaler",
+        f"optimizer.step() was called {event.count:,} times outside scaler.step(), most recently "
+        f"at step {event.step:,}: {how}. Such a step applies an inf or NaN unchecked, and "
         "the weights stay NaN.",
         cause="step_outside_scaler",
         fix=fixes.DIRECT_STEP,
@@ -338,7 +338,7 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "Gradients are never cleared",
             f"After a skip, {event.count:,} backward passes added to gradients of "
-            f"{event.optimizer} that were not finite already, the most recent one at step "
+            f"{event.optimizer} that were already not finite, most recently at step "
             f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
             "step is skipped, whatever the scale.",
             cause="gradients_not_cleared",
@@ -424,8 +424,8 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         )
         yield Finding(
             f"The batch is not finite: {first.name}",
-            f"At step {event.step:,} the loss was not finite, and neither was {names} of the "
-            "training loop. No precision and no loss scale changes that: find the samples, and "
+            f"At step {event.step:,} the loss was not finite, and neither was {names} in the "
+            "training loop. Neither precision nor loss scale can fix this: find the samples, and "
             "clean or drop them.",
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
@@ -438,9 +438,9 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             + (
                 f"neither was the input of {origin.module}. "
                 if origin.module
-                else "no operation made an inf or NaN of finite numbers: the batch held it. "
+                else "no operation turned finite numbers into inf or NaN: the batch contained it. "
             )
-            + "No precision and no loss scale changes that: find the samples, and clean or drop "
+            + "Neither precision nor loss scale can fix this: find the samples, and clean or drop "
             "them.",
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
@@ -454,18 +454,18 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     elif "unobserved" in kinds and len(set(kinds)) == 1:
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
-            f"At step {origins[0].step:,} the loss was finite and gradients were not. The graph "
-            "has more than 200,000 nodes, too many to observe each: the operation may be one of "
-            "the others, on another rank, or a gradient hook.",
+            f"At step {origins[0].step:,} the loss was finite, but gradients were not. The graph "
+            "has more than 200,000 nodes, too many to observe all: the operation may be an "
+            "unobserved one, on another rank, or a gradient hook.",
             is_certain=False,
             part="skipped",
         )
     elif "elsewhere" in kinds and len(set(kinds)) == 1:
         yield Finding(
-            "The gradient became NaN or inf outside of this process's graph",
+            "The gradient became NaN or inf outside this process's graph",
             f"At step {origins[0].step:,} no operation of the backward pass produced an inf or "
-            "NaN, and the gradients held one: it came from another rank, or a gradient hook made "
-            f"it. Watch the loop on every rank to see which.{_at_any_scale(signs)}",
+            "NaN, but the gradients contained one: it came from another rank or a gradient hook. "
+            f"Watch the loop on every rank to find out which.{_at_any_scale(signs)}",
             is_certain=False,
             part="skipped",
             cause="singular_gradient" if _at_any_scale(signs) else "",
@@ -473,9 +473,9 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         )
     elif "overflow" not in kinds and (text := _at_any_scale(signs)):
         yield Finding(
-            "A gradient is not defined, at any loss scale",
-            f"The loss was finite at each of the last {len(signs.skips):,} skips, and gradients "
-            f"were not.{text} Which operation it is was not observed.",
+            "A gradient is undefined at every loss scale",
+            f"The loss was finite at each of the last {len(signs.skips):,} skips, but gradients "
+            f"were not.{text} The operation was not observed.",
             cause="singular_gradient",
             fix=fixes.SINGULAR,
             is_certain=False,
@@ -489,8 +489,9 @@ def _at_any_scale(signs: Signs) -> str:
     if not scales or min(scales) > SMALLEST_SCALE or any(s.loss_nonfinite for s in signs.skips):
         return ""
     return (
-        f" This was so down to a scale of {scale_text(min(scales))}, at which fp16 holds gradients "
-        f"up to {number(LARGEST_HALF / min(scales))}: a root, logarithm or division at 0 is far "
+        f" This happened at scales down to {scale_text(min(scales))}, where fp16 represents "
+        f"gradients up to {number(LARGEST_HALF / min(scales))}: a root, logarithm or division at 0 "
+        "is far "
         "more likely than an overflow."
     )
 
@@ -515,7 +516,7 @@ def _singular(event: events.Origin, count: int) -> Finding:
     where = " of ".join(filter(None, (event.operation, event.module)))
     source = f", at {event.source}" if event.source else ""
     return Finding(
-        f"The gradient of {where} is not defined",
+        f"The gradient of {where} is undefined",
         f"At step {event.step:,}, with a finite loss and a scale of "
         f"{scale_text(event.scale)}, {event.operation}{source} was the first operation of "
         f"the backward pass whose gradient was not finite (observed {_times(count)}). "
@@ -523,8 +524,9 @@ def _singular(event: events.Origin, count: int) -> Finding:
             "The derivative of a root, logarithm or division is infinite at 0, in every precision "
             "and at every loss scale."
             if event.kind == "singular"
-            else "Its type holds far larger numbers, so this is no overflow: a factor that the "
-            "forward pass left infinite, such as the logarithm of 0 behind a mask, times 0 is NaN."
+            else "Its type represents far larger numbers, so this is not an overflow: an infinite "
+            "factor from the forward pass, such as the logarithm of 0 behind a mask, times 0 is "
+            "NaN."
         ),
         before=event.step,
         cause="singular_gradient",
@@ -538,7 +540,7 @@ def _adam_eps(event: events.AdamEps) -> Finding:
         f"eps of {event.optimizer} is 0 in float16",
         f"{event.count:,} parameters are float16, whose smallest number is 6e-8, and eps is "
         f"{number(event.eps)}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep "
-        "the weights in float32 under autocast, or raise eps to 1e-4 or so.",
+        "the weights in float32 under autocast, or raise eps to about 1e-4.",
         cause="adam_eps_underflow",
         fix=fixes.ADAM_EPS,
     )
@@ -552,16 +554,16 @@ def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Fin
     if event.loss_nonfinite:
         title = f"The loss is not finite from step {event.step:,} on"
         text = _before(event.finite) + (
-            f"In that step's forward pass a "
-            f"number went beyond what {precision} holds, or an operation was not defined: a "
-            "logarithm of 0, a division by 0, weights that grew too large."
+            f"In that step's forward pass a number exceeded the range of {precision} (the weights "
+            "may have grown too large), or an operation was undefined: a logarithm of 0 or a "
+            "division by 0."
         )
     else:
         title = f"Gradients are not finite from step {event.step:,} on"
         text = _before(event.finite) + (
             f"Its loss was finite. In its "
             f"backward pass a gradient{f' ({names})' if names else ''} was undefined or too large, "
-            "or the batch held an inf that the forward pass had hidden."
+            "or the batch contained an inf that the forward pass had hidden."
         )
     if grown := _grown(signs):
         text = _before(event.finite) + grown
@@ -615,7 +617,7 @@ def _forward(
 ) -> Iterator[Finding]:
     total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
     text = (
-        f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
+        f"At {count:,} of the last {total:,} skips the loss itself was not finite, most recently "
         f"at step {last:,}"
     )
     module, grown, has_large, is_certain = None, "", False, False
@@ -634,9 +636,9 @@ def _forward(
     if kinds == {"unobserved"}:
         yield Finding(
             "The loss of a skipped step was not finite",
-            f"{text}Whether the batch held a NaN or an inf, or the forward pass overflowed, is "
-            "unknown: on a GPU, inputs are examined in the first steps and after a skip, modules "
-            "after a skip only. Check the batch of that step.",
+            f"{text}It is unknown whether the batch contained NaN or inf or the forward pass "
+            "overflowed: on a GPU, inputs are checked only in the first steps and after a skip, "
+            "modules only after a skip. Check the batch of that step.",
             before=before,
             part="skipped",
             is_certain=False,
@@ -647,30 +649,30 @@ def _forward(
         before = min(before, *(origin.step for origin in inside))
         text += (
             f"At step {event.step:,} the output of {event.module}, in {event.dtype}, was the first "
-            "that was not finite, with finite inputs and weights. "
+            "non-finite one, with finite inputs and weights. "
         )
         has_large = _has_large_weight(signs, event)
         if grown := _grown(signs):
             text, remedies = text + grown, ("lower_rate",) if is_lasting else ()
         elif has_large:
             text += (
-                f"Its largest weight is {number(event.largest_weight or 0)}. If updates have "
-                "made it so large, lower the learning rate, warm it up, or clip gradients, and "
+                f"Its largest weight is {number(event.largest_weight or 0)}. If training made it "
+                "this large, lower the learning rate, warm it up, or clip gradients, and "
                 "start again from smaller weights."
             )
             remedies = ("lower_rate",) if is_lasting else ()
         elif event.dtype == "float16" and float(event.largest_input or 0) > LARGEST_HALF:
             text += (
-                f"Its input reaches {number(event.largest_input or 0)}, and fp16 holds up to "
-                "65,504: as fp16 it is inf. Normalize or clamp it."
+                f"Its input reaches {number(event.largest_input or 0)}, above fp16's maximum of "
+                "65,504, so it becomes inf in fp16. Normalize or clamp it."
             )
             fix = fixes.LARGE_INPUT
         elif event.dtype == "float16" and event.may_be_undefined:
             module, is_certain = event.module, False
             text += (
                 f"Run it in fp32, {words.in_fp32}, or use bf16. If it is NaN in fp32 too, an "
-                "operation in it is not defined: a softmax over a row that is masked as a whole, "
-                "a division by 0."
+                "operation in it is undefined, such as a softmax over a fully masked row or a "
+                "division by 0."
             )
         elif event.dtype == "float16":
             module = event.module
@@ -678,9 +680,9 @@ def _forward(
         else:
             yield Finding(
                 f"The output of {event.module} is not finite",
-                f"{text}Either an operation in it is not defined, such as a division or logarithm "
-                "of 0, or a part of it computes in fp16 and overflows. In fp32 only the first "
-                "remains.",
+                f"{text}Either an operation in it is undefined, such as a division by 0 or the "
+                "logarithm of 0, or a part of it computes in fp16 and overflows. Running it in "
+                "fp32 excludes the overflow.",
                 before=before,
                 part="skipped",
                 cause="undefined_forward",
@@ -698,14 +700,14 @@ def _forward(
         fix = fixes.FORWARD_LOSS
     else:
         text += (
-            f"At step {signs.finite_at:,} it was finite, so not every batch leads there: look at "
-            "that step's"
+            f"At step {signs.finite_at:,} it was finite, so not every batch causes this. Check the "
+            f"batch of step {last:,}"
             if signs.finite_at is not None and signs.finite_at > last
-            else "Where it arose is unknown, and so is whether another batch is finite: look at "
-            "that step's batch"
+            else "It is unknown where it arose and whether other batches are finite. Check the "
+            f"batch of step {last:,}"
         )
         text += (
-            f", and for activations near 65,504; if it comes again, run the module in fp32, "
+            f", and look for activations near 65,504; if it happens again, run the module in fp32, "
             f"{words.in_fp32}, or use bf16."
         )
     verb = "overflows" if is_lasting else "overflowed"
@@ -734,10 +736,10 @@ def outside(signs: Signs) -> str:
     event = next((o for o in found if o.operation), next(iter(found), None))
     if event is None or event.direction != "forward":
         return ""
-    text = "All modules' outputs were finite: it arose outside of them, in the loss function"
+    text = "All modules' outputs were finite: it arose outside them, in the loss function"
     if event.operation:
         where = f" at {event.source}" if event.source else ""
-        text += f"; the first gradient that was not finite is that of {event.operation}{where}"
+        text += f"; the first non-finite gradient is that of {event.operation}{where}"
         # In fp32 it may follow from an overflow of fp16 before a conversion.
         text += ", in float16" if event.dtype == "float16" else ""
     return f"{text}. "
@@ -756,15 +758,16 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
         text += f"At step {event.step:,} {where} overflowed first, in {event.dtype}. "
     if signs.scale is not None and signs.scale < 1:
         text += (
-            f"The scale is {scale_text(signs.scale)}, below 1: gradients overflow even so, and a "
-            "smaller scale only makes others underflow. Clip the gradients, go back to before the "
-            f"scale fell with a smaller learning rate, {words.stop_falling}, or use bf16."
+            f"The scale is {scale_text(signs.scale)}, below 1: gradients overflow nevertheless, "
+            f"and a smaller scale only makes others underflow. Clip the gradients, continue from "
+            f"before the scale fell with a smaller learning rate, {words.stop_falling}, or use "
+            "bf16."
         )
         if signs.may_replay:
-            text += " Replay a skipped step to see which module it is in."
+            text += " Replay a skipped step to find the module."
     else:
         text += (
-            f"A larger {words.scaler('growth_interval')} tries the limit less often"
+            f"Raise {words.scaler('growth_interval')} to make overflows less frequent"
             f"{words.hold_down}."
         )
     is_below = signs.scale is not None and signs.scale < 1
@@ -791,24 +794,23 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
             f"No parameter of {event.optimizer} received a gradient"
             if is_all
             else f"{event.count:,} parameters of {event.optimizer} receive no gradient",
-            f"In {event.steps:,} steps up to step {event.step:,} "
-            f"none of {'its' if is_all else 'these'} parameters had one"
-            f"{names}. "
-            "The graph does not reach them: detach, no_grad, .item() or a module that is not "
-            "called; rarely used experts may follow later.",
+            f"In {event.steps:,} steps up to step {event.step:,}, none of "
+            f"{'its' if is_all else 'these'} parameters received "
+            f"a gradient{names}. The autograd graph does not reach them: detach, no_grad, .item() "
+            "or a module that is not called. Rarely used experts may receive one later.",
             cause="no_gradient",
             fix=fixes.NO_GRADIENT,
             is_certain=is_all,
         )
     if (outside := signs.one(events.OutsideOptimizers)) and outside.count:
         yield Finding(
-            f"No optimizer has {_names(outside.parameters[:1])}"
+            f"{_names(outside.parameters[:1])} is in no optimizer"
             if outside.count == 1
-            else f"No optimizer has {outside.count:,} parameters with gradients",
+            else f"{outside.count:,} parameters with gradients are in no optimizer",
             f"Up to step {outside.step:,} no optimizer stepped {_names(outside.parameters)}: they "
             "keep their values, and zero_grad() of an optimizer does not clear their gradients. A "
-            "module that is added or replaced after the optimizer was made is not in it. If they "
-            "are to stay as they are, requires_grad_(False) saves their backward pass.",
+            "module that is added or replaced after the optimizer was created is not in it. If "
+            "they should stay frozen, call requires_grad_(False), which saves their backward pass.",
         )
     has_none = any(event.count == event.of for event in signs.several(events.NoGradient))
     if signs.zero_steps >= ZERO_STEPS and not has_none:
@@ -820,7 +822,7 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
             + (
                 f", or all gradients underflow at a scale of {scale_text(signs.scale)}."
                 if signs.has_scaler and signs.scale is not None and signs.scale < 2**40
-                else ": at this scale it is no underflow."
+                else "; at this scale, underflow is not the cause."
                 if signs.has_scaler
                 else ", or all gradients are below 6e-8, which is 0 in fp16 without a GradScaler."
                 if _computes_in_fp16(signs)
@@ -839,10 +841,10 @@ def _left_out(signs: Signs) -> Iterator[Finding]:
     event = signs.one(events.NotStepped)
     if event and event.count >= LEFT_OUT:
         yield Finding(
-            "The loop leaves steps out",
+            "The loop omits scaler.step()",
             f"scaler.update() was called {event.count:,} times without scaler.step() for any "
-            f"optimizer, most recently at step {event.step:,}. Those steps are neither applied "
-            "nor skipped: the loop decided so, not the scaler.",
+            f"optimizer, most recently at step {event.step:,}. Those steps were neither applied "
+            "nor skipped by the scaler: the loop omitted them.",
             cause="step_left_out",
             fix=fixes.STEP_LEFT_OUT,
         )
@@ -855,8 +857,8 @@ def _schedule(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "The learning-rate schedule advances in skipped steps",
             f"{seen} after {event.advanced:,} of {event.skipped:,} skips, up to step "
-            f"{event.step:,}: the schedule runs ahead of the weights, through its warm-up above "
-            "all. Step it only if the scaler did not skip.",
+            f"{event.step:,}: the schedule runs ahead of the weights, above all during warm-up. "
+            "Step it only if the scaler did not skip.",
             cause="schedule_in_skipped_steps",
             fix=fixes.SCHEDULE,
             is_certain=bool(scheduler),
@@ -871,11 +873,9 @@ def _pointless_scaler(signs: Signs) -> Iterator[Finding]:
             f"The scaler does nothing for {'bf16' if half else 'fp32'}",
             "Matrix products are computed in "
             + ("bfloat16, which has the range of float32" if half else "float32")
-            + ": gradients neither underflow nor need a scale. "
+            + ": gradients do not underflow and need no loss scale. "
             + (
-                "GradScaler can be left out."
-                if half
-                else "Use autocast with float16, or leave GradScaler out."
+                "Remove GradScaler." if half else "Use autocast with float16, or remove GradScaler."
             ),
             cause="scaler_without_fp16",
             fix=fixes.SCALER_WITHOUT_FP16,

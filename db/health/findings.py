@@ -190,9 +190,8 @@ def _metrics(evidence: Evidence) -> Iterator[Finding]:
         names = ", ".join(f"{name} (step {step:,})" for name, step in lost[:NAMES_SHOWN])
         yield Finding(
             f"{lost[0][0]} is not finite" if len(lost) == 1 else "Metrics are not finite",
-            f"The latest value of {names} is NaN or infinite. A metric "
-            "over no samples, a division by 0, or non-finite weights or buffers in evaluation are "
-            "possible causes.",
+            f"The latest value of {names} is NaN or infinite. Possible causes are a metric over no "
+            "samples, a division by 0, or non-finite weights or buffers in evaluation.",
             cause="metric_nonfinite",
             fix=fixes.METRIC,
         )
@@ -204,7 +203,7 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 "The learning rate is far too large",
                 f"{path} is {number(rate)}: a step changes each weight by more than its own size. "
-                "Between 0.0001 and 0.1 is usual; no precision and no loss scale fixes this.",
+                "Usual values are 0.0001 to 0.1; neither precision nor loss scale can fix this.",
                 remedies=(USUAL_RATE,),
                 is_fault=True,
             )
@@ -213,8 +212,8 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
             "The learning rate is too high",
             f"With a learning rate of {number(risen.rate)}, the loss rose from "
             f"{number(risen.losses[0])} at step {risen.first:,} to {number(risen.losses[1])} at "
-            f"step {risen.last:,}. Between 0.0001 and 0.1 is usual; no precision and no loss scale "
-            "fixes this.",
+            f"step {risen.last:,}. Usual values are 0.0001 to 0.1; neither precision nor loss "
+            "scale can fix this.",
             is_certain=False,
         )
 
@@ -228,8 +227,8 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
     text += (
         ": neither the updates nor the loss scale is the cause, and no setting of either fixes it. "
         f"{causes.outside(evidence.signs)}Look "
-        "for a NaN in the data or the initial weights, the log of zero, a root of less than zero, "
-        "a division by zero, or inf divided by inf after an overflow of fp16."
+        "for a NaN in the data or the initial weights, the logarithm of 0, the square root of a "
+        "negative number, a division by 0, or inf divided by inf after an overflow of fp16."
     )
     if evidence.variant != "fp32":
         text += (
@@ -252,20 +251,20 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
     reasons = []
     if lost.has_nan:
         reasons.append(
-            "NaN is usually a mean over no elements: a batch without a label to learn, an empty "
+            "NaN is usually a mean over no elements, such as a batch without labels or an empty "
             "mask."
         )
     if lost.has_inf:
         reasons.append(
-            "inf is usually a term that the gradient does not pass through: a class that is masked "
-            "with -inf, the logarithm of 0 under a mask, a sum or mean that overflows in fp16 "
+            "inf is usually a term that the gradient does not pass through: a class masked with "
+            "-inf, the logarithm of 0 under a mask, or a sum or mean that overflows in fp16 "
             "although its gradient does not."
         )
     yield Finding(
         "The loss is not finite, but its gradients are",
         f"{lost.count:,} such steps were applied, most recently at step {lost.last:,}. The weights "
-        f"stay finite as long as the gradients do. {' '.join(reasons)} Look at the batch of that "
-        "step, leave such elements out of the loss before it is averaged, and compute it in fp32.",
+        f"stay finite as long as the gradients do. {' '.join(reasons)} Check the batch of that "
+        "step, exclude such elements from the loss before averaging, and compute the loss in fp32.",
         is_fault=True,
     )
 
@@ -282,11 +281,10 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         [name] = overflowing
         yield Finding(
             "Only one module overflows",
-            f"At {len(modules):,} of the last {len(evidence.skips):,} skips, all those whose "
-            f"parameters are known and whose loss was finite, only {name or 'the top'} had "
-            "gradients that were not finite. Run it in fp32, "
-            f"{evidence.words.in_fp32}, and "
-            "the scale can grow.",
+            f"At {len(modules):,} of the last {len(evidence.skips):,} skips, all with known "
+            f"parameters and a finite loss, only {name or 'the top-level module'} had non-finite "
+            "gradients. Run it in fp32, "
+            f"{evidence.words.in_fp32}, so that the scale can grow.",
             module=name or None,
             before=min(skip.step for skip in evidence.skips),
             part="skipped",
@@ -313,8 +311,8 @@ def _replayed(evidence: Evidence) -> Iterator[Finding]:
     mine = [replay for replay in replays if replay.module == name]
     yield Finding(
         f"{name} overflows",
-        f"Replays of {times:,} of the {len(evidence.replays):,} skips replayed found the first "
-        f"non-finite number there, in the {mine[-1].direction} pass, in "
+        f"In {times:,} of {len(evidence.replays):,} replayed skips, the first non-finite number "
+        f"arose in this module, in the {mine[-1].direction} pass, in "
         f"{mine[-1].operation}. Run it in fp32, with modules.fp32; a comparison of both runs "
         "shows the extra time and the skips avoided.",
         module=name,
@@ -332,11 +330,12 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "Gradients underflow",
             f"{percent(lost / total)} of the gradients that are not zero are below fp16's "
-            f"smallest number at this scale, most in {worst.name or 'the top'} "
-            f"({percent(float(worst.underflow))}). Start with a larger "
+            f"smallest number at this scale; the largest share is in "
+            f"{worst.name or 'the top-level module'} ({percent(float(worst.underflow))}). Start "
+            "with a larger "
             f"{evidence.words.scaler('init_scale')} or let it grow sooner with a smaller "
-            f"{evidence.words.scaler('growth_interval')}; under Gradients, slide to a scale that "
-            "loses less.",
+            f"{evidence.words.scaler('growth_interval')}; the slider under Gradients shows which "
+            "scale loses fewer.",
             part="exponents",
         )
 
@@ -387,10 +386,12 @@ def _shapes(evidence: Evidence) -> Iterator[Finding]:
         batch = event.batch_size
         yield Finding(
             "Shapes miss tensor cores",
-            f"On a GPU, fp16 and bf16 are fast if the sizes of a product are multiples of 8. Here "
+            f"On a GPU, fp16 and bf16 are fast if the dimensions of matrix products are multiples "
+            "of 8. Here "
             f"{percent(float(event.share))} of the weights are in layers with other sizes: "
-            f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Choose widths, channels "
-            "and batch size as multiples of 8, and pad a vocabulary to one. (A last layer with few "
+            f"{layers}{f'; the batch size is {batch:,}' if batch else ''}. Use multiples of 8 for "
+            "widths, channels and batch size, and pad the vocabulary to one. (A last layer with "
+            "few "
             "classes is not counted: its outputs cost little.)",
         )
 
@@ -405,7 +406,7 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
         )
     if skipped := evidence.left_out:
         text = f"{skipped.reason[:1].upper()}{skipped.reason[1:]}."
-        yield Finding(f"The {skipped.diagnosis} is left out", text)
+        yield Finding(f"The {skipped.diagnosis} is not available", text)
 
 
 def _is_unwell(evidence: Evidence) -> bool:

@@ -22,8 +22,9 @@ def unused_modules(event: events.Uncalled | None) -> Iterator[Finding]:
         yield Finding(
             "A setting names modules that are not called",
             f"{', '.join(event.modules[:NAMES_SHOWN])}: modules.fp32, modules.bf16 and "
-            "modules.checkpointed apply to calls of a module, and another module uses the weights "
-            "of these directly, as MultiheadAttention does with its out_proj. Name that module.",
+            "modules.checkpointed apply when a module is called, but another module uses the "
+            "weights of these directly, as MultiheadAttention does with its out_proj. Name that "
+            "module instead.",
         )
 
 
@@ -41,10 +42,10 @@ def little_headroom(event: events.Headroom | None, words: AdviceWords) -> Iterat
     largest, name = max(((m, n) for m, n in outputs if 0 < m < math.inf), default=(0.0, ""))
     if event and largest and (left := math.log2(LARGEST_FP16 / largest)) < POWERS_LEFT:
         yield Finding(
-            f"{number(left, 2)} powers of two left in {name}",
-            f"In step {event.step:,} its largest activation was {number(largest)}; beyond fp16's "
-            "65,504 it is infinite, and no loss scale helps. If it keeps growing, see Headroom, "
-            f"run it in fp32, {words.in_fp32}, or use bf16.",
+            f"{name} has {number(left, 2)} powers of two of headroom",
+            f"In step {event.step:,} its largest activation was {number(largest)}; above fp16's "
+            f"maximum of 65,504 it becomes infinite, which no loss scale prevents. If it keeps "
+            f"growing (see Headroom), run it in fp32, {words.in_fp32}, or use bf16.",
             module=name,
             remedies=("bf16",),
             part="headroom",
@@ -64,8 +65,8 @@ def nonfinite_buffers(
         seen = f"Seen after step {step}: {names}. They were finite before the first step, and"
         start = "Start from a checkpoint in which they are finite"
     else:
-        seen = f"After the skip at step {step}: {names}. The scaler kept that step from the"
-        seen += " weights, not from running statistics, and"
+        seen = f"After the skip at step {step}: {names}. The scaler skipped the update of"
+        seen += " the weights, but running statistics had already changed, and"
         start = "Start from a checkpoint before that step"
     yield Finding(
         "Buffers are not finite",
@@ -89,10 +90,11 @@ def rounded_away(event: events.Updates | None, words: AdviceWords) -> Iterator[F
         yield Finding(
             "Updates round away",
             f"At step {event.step:,}, {percent(lost / needed)} of the weights in bf16 that "
-            f"had a gradient did not change, most in {worst.name or 'the top'} "
-            f"({percent(_share_lost(worst))}): the update is less than half the distance to the "
+            f"had a gradient did not change; the largest share is in "
+            f"{worst.name or 'the top-level module'} ({percent(_share_lost(worst))}). The update "
+            "is less than half the distance to the "
             f"next bf16 number. Keep the weights in fp32{words.keep_in_fp32}: autocast computes in "
-            "bf16 all the same. A larger learning rate loses fewer.",
+            "bf16 all the same. With a larger learning rate, fewer updates are lost.",
             part="updates",
         )
 

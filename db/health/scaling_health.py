@@ -81,9 +81,9 @@ def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> Scalin
         reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
     elif run.not_stepped and run.not_stepped + run.skipped >= run.own_steps:
         left_out = f"{run.not_stepped:,} of {run.own_steps:,} steps"
-        reason = f"The loop left out {left_out}, and none was applied."
+        reason = f"The loop omitted {left_out}, and no step was applied."
     elif has_lost_weights:
-        reason = "The last step was applied with a loss and gradients that are not finite."
+        reason = "The last step was applied with a non-finite loss and non-finite gradients."
     else:
         return None
     return ScalingHealth("dead", reason, figures)

@@ -19,14 +19,14 @@ def started_in_part(event: Weights | None) -> Iterator[Finding]:
             event.mismatched_count,
             "of another shape there and initialized by the recipe",
         ),
-        (event.unexpected, event.unexpected_count, "only there and not in the recipe"),
+        (event.unexpected, event.unexpected_count, "not in the recipe"),
     )
     parts = [
         f"{count:,} are {text} ({_shown(names, count)})" for names, count, text in kinds if count
     ]
     if parts:
         yield Finding(
-            "The initial weights fit only in part",
+            "The initial weights match only in part",
             f"{event.loaded:,} of the recipe's {event.count:,} weights are loaded from "
             f"{event.source}; {'; '.join(parts)}. This is expected for a new head; otherwise "
             "compare the names.",

@@ -204,7 +204,7 @@ def _reason(
     if run.after_id in queue.awaited:
         return _of_one("it waits for the end of {}", queue.awaited[run.after_id])
     if runs_per_user and queue.training[run.owner_id] >= runs_per_user:
-        return f"its owner has {runs_per_user} runs in training, as many as are allowed"
+        return f"its owner has {runs_per_user} runs in training, the maximum"
     if limited := queue.usage.obstacle(run, devices_per_user):
         return limited
     ahead = queue.places.get(run.id, 0)

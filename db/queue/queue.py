@@ -263,7 +263,7 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
     )
     rows = session.scalars(gone.with_for_update(skip_locked=True)).all()
     for run in rows:
-        reason = "queued again after its lease ran out"
+        reason = "queued again after its lease expired"
         end(
             session,
             run.id,

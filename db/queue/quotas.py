@@ -252,7 +252,7 @@ def submission_obstacle(session: Session, owner: User, project: str) -> dict[str
         text = f"{called(project)} has {_count(most, 'run')} in the queue, its limit"
         return {"project": f"{text}; allowed: once one of them has started, or another project"}
     if text := over_storage(session, project):
-        return {"project": f"{text}; allowed: once files are deleted, or another project"}
+        return {"project": f"{text}; delete files first, or another project"}
     return {}
 
 
@@ -266,7 +266,7 @@ def _queued(session: Session, most: int, condition: ColumnElement[bool]) -> int:
 def check_storage(session: Session, project: str, more_bytes: int) -> None:
     """Check that a project may store this many more bytes. Raises OverQuota."""
     if text := over_storage(session, project, more_bytes):
-        raise OverQuota({"project": f"with it {text}; allowed: once files are deleted"})
+        raise OverQuota({"project": f"with it {text}; delete files first"})
 
 
 def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:

@@ -26,7 +26,7 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
     """
     run = runs.get(session, run_id, lock=True)
     if run.status in ENDED:
-        raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
+        raise Conflict(f"Run {run_id} is already {run.status} and cannot be cancelled.")
     if run.desired_state in ("cancel", "kill"):
         return run
     run.desired_state = "cancel"
@@ -60,7 +60,7 @@ def kill(session: Session, run_id: int, user: User) -> Run:
     run = runs.get(session, run_id, lock=True)
     runs.check_is_ours(run, "be killed; it can be cancelled")
     if run.status not in ACTIVE:
-        raise Conflict(f"Run {run_id} is {run.status}: only one that trains can be killed.")
+        raise Conflict(f"Run {run_id} is {run.status}: only a running one can be killed.")
     if run.desired_state != "kill":
         run.desired_state, run.stop_reason = "kill", f"killed by {user.name}"
         runs.set_status(session, run, Status.STOPPING, reason=run.stop_reason)
@@ -105,7 +105,7 @@ def set_priority(session: Session, run_id: int, priority: int, user: User) -> Ru
     """Change a queued run's priority; higher starts sooner. Raises Conflict if it has started."""
     run = runs.get(session, run_id, lock=True)
     if run.status not in (Status.QUEUED, Status.PAUSED):
-        raise Conflict(f"Run {run_id} is {run.status}: its priority no longer matters.")
+        raise Conflict(f"Run {run_id} is {run.status}: only a queued or paused one has a priority.")
     run.priority = priority
     runs.remark(session, run, f"priority {priority}, by {user.name}")
     return run

@@ -62,7 +62,7 @@ def join(session: Session, run: Run, other_id: int) -> None:
         other.revision += 1
     beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, NOT_DELETED)
     if (session.scalar(beside) or 0) >= MOST_COMPARED:
-        text = f"run {other_id} has {MOST_COMPARED} beside it; allowed: fewer"
+        text = f"the group of run {other_id} already has {MOST_COMPARED} runs, the maximum"
         raise Invalid({"compared_with": text})
     run.group_id = other.group_id
 
@@ -117,7 +117,7 @@ def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
     texts_by_run: dict[int, list[str]] = {}
     for run_id, indexes, offered in session.execute(query.order_by(RunNode.attempt)):
         names = {device["index"]: str(device.get("name") or device["kind"]) for device in offered}
-        used = Counter(names.get(index, "a device that is gone") for index in indexes)
+        used = Counter(names.get(index, "a removed device") for index in indexes)
         text = ", ".join(name if n == 1 else f"{n} × {name}" for name, n in used.items())
         texts_by_run.setdefault(run_id, []).append(text)
     return {run_id: "; ".join(dict.fromkeys(texts)) for run_id, texts in texts_by_run.items()}

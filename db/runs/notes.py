@@ -44,7 +44,7 @@ def write(session: Session, user: User, subject: str, text: str, seen: str) -> N
     note = session.get(Note, subject, with_for_update=True)
     now = note.text if note else ""
     if now not in (checked_note(seen)[0], text):
-        raise Changed("The note was changed meanwhile: nothing is saved.")
+        raise Changed("The note has changed in the meantime. Nothing was saved.")
     if not text:
         if note:
             session.delete(note)

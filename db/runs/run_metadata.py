@@ -35,7 +35,9 @@ def edit(
     for field, (value, _error) in new.items():
         now = getattr(run, field)
         if field in before and now not in (before[field], value):
-            raise Changed(f"The {field} of run {run_id} was changed meanwhile: nothing is saved.")
+            raise Changed(
+                f"The {field} of run {run_id} has changed in the meantime. Nothing was saved."
+            )
     _write(session, run, user, {field: value for field, (value, _error) in new.items()})
     return run
 

@@ -214,7 +214,7 @@ def check_not_deleted(run: Run | None, field: str, run_id: int) -> Run:
 def check_is_ours(run: Run, what: str) -> None:
     """Check that Halfstep started a run's training. Raises Conflict."""
     if run.source == WATCH:
-        text = f"Run {run.id} is watched: Halfstep does not train it, so that it cannot {what}."
+        text = f"Run {run.id} is watched, not trained by Halfstep: it cannot {what}."
         raise Conflict(text)
 
 
@@ -223,7 +223,7 @@ def check_has_recipe(run: Run, what: str) -> None:
     check_is_ours(run, what)
     if run.source != RECIPE:
         raise Conflict(
-            f"Run {run.id} is a command, and Halfstep does not control its loop: it cannot {what}."
+            f"Run {run.id} is a command, whose loop Halfstep does not control: it cannot {what}."
         )
 
 

@@ -24,7 +24,7 @@ from halfstep.telemetry.plain_json import JsonObject
 LEASE_SECONDS = 60.0
 #: How long a run whose script has ended may take to arrive.
 ARRIVAL_SECONDS = 600.0
-LOST = "its agent stopped responding; its point is given to another agent"
+LOST = "its agent stopped responding; the point goes to another agent"
 RETURNED = "its agent returned its point"
 NOT_WATCHED = "its script did not call halfstep.watch"
 

@@ -271,7 +271,7 @@ def cancel(session: Session, sweep_id: int, user: User) -> Sweep:
     """Cancel a sweep and its unended runs. Idempotent. Raises Conflict if it is finished."""
     sweep = get(session, sweep_id, lock=True)
     if status(sweep, tallies(session, [sweep])[sweep.id]) == FINISHED:
-        raise Conflict(f"Sweep {sweep_id} is finished already, so it cannot be cancelled.")
+        raise Conflict(f"Sweep {sweep_id} is already finished and cannot be cancelled.")
     _change(sweep, CANCELLED)
     query = select(Trial.run_id).where(Trial.sweep_id == sweep_id, Trial.state == OPEN)
     # In order of ids, like all locks of runs, to avoid deadlocks.

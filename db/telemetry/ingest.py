@@ -49,7 +49,7 @@ HOW_IT_ENDED = {
     "finished": (Status.FINISHED, None),
     "failed": (Status.FAILED, "its script raised"),
     "terminated": (Status.FAILED, "its process was terminated"),
-    "vanished": (Status.FAILED, "its process ended without saying so; killed?"),
+    "vanished": (Status.FAILED, "its process exited unexpectedly (killed?)"),
 }
 
 
@@ -240,7 +240,7 @@ def _is_stopped(run: Run) -> bool:
 
 def _ended(run: Run) -> str:
     how = f" ({run.stop_reason})" if run.stop_reason else ""
-    return f"Run {run.id} has ended: it is {run.status}{how}. Its next attempt may go on."
+    return f"Run {run.id} has ended: it is {run.status}{how}. Its next attempt may continue."
 
 
 def record(
@@ -332,7 +332,9 @@ def end(
     failure_kind = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None
     error = error or (reason if status == Status.FAILED else None)
     if step > run.step:
-        reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
+        reason = "; ".join(
+            filter(None, [reason, f"{run.step:,} of its {step:,} steps were received"])
+        )
     queue.end(
         session, run_id, attempt, status, reason=reason, error=error, failure_kind=failure_kind
     )

@@ -66,7 +66,10 @@ def unfreeze(database: Database, store: ObjectStore, run_id: int, *, stopping: E
     with database.reading() as session:
         its = (Step.run_id == run_id, Step.step <= row.step)
         if (session.scalar(select(func.count()).where(*its)) or 0) < steps:
-            raise Conflict(f"Some of the {steps:,} steps of run {run_id} are not rows: try again.")
+            raise Conflict(
+                f"Some of the {steps:,} steps of run {run_id} are missing in the "
+                "database: try again."
+            )
     with database.writing() as session:
         row = _locked(session, run_id, state)
         run = session.get_one(Run, run_id)
@@ -93,7 +96,7 @@ def _locked(session: Session, run_id: int, state: _Frozen) -> FrozenSteps:
     session.get_one(Run, run_id, with_for_update=True)
     row = _row(session, run_id)
     if row is None or _check(session, row) != state:
-        raise Conflict(f"Run {run_id} has changed meanwhile: try again.")
+        raise Conflict(f"Run {run_id} has changed in the meantime: try again.")
     return row
 
 

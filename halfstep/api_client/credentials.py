@@ -68,7 +68,11 @@ def is_address(url: str) -> bool:
 def flaw(token: str) -> str | None:
     """Return why a token is invalid, without showing the token; None if it is valid."""
     wrong = [each for each in token if not "!" <= each <= "~"]
-    return f"the token has the character {wrong[0]!r}; allowed: ASCII, no blanks" if wrong else None
+    return (
+        f"the token has the character {wrong[0]!r}; allowed: ASCII without spaces"
+        if wrong
+        else None
+    )
 
 
 def store(credentials: Credentials) -> Path:

@@ -67,11 +67,13 @@ def spoken() -> Iterator[None]:
         address = f"{url.scheme}://{url.netloc.decode()}"  # without a password in the URL
         raise ApiError(0, f"the server does not answer at {address}: {reason}") from error
     except httpx2.InvalidURL as error:
-        raise ApiError(0, f"no request can be sent to the server: {error}") from error
+        raise ApiError(0, f"the request cannot be sent: {error}") from error
     except UnicodeEncodeError as error:  # in an address; bodies are checked before
         _refuse("", f"{ascii(error.object)[:200]} is not valid; allowed: text that is Unicode")
     except (KeyError, TypeError) as error:
-        raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
+        raise ApiError(
+            0, f"the response is not from a Halfstep server: there is no {error}"
+        ) from error
 
 
 def content(answer: httpx2.Response) -> Any:

@@ -88,7 +88,7 @@ class SavedCalls:
         matches = self.presets(name=preset, project=project)
         if len(matches) != 1:
             of = ", ".join(repr(each["project"]) for each in matches[:10])
-            text = f"it exists in {of}: specify `project`" if matches else "there is none"
+            text = f"it exists in {of}; set `project`" if matches else "there is none"
             raise ApiError(409 if matches else 404, f"preset is {preset!r}; {text}")
         [saved] = matches
         fields = ("project", "tags", "priority", "nodes", "devices_per_node")
@@ -180,7 +180,7 @@ def _subject(run_ids: Sequence[int], project: str | None) -> dict[str, str]:
         return {"project": project}
     if run_ids and project is None:
         return {"runs": ",".join(map(str, run_ids))}
-    raise ValueError("a note is on a project or on runs; allowed: one of the two")
+    raise ValueError("a note belongs to a project or to runs; give only one of them")
 
 
 def _scope(project: str | None) -> JsonObject:

@@ -35,7 +35,7 @@ def check_entries(entries: Collection[Entry]) -> None:
         raise ArtifactError(f"{len(entries):,} files; allowed: 1 to {MOST_FILES:,}")
     paths = {entry.path for entry in entries}
     if len(paths) < len(entries):
-        raise ArtifactError("two files have the same path; allowed: different paths")
+        raise ArtifactError("two files have the same path; use different paths")
     for path in sorted(paths):
         if problem := entry_problem(path):
             raise ArtifactError(f"the path {path[:200]!r}: {problem}")

@@ -35,8 +35,12 @@ def progress(run: "RunSummary") -> str:
 
 def state(run: "RunSummary") -> str:
     """Return the state of a run as on its page: its outcome if it has one."""
-    word = str(run.get("outcome") or run["status"])
-    return STATES.get(word, word).lower()
+    return label(str(run.get("outcome") or run["status"]))
+
+
+def label(status: str) -> str:
+    """Return the label of a status or an outcome; a newer server may have others."""
+    return STATES.get(status, status).lower()
 
 
 def health(run: "RunSummary") -> str:

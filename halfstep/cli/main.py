@@ -183,7 +183,7 @@ def _raising(error: Exception) -> Any:
 
 
 def _not_installed(name: str) -> Any:
-    text = f"halfstep: `{name}` is a command of the service, which is not installed here: "
+    text = f"halfstep: `{name}` is a command of the service, which is not installed: "
     return _ending(f"{text}in a clone of Halfstep, pip install ./halfstep '.[worker]'")
 
 

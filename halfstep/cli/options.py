@@ -25,18 +25,18 @@ PrecisionOption = Annotated[
     Precision | None, typer.Option("--precision", help="Precision, short for --set precision=…")
 ]
 Project = Annotated[
-    str | None, typer.Option(help="Project; default: the first that you may submit to")
+    str | None, typer.Option(help="Project; default: the first one that you may submit to")
 ]
 SomeProject = Annotated[str | None, typer.Option(help="Project; '' is the default project")]
 OtherProject = Annotated[str, typer.Option(help="Project to move to; '' is the default project")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="Tag; repeatable")]
-Name = Annotated[str, typer.Option(help="Name; default: derived from what is submitted")]
+Name = Annotated[str, typer.Option(help="Name; default: derived from the recipe or command")]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for the end; the exit code reports the outcome")
 ]
 
 #: Heading of the options of a command line.
-COMMAND = "A command line, instead of a recipe"
+COMMAND = "Command line to run instead of a recipe"
 Line = Annotated[
     str,
     typer.Option(
@@ -44,7 +44,7 @@ Line = Annotated[
         metavar="LINE",
         rich_help_panel=COMMAND,
         help="Command line instead of a recipe, with placeholders: 'python train.py --lr {lr}'; "
-        "no shell expands it",
+        "not run by a shell",
     ),
 ]
 Parameters = Annotated[
@@ -60,7 +60,7 @@ Folder = Annotated[
     str,
     typer.Option(
         rich_help_panel=COMMAND,
-        help="Working folder of the command: on the worker, or in the repository",
+        help="Working directory of the command, on the worker or in the repository",
     ),
 ]
 Git = Annotated[
@@ -130,7 +130,7 @@ def configuration(fields: Iterable[str] | None, precision: str | None) -> dict[s
         for name in groups:
             group = group.setdefault(name, {})
             if not isinstance(group, dict):
-                raise typer.BadParameter(f"--set {path}: {name} was set to {group!r} before it")
+                raise typer.BadParameter(f"--set {path}: {name} is already set to {group!r}")
         group[field] = value_of(text)
     return config | ({"precision": precision} if precision else {})
 
@@ -143,7 +143,7 @@ def pairs(
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{option} {assignment}: allowed is {allowed}")
+            raise typer.BadParameter(f"{option} {assignment}: use {allowed}")
         split.append((name, value))
     return split
 
@@ -169,7 +169,7 @@ def read_text(read: Callable[[], str]) -> str:
     except UnicodeDecodeError:
         text = "\udcff"
     if not is_text(text):  # as Python reads such bytes where no locale is set
-        raise typer.BadParameter("stdin has bytes that are not allowed; allowed: UTF-8")
+        raise typer.BadParameter("stdin is not valid UTF-8")
     return text
 
 

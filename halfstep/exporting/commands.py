@@ -53,7 +53,7 @@ def app(
         try:
             path = writer.write(run, _counted(points_of(client, run), progress), folder)
         except FileExistsError as error:
-            sys.exit(f"halfstep: run {run_id} is there already: {error.filename or error}")
+            sys.exit(f"halfstep: run {run_id} already exists: {error.filename or error}")
     print_result({"folder": str(path)}, str(path), as_json=as_json)
 
 

@@ -31,12 +31,12 @@ def app(
     ],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder, file or database to read")],
     project: Annotated[
-        str | None, typer.Option(help="Project of all runs; default: as the source has it")
+        str | None, typer.Option(help="Project of all runs; default: the source's project")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where runs are written; default: halfstep-runs")
+        Path | None, typer.Option(help="Folder for the runs; default: halfstep-runs")
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Send nothing to a server")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not upload to a server")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Import runs: `import tensorboard|wandb|mlflow|neptune PATH`; repeating it does no harm.
@@ -44,7 +44,7 @@ def app(
     The exit code is 1 if a run could not be read to its end, or not be sent.
     """
     if not path.exists():
-        raise typer.BadParameter(f"path is {str(path)!r}; allowed: what exists")
+        raise typer.BadParameter(f"path is {str(path)!r}, which does not exist")
     from halfstep.api_client.progress import Progress
     from halfstep.importing.folder import write_run
     from halfstep.importing.source import Damaged
@@ -98,7 +98,7 @@ def app(
                 counted += f", {written.media:,} media" if written.media else ""
                 print(f"{page or written.folder}: {counted}{was}{_left_out(each)}", flush=True)
     if not count:
-        complain(f"there is nothing of {source}'s in {path}")
+        complain(f"there are no runs of {source} in {path}")
     raise typer.Exit(1 if failures else 0)
 
 

@@ -29,7 +29,7 @@ def fields(message: bytes) -> dict[int, list[Any]]:
         else:
             raise ValueError(f"a field is of wire type {key & 7}")
         if at > len(message):
-            raise ValueError("a message is cut short")
+            raise ValueError("a message is truncated")
         values.setdefault(key >> 3, []).append(value)
     return values
 
@@ -53,7 +53,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         if at >= len(message) or shift > 63:
-            raise ValueError("a message is cut short")
+            raise ValueError("a message is truncated")
         byte = message[at]
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7

@@ -27,7 +27,7 @@ def bounded(result: JsonObject) -> JsonObject:
             _lists(small), key=lambda each: len(json.dumps(each[1])), default=("", [])
         )
         if not items:
-            return {LEFT_OUT: "the result is too large: request less of it"}
+            return {LEFT_OUT: "the result is too large: request less"}
         missing = (len(items) + 1) // 2
         left_out[path] = left_out.get(path, 0) + missing
         del items[-missing:]

@@ -25,7 +25,7 @@ MOST_CHARACTERS = 4000
 class Answer(BaseModel):
     """The person's answer."""
 
-    queue: Annotated[bool, Field(title="Queue this run", description="No: nothing is queued")]
+    queue: Annotated[bool, Field(title="Queue this run", description="No, queue nothing")]
 
 
 Confirmation: TypeAlias = ElicitationResult[Answer]
@@ -36,24 +36,25 @@ def question(context: "Context[Any, Any]", run: JsonObject, page: str) -> Elicit
 
     run: what would be queued.  page: address at which the person can queue it without the agent.
     """
-    elsewhere = f"Nothing was queued. Give the person this page, where they can queue it: {page}"
+    elsewhere = f"Nothing was queued. The user can queue it on this page: {page}"
     capabilities = context.client_capabilities
     elicitation = capabilities.elicitation if capabilities is not None else None
     if elicitation is None or (elicitation.form is None and elicitation.url is not None):
         raise ToolError(
-            f"This client cannot ask the person to confirm (capability elicitation). {elsewhere}"
+            f"This client cannot ask the user to confirm (it lacks the capability elicitation). "
+            f"{elsewhere}"
         )
     # JSON in ASCII: a name cannot hide characters, nor look like a further line of the question.
     shown = "\n".join(f"{name}: {json.dumps(value)}" for name, value in run.items())
     if len(shown) > MOST_CHARACTERS:
-        raise ToolError(f"The settings are too long to be shown to the person. {elsewhere}")
+        raise ToolError(f"The settings are too long to show to the user. {elsewhere}")
     return Elicit(f"An agent wants to queue a run.\n{shown}", Answer)
 
 
 def check(confirmation: Confirmation) -> None:
     """Check that the person agreed. Raises ToolError."""
     if not isinstance(confirmation, AcceptedElicitation) or not confirmation.data.queue:
-        raise ToolError("The person did not confirm. Nothing was queued.")
+        raise ToolError("The user did not confirm. Nothing was queued.")
 
 
 def form(client: Client, config: JsonObject | None = None, **query: object) -> str:

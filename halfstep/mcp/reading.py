@@ -51,12 +51,12 @@ def tools(client: Client) -> list[Callable[..., JsonObject]]:
         filter: Annotated[  # noqa: A002 - as the API calls it
             str,
             Field(
-                description="Words that all hold: a text, status:failed, since:7d, tag:lr, "
-                "owner:me, skips>10, lr>0.01, val/accuracy>0.9; - before one: not so"
+                description="Terms combined with AND: a text, status:failed, since:7d, tag:lr, "
+                "owner:me, skips>10, lr>0.01, val/accuracy>0.9; - negates a term"
             ),
         ] = "",
         sort: Annotated[
-            str, Field(description="A column, setting or metric, as loss; -loss: downwards")
+            str, Field(description="Column, setting or metric, such as loss; -loss: descending")
         ] = "-id",
         limit: Annotated[int, Field(ge=1, le=MOST_RUNS)] = 20,
     ) -> JsonObject:

@@ -19,7 +19,7 @@ FP32_MODULES = "modules.fp32"  # an action names one more
 
 Config = Annotated[dict[str, Any] | None, Field(description="Settings to change")]
 Step = Annotated[int | None, Field(description="Checkpoint's step; default: newest")]
-Action = Annotated[str, Field(description="The `action` of a finding of explain_run")]
+Action = Annotated[str, Field(description="`action` of a finding from explain_run")]
 
 
 def tools(client: Client) -> list[Callable[..., JsonObject]]:

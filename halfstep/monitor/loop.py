@@ -879,7 +879,7 @@ def _check_attributes(scaler: GradScaler) -> None:
     if missing := [name for name in PRIVATE if not hasattr(scaler, name)]:
         raise AttributeError(
             f"torch {torch.__version__}'s {type(scaler).__name__} has no {', '.join(missing)}, "
-            "which skips and scale are read from; supported versions: docs/how-to/watch.md"
+            "from which skips and scale are read; for supported versions see docs/how-to/watch.md"
         )
 
 

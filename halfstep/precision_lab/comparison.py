@@ -233,8 +233,8 @@ def check_models(models: Sequence[nn.Module]) -> None:
             )
         if type(module).__name__ == "FullyShardedDataParallel":
             raise UnsupportedModel(
-                "FullyShardedDataParallel keeps its parameters in shards: a diff needs whole ones. "
-                "Run it on an unsharded copy of the model"
+                "FullyShardedDataParallel shards its parameters, and a diff needs whole ones: run "
+                "it on an unsharded copy of the model"
             )
         if isinstance(module, DataParallel):
             raise UnsupportedModel("DataParallel copies its module: pass model.module instead")

@@ -47,11 +47,11 @@ REFERENCES = {torch.float32: "float32", torch.float64: "float64"}
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: Where more than half of the gradient's error stays with the suggested modules in fp32.
 UNREPAIRED = (
-    "With the suggested modules in fp32 the whole gradient is not much better: they cast to half "
-    "precision themselves, pass on what they get in half precision, or contribute little to it."
+    "With the suggested modules in fp32, the whole gradient is not much better: they cast to half "
+    "precision themselves, pass on half-precision inputs, or contribute little to it."
 )
 COMPILED = "Measured without torch.compile, whose fused kernels may round less often."
-UNDERFLOW = "Gradients underflow at the loss scale {scale}: a larger one repairs that without fp32."
+UNDERFLOW = "Gradients underflow at the loss scale {scale}: a larger one fixes this without fp32."
 #: Share of flushed gradients from which a suggestion is also one about the loss scale.
 UNDERFLOW_SHARE = 0.01
 

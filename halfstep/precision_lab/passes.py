@@ -44,12 +44,12 @@ MOST_CALLS = 64
 #: Largest share of a local error that a repetition in the reference's precision may have.
 REPEATABLE = 0.1
 UNREPEATABLE = (
-    "repeated in the reference's precision it gives other numbers: it depends on more than its "
-    "inputs, or more than its results were used"
+    "repeated in the reference's precision, it gives different numbers: it depends on more than "
+    "its inputs, or more than its results is used"
 )
 UNVERIFIED = (
-    "the calls of modules that use it, repeated in the reference's precision, do not give its "
-    "whole gradient: it is used elsewhere too, or not every call could be repeated"
+    "repeating the modules that use it in the reference's precision does not give its whole "
+    "gradient: it is also used elsewhere, or not every call could be repeated"
 )
 
 
@@ -270,7 +270,7 @@ class LowPass(Pass):
         measured.is_called = True
         references = [kept.tensor if isinstance(kept, Kept) else kept for kept in call.outputs]
         if len(flat) != len(references):
-            measured.why_unknown = "its results have another structure than the reference's"
+            measured.why_unknown = "its results differ in structure from the reference's"
         else:
             pairs = [
                 (v, r) for v, r in zip(flat, references, strict=True) if is_float(v) and is_float(r)
@@ -303,7 +303,7 @@ class LowPass(Pass):
             call.parameters &= setting.parameters.keys()
         local = LocalRun(setting, self._reference.states, call, run, leaves, dtypes)
         if len(dtypes) != len(call.inputs):
-            measured.why_unknown = "its arguments have another structure than the reference's"
+            measured.why_unknown = "its arguments differ in structure from the reference's"
             return None
         outputs = local.attempt("low")
         if outputs is None:
@@ -544,7 +544,7 @@ class LocalRun:
         if self._starts:
             self._go_back(casts)
         if self._beyond and bool(torch.stack(self._beyond).any()):
-            self.why = "a number that arrives at it is beyond the format's largest"
+            self.why = "one of its inputs exceeds the format's largest number"
             return None
         return [v.detach() if isinstance(v, Tensor) else v for v in outputs]
 
@@ -588,7 +588,7 @@ class LocalRun:
                 gradient = call.input_gradients.get(index)
                 low = self._dtypes[index]
                 if low is None and is_float(kept.tensor):
-                    raise Diverged("its arguments have other types than the reference's")
+                    raise Diverged("its arguments differ in type from the reference's")
                 stand_ins[kept] = self._stand_in(kept.tensor, gradient, low, index)
             values.append(stand_ins[kept])
         return values

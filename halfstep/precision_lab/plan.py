@@ -130,7 +130,7 @@ def plan_of(
         raise UnsupportedModel(" ".join(["the model runs in no precision:", *notes]))
     errors = {dtype: searches[dtype].errors() for dtype in best}
     if not any(work.operations for work in measurement.work.values()):
-        notes.append("No operation was counted: times are unknown, and shown as those of fp32.")
+        notes.append("No operation was counted: times are unknown and shown as in fp32.")
     if measurement.is_compiled:
         notes.append(COMPILED)
     device = measurement.device
@@ -184,13 +184,13 @@ def _reasons(best: Mapping[torch.dtype, PlanPoint]) -> list[str]:
     plain = {dtype: not point.named and point.is_within for dtype, point in best.items()}
     if plain == {torch.float16: True, torch.bfloat16: False}:
         return [
-            "Only bf16's mantissa of 8 bits is too short: fp16 has 11 bits, and is within the "
-            "bounds everywhere."
+            "Only bf16 exceeds the bounds, with 8 bits of precision; fp16, with 11 bits, is within "
+            "them everywhere."
         ]
     if plain == {torch.float16: False, torch.bfloat16: True}:
         return [
-            "Only fp16's range is too small: bf16 has that of fp32, and is within the bounds "
-            "everywhere."
+            "Only fp16 exceeds the bounds, because of its range; bf16 has the range of fp32 and is "
+            "within them everywhere."
         ]
     return []
 

@@ -86,8 +86,8 @@ class Measurement:
             floats = {p.dtype for p in setting.parameters.values() if p.is_floating_point()}
             if half := floats & LOW.keys():
                 raise UnsupportedModel(
-                    f"the model has weights of type {half.pop()}: a plan is for weights in "
-                    "float32, with autocast"
+                    f"the model has weights of type {half.pop()}: a plan needs weights in float32, "
+                    "with autocast"
                 )
             self.is_compiled = comparison.is_compiled
             self.device = comparison.devices[0]

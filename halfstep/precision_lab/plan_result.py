@@ -141,8 +141,8 @@ class PrecisionPlan:
         )
         if self.batch_deviation is not None:
             lines.append(
-                "For comparison, the gradients of different batches have a standard deviation of "
-                f"{number(self.batch_deviation)} of their mean's length."
+                f"For comparison, the standard deviation between gradients of different batches is "
+                f"{number(self.batch_deviation)} of their mean's norm."
             )
         return lines
 

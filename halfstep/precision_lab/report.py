@@ -91,7 +91,7 @@ class PrecisionReport:
             for each in self.causes[:HTML_CAUSES]
         )
         if causes:
-            causes = f"<p>Error of the gradient that modules cause alone:</p><ol>{causes}</ol>"
+            causes = f"<p>Gradient error that each module causes alone:</p><ol>{causes}</ol>"
         return (
             f"<p>{escape(repr(self)[1:-1])}</p><pre>{escape(str(self.suggest()))}</pre>{notes}"
             f"{causes}"

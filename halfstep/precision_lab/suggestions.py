@@ -15,7 +15,7 @@ STAYING_SHARE = 0.5
 LOSS = "(loss)"
 OF_DIRECTION = {
     "forward": "its results",
-    "backward": "the gradients that it passes back",
+    "backward": "the gradients of its inputs",
     "parameter": "the gradient of",
 }
 

@@ -33,7 +33,9 @@ def config(value: object, on_loss: OnLoss) -> Any:
     """Convert a configuration to JSON; on_loss: see as_config. Raises BadArgument."""
     read = as_config(value, on_loss)
     if read is not None and not isinstance(read, dict):
-        allowed = "a dictionary, or an object that converts to one: a namespace, a dataclass"
+        allowed = (
+            "a dictionary, or an object that converts to one, such as a namespace or a dataclass"
+        )
         raise BadArgument(f"it is {shown(value)}; allowed: {allowed}")
     return read
 
@@ -176,7 +178,7 @@ def optimizers(
     if not named or wrong:
         allowed = "optimizers of torch, in a list or by name"
         what = wrong[0] if wrong else f"it is {in_a_line(several)}"
-        say(f"optimizers is ignored, and all are observed: {what}; allowed: {allowed}")
+        say(f"optimizers is ignored and all optimizers are observed: {what}; allowed: {allowed}")
         return None
     return named
 
@@ -204,5 +206,5 @@ def scaler(value: Any) -> "GradScaler | None":
     if isinstance(value, GradScaler):
         return value
     what = f"it is {in_a_line(value)}; allowed: a torch.amp.GradScaler"
-    say(f"scaler is ignored, and every scaler is observed: {what}")
+    say(f"scaler is ignored and all scalers are observed: {what}")
     return None

@@ -174,7 +174,7 @@ class _Converter:
 
     def _too_many(self) -> str:
         bound = f"{MAX_ITEMS:,} entries" if self._entries_left else f"{MAX_ENTRIES:,} in all"
-        return f"more than {bound}, the rest is left out"
+        return f"more than {bound}; the rest is left out"
 
     def _lost(self, path: str, why: str) -> str:
         self.report(f"config: {path or 'it'} is {why}")

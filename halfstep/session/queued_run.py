@@ -98,7 +98,7 @@ def _locked(file: IO[str]) -> OwnerFile | None:
         return None
     if not is_free:
         raise RuntimeError(
-            "another process of this run is being watched, and only one can write its history"
+            "another process of this run is already watched, and only one can record its history"
         )
     return owner
 

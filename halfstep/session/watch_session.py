@@ -202,7 +202,7 @@ def watch(
         say(f"not watching: {error}")
         return Watch(None, project=project, named=(url, token))
     except Exception as error:
-        say(f"not watching, the script continues: {type(error).__name__}: {error}")
+        say(f"not watching; the script continues: {type(error).__name__}: {error}")
         return Watch(None, project=project, named=(url, token))
     _active.sweep_settings = point.config if point else {}
     if ranks.world_size() > 1:
@@ -544,7 +544,7 @@ class Watch:
                 meeting=self._meeting,
             )
         except OSError as error:
-            say(f"the output is not kept, the script continues: {error}")
+            say(f"the output is not recorded; the script continues: {error}")
 
     def _announce_ranks(self) -> None:
         """Let further ranks of this machine find the run."""
@@ -574,7 +574,7 @@ class Watch:
         if self._server is None:
             runs = files.folder.parent
             command = "halfstep show" if runs == Path.cwd() / RUNS else f"halfstep show {runs}"
-            upload = f"`halfstep upload {files.folder}` sends it to a server"
+            upload = f"`halfstep upload {files.folder}` uploads it to a server"
             say(f"watching; {place}; {f'`{command}` opens it' if _can_show() else upload}")
             return
         try:
@@ -816,7 +816,7 @@ class Watch:
                 for name, value in numbers.items():
                     self._log_number(cleaned(name), value, at)
         except OSError as error:
-            self._complain(f"numbers of child processes cannot be read: {error}")
+            self._complain(f"values of child processes cannot be read: {error}")
 
     @property
     def _written(self) -> AttemptFiles:

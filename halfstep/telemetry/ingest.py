@@ -194,7 +194,7 @@ def _response(body: object, kind: type[R]) -> R:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise ApiError(
-            0, f"the server answers nothing of ours: {explained(error, body, kind)}"
+            0, f"the response is not from a Halfstep server: {explained(error, body, kind)}"
         ) from error
 
 

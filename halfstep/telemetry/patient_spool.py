@@ -46,7 +46,7 @@ class PatientSpool:
     def close(self) -> None:
         """Close the spool; report the records lost since the disk failed, if it still does."""
         if self._writer is None:
-            self._say(f"the spool could not be written again: {self._lost()}")
+            self._say(f"the spool still could not be written: {self._lost()}")
         else:
             self._writer.close()
 
@@ -69,7 +69,7 @@ class PatientSpool:
         self._writer = writer
         lost = self._lost()
         writer.event(FailedDiagnosis(step=self._last_step, diagnosis="spool", error=lost))
-        self._say(f"the spool is written again: {self._lost()}")
+        self._say(f"the spool can be written again: {self._lost()}")
         self._lost_steps = self._lost_events = 0
         return writer
 

@@ -46,7 +46,7 @@ class RelayWriter:
         try:
             self._log(values, step)
         except Exception as error:  # e.g. a full disk, an invalid step
-            self.print_once(f"numbers of a child process are not logged: {error}")
+            self.print_once(f"values of a child process are not logged: {error}")
 
     def print_once(self, text: str) -> None:
         """Print a line that no other child of the run has printed."""
@@ -68,7 +68,9 @@ class RelayWriter:
                     value = value.detach() if hasattr(value, "detach") else value
                     numbers[str(name)] = float(as_scalar(value))
                     continue
-                what = "only numbers of a child process are recorded; log it in the parent"
+                what = (
+                    "from a child process only numbers are recorded; log other values in the parent"
+                )
             except Exception as error:  # a value that only resembles a number
                 what = f"{type(error).__name__}: {error}"
             self.print_once(f"{str(name)[:100]} is not logged: {what}")

@@ -91,7 +91,7 @@ def open_run(
     if (place / "run.json").exists():
         written = read_run(place)
     elif run is not None:
-        say(f"there is no run {shown(run)} in {folder}: this is a new one")
+        say(f"there is no run {shown(run)} in {folder}; starting a new one")
     attempts = written.attempts if written else []
     if not is_free or (attempts and _is_written(place, attempts[-1])):
         raise RunIsWritten(place, attempts[-1] if attempts else None)

@@ -104,7 +104,7 @@ class RunSending:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if attempt is run.attempts[-1]:
                     raise
-                self._damaged[number] = f"attempt {number} is damaged, and not sent: {error}"
+                self._damaged[number] = f"attempt {number} is damaged and was not sent: {error}"
                 self._say(f"{self.folder}: {self._damaged[number]}")
 
     @property
@@ -278,7 +278,7 @@ class AttemptSending:
                 data = _read(path, place.offset)
                 following = self._ingest.put_file(recorded, file, place.offset, data)
                 if following == place:
-                    raise ApiError(422, f"the server stays at byte {place.offset:,}")
+                    raise ApiError(422, f"the server does not get past byte {place.offset:,}")
                 place = following
         except ApiError as error:
             if error.code == OVER_QUOTA:

@@ -215,14 +215,17 @@ def follow(
                 say(f"{error}; `halfstep upload {sending.folder}` sends the rest")
                 return
             if error.status in (401, 403):
-                say(f"the server refuses the token ({error}); nothing is deleted, will retry")
+                say(f"the server rejects the token ({error}); nothing is deleted, will retry")
                 sending.use_stored_token()
                 delay = MENDING_SECONDS
             elif error.status in REJECTIONS:
-                say(f"the server refuses the run ({error}); nothing is deleted")
+                say(f"the server rejects the run ({error}); nothing is deleted")
                 delay = MENDING_SECONDS
             else:
-                say(f"the server accepts no data now ({error}); nothing is deleted, will retry")
+                say(
+                    f"the server currently accepts no data ({error}); nothing is deleted, will "
+                    "retry"
+                )
                 delay = backoff(tries)
             if error.status:
                 release()

@@ -78,7 +78,7 @@ class Artifact:
     def log(self, watch: "Watch", aliases: Sequence[str]) -> None:
         """Save the files as a version, unless it has references only."""
         if self._has_references and not self._files:
-            say_once(f"log_artifact({self.name!r}) is ignored: it has references only")
+            say_once(f"log_artifact({self.name!r}) is ignored: it has only references")
             return
         self.aliases = [alias for alias in aliases if alias != "latest"]
         self._saved = watch.save_artifact(

@@ -76,8 +76,6 @@ def entries_of(given: Any) -> dict[str, Any]:
         return {str(name): value for name, value in given.items()}
     config = as_config(given)
     if not isinstance(config, dict):
-        say_once(
-            f"a configuration of {type(given).__name__} is not supported: allowed is a mapping"
-        )
+        say_once(f"a configuration of {type(given).__name__} is not supported: use a mapping")
         return {}
     return {name: getattr(given, name, value) for name, value in config.items()}

@@ -175,7 +175,7 @@ def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
     printed, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     sentence = "The worker was killed by SIGKILL, so the server stops too."
-    assert printed == f"{sentence} Runs continue at the next start.\n"
+    assert printed == f"{sentence} Runs continue when it is started again.\n"
 
 
 @pytest.mark.extended
@@ -309,8 +309,8 @@ def test_sql_of_migrations_is_printed_for_postgresql(site: Site) -> None:
     ended = halfstep("migrate", "--sql", **environment)
     if site.url.startswith("sqlite"):
         assert re.fullmatch(
-            r"halfstep: --sql: sqlite:.* has no SQL to print; allowed: with PostgreSQL, "
-            "by HALFSTEP_DATABASE_URL\n",
+            r"halfstep: --sql: sqlite:.* has no SQL to print; use PostgreSQL "
+            r"\(HALFSTEP_DATABASE_URL\)\n",
             ended.stderr,
         )
         assert ended.returncode == 1
@@ -385,7 +385,7 @@ def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
     )
     assert "7: a server freezes them again; allowed: 0" in ended.stderr
     assert "not set" not in ended.stderr
-    assert "allowed: runs, or --all" in halfstep("storage", "unfreeze", **environment).stderr
+    assert "name runs, or use --all" in halfstep("storage", "unfreeze", **environment).stderr
     assert rows_of(site.database, running) == rows < 300
     other = start_run(site.database, site.owner)
     record(site.database, other, make_steps([1.0] * 700))

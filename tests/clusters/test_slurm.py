@@ -78,7 +78,7 @@ def test_a_rejection_of_slurm_has_its_message(
         placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))
     large = Sleepers(4, 1, 50, 1)
     engine.place(large)
-    until(lambda: "cannot give what it asks for" in engine.poll(large).reason)
+    until(lambda: "cannot provide the requested resources" in engine.poll(large).reason)
     engine.cancel(large)
 
 

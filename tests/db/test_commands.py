@@ -67,7 +67,7 @@ def test_a_command_is_held_in_the_queue_and_not_paused(
         assert claim(session, worker, commands=True) is not None
         for ask in (run_control.pause, run_control.request_checkpoint):
             with pytest.raises(
-                Conflict, match="is a command, and Halfstep does not control its loop"
+                Conflict, match="is a command, whose loop Halfstep does not control"
             ):
                 ask(session, works.id, ada)
         assert run_control.cancel(session, works.id, ada).status == Status.STOPPING

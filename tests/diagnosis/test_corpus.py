@@ -58,7 +58,10 @@ class Caused(Finding):
         ("No smaller scale will help; lower the learning rate.", {"lower_rate"}),
         ("Start with a larger init_scale of GradScaler.", {"larger_scale"}),
         ("A larger growth_interval makes it try less often.", {"growth_interval"}),
-        ("A larger growth_interval of GradScaler tries the limit less often.", {"growth_interval"}),
+        (
+            "Raise growth_interval of GradScaler to make overflows less frequent.",
+            {"growth_interval"},
+        ),
         ("The same run in fp32 shows it.", set()),
         ("At a smaller scale the same node is finite.", set()),
         ("Gradients overflow even so: a smaller scale only makes others underflow.", set()),

@@ -62,5 +62,5 @@ def test_parameters_without_an_optimizer_are_listed(change: str, count: int, ste
     assert ended.is_same
     # The optimizer has the head that was replaced, as soon as that is certain.
     assert set(ended.causes) <= ({"no_gradient"} if change == "replaced head" else set())
-    expected = [f"No optimizer has {count} parameters with gradients"] if count else []
+    expected = [f"{count} parameters with gradients are in no optimizer"] if count else []
     assert [each.title for each in ended.findings if not each.cause] == expected

@@ -113,7 +113,7 @@ def test_conflicting_notes_are_both_preserved(
         run_metadata.edit(session, running.id, ada, {"note": "newer"})
     page.locator("#label-note").fill("# Mine")
     page.keyboard.press("Control+Enter")
-    expect(page.locator("[data-label-problem]")).to_contain_text("Somebody else has changed this")
+    expect(page.locator("[data-label-problem]")).to_contain_text("Another user has changed this")
     expect(page.locator(".note")).to_have_text("newer")
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".note h2")).to_have_text("Mine")

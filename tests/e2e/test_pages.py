@@ -52,7 +52,7 @@ def test_form_keeps_what_was_typed_and_submits(
         runs.set_status(session, run, Status.FINISHED)
     page.get_by_role("link", name="New run").first.click()
     page.get_by_label("Find a setting").fill("largest clip")
-    expect(page.locator("[data-found]")).to_have_text("No setting has these words.")
+    expect(page.locator("[data-found]")).to_have_text("No matching setting.")
     page.get_by_label("Find a setting").fill("BATCH examples")
     expect(page.locator(".group .field:visible")).to_have_count(1)
     page.get_by_label("Find a setting").press("Enter")
@@ -106,11 +106,9 @@ def test_weights_are_uploaded_into_the_form(
     box.locator("[data-file]").set_input_files(path)
     expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1 MiB.")
     page.get_by_role("button", name="Start run").click()
-    expect(box.locator("[data-message]")).to_contain_text("still on its way")
+    expect(box.locator("[data-message]")).to_contain_text("still being uploaded")
     box.get_by_role("button", name="Stop").click()
-    expect(box.locator("[data-message]")).to_have_text(
-        "net.pt was stopped; nothing of it was kept."
-    )
+    expect(box.locator("[data-message]")).to_have_text("net.pt was stopped; nothing was stored.")
     box.locator("[data-file]").set_input_files(tmp_path / "net.zip")
     expect(box.locator("[data-message]")).to_contain_text("allowed: .safetensors or .pt")
     page.unroute("**/api/v1/uploads/*")

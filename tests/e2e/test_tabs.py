@@ -90,7 +90,7 @@ def test_the_environment_appears_while_the_page_is_open(
     submit(database, ada)
     page.goto("/runs/1?tab=configuration")
     noted = page.locator("#environment")
-    expect(noted).to_contain_text("It is noted when the run starts")
+    expect(noted).to_contain_text("It is recorded when the run starts")
     content = {"worker": "w1", "host": "host", "platform": "Linux", "devices": [], "versions": {}}
     git = {"commit": "c0ffee", "is_dirty": True, "untracked": [], "untracked_count": 0}
     content |= {"command": ["python"], "folder": "/", "file": None, "git": git | {"is_cut": False}}
@@ -108,7 +108,7 @@ def test_the_environment_appears_while_the_page_is_open(
             queue.end(session, 1, attempt, status)
         expect(noted).to_contain_text(f"Of attempt {attempt}")
         if attempt == 1:
-            noted.get_by_text("What had changed").click()
+            noted.get_by_text("Changes since the commit").click()
         expect(noted.locator("pre .added")).to_have_text(f"+line {attempt}")
 
 

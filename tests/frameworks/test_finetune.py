@@ -192,7 +192,7 @@ def test_a_folder_that_is_no_model_is_reported(model: Path, text: Path, tmp_path
         made(folder, text)
     for file in folder.glob("token*"):
         file.unlink()
-    with pytest.raises(ConfigError, match=r"it has no tokenizer that can be loaded"):
+    with pytest.raises(ConfigError, match=r"no tokenizer can be loaded from it"):
         made(folder, text)
 
 
@@ -208,7 +208,7 @@ def test_weights_that_do_not_fit_are_reported(model: Path, text: Path, tmp_path:
         made(tmp_path, text)
     for part in (
         "1 weights are missing (model.layers.1.mlp.up_proj.weight)",
-        "1 have another shape than config.json says (model.norm.weight)",
+        "1 have a shape that differs from config.json (model.norm.weight)",
         "1 are unknown to it (model.extra.weight)",
     ):
         assert part in str(result.value)
@@ -223,7 +223,7 @@ def test_other_settings_that_do_not_fit_are_reported(
     ):
         made(model, text, lora_modules="query")
     (short := tmp_path / "short.txt").write_text("1 and 1")
-    with pytest.raises(ConfigError, match=r"too few for a recipe.context of 16"):
+    with pytest.raises(ConfigError, match=r"too few for recipe.context 16"):
         made(model, short)
 
 

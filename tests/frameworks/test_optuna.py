@@ -89,4 +89,4 @@ def test_a_second_thread_is_not_watched(tmp_path: Path, capfd: pytest.CaptureFix
     study.optimize(watched, n_trials=2, n_jobs=2)
     assert sorted(trial.value for trial in study.trials) == [0.0, 1.0]
     assert len(list(tmp_path.glob("*/run.json"))) == 1
-    assert "is not watched: another one runs in this process" in capfd.readouterr().err
+    assert "is not watched: another trial is running in this process" in capfd.readouterr().err

@@ -252,7 +252,7 @@ def test_a_command_is_submitted_by_client_and_by_hand(
     assert (found["command"]["variables"], found["devices_per_node"]) == ({"A": "b=c"}, 2)
     for wrong in (["digits", "--command", "a"], [], ["--command", "a {b}", "--param", "b"]):
         refused = halfstep("run", "submit", *wrong, **environment)
-        assert (refused.returncode, "allowed is" in refused.stderr) == (2, True)
+        assert (refused.returncode, "use " in refused.stderr) == (2, True)
 
 
 def test_a_command_is_swept_by_client_and_command(client: Client, address: str, token: str) -> None:
@@ -275,7 +275,7 @@ def test_a_command_is_swept_by_client_and_command(client: Client, address: str, 
     assert (found["command"]["variables"], found["command"]["folder"]) == ({"A": "b"}, "/home/ada")
     for wrong in (["digits"], ["--set", "lr=1"], ["--precision", "fp16"]):
         refused = halfstep("sweep", "begin", "--command", "a {b}", *wrong, **environment)
-        assert (refused.returncode, "allowed" in refused.stderr) == (2, True)
+        assert (refused.returncode, "--command" in refused.stderr) == (2, True)
     assert halfstep("sweep", "begin", **environment).returncode == 2
 
 
@@ -454,7 +454,7 @@ def test_commands_do_what_the_client_does(
     assert wrong.stderr.startswith("halfstep: training.steps: ")
     assert "Traceback" not in wrong.stderr
     unset = halfstep("submit", "digits", "--set", "training.steps", **environment)
-    assert "allowed is FIELD=VALUE" in unset.stderr
+    assert "use FIELD=VALUE" in unset.stderr
 
 
 def test_a_script_waits_for_the_end_and_gets_failures(
@@ -585,7 +585,7 @@ def test_stdin_that_is_no_text_is_rejected(locale: str) -> None:
             capture_output=True,
             check=False,
         )
-        assert b"stdin has bytes that are not allowed; allowed: UTF-8" in ended.stderr
+        assert b"stdin is not valid UTF-8" in ended.stderr
         assert ended.returncode == 2
 
 
@@ -730,9 +730,9 @@ def test_alerts_are_typed(
     listed = typed("list")
     assert made["text"] in listed
     assert listed.splitlines()[-1].split() == ["1", "webhook", "mine", "hook.invalid", "on"]
-    assert "is being sent" in typed("test", str(channel["id"]))
+    assert "sending a test" in typed("test", str(channel["id"]))
     assert next(iter(client.deliveries()))["channel_id"] == channel["id"]
-    assert "rule 1 is removed" in typed("remove", "1")
+    assert "removed rule 1" in typed("remove", "1")
     assert client.alert_rules() == []
     with pytest.raises(SystemExit, match="condition"):
         typed("add", "nothing")
@@ -785,10 +785,10 @@ def test_presets_are_saved_and_submitted_from_a_script(
         ["1", "quick", "digits"],
         ["2", "quick", "digits", "vision"],
     ]
-    assert halfstep("preset", "remove", "1", **known).stdout == "preset 1 is removed\n"
+    assert halfstep("preset", "remove", "1", **known).stdout == "removed preset 1\n"
     assert [each["id"] for each in client.presets()] == [2]
     both = halfstep("run", "submit", "digits", "--preset", "quick", **known)
-    assert (both.returncode, "one of a recipe, --preset" in both.stderr) == (2, True)
+    assert (both.returncode, "exactly one of a recipe, --preset" in both.stderr) == (2, True)
 
 
 def test_notes_are_written_from_a_script(client: Client, address: str, token: str) -> None:
@@ -797,18 +797,16 @@ def test_notes_are_written_from_a_script(client: Client, address: str, token: st
     assert client.note(*runs) == ""
     assert client.write_note("# Why", *runs) == "# Why"
     assert client.note(*reversed(runs)) == "# Why"
-    with pytest.raises(ApiError, match="changed meanwhile"):
+    with pytest.raises(ApiError, match="changed in the meantime"):
         client.write_note("mine", *runs, seen="")
     assert client.write_note("mine", *runs, seen="# Why") == "mine"
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ("note", "write", "--project", "", "--note", "Our **plan**")
-    assert halfstep(*words, **known).stdout == "the note is saved\n"
+    assert halfstep(*words, **known).stdout == "saved the note\n"
     assert halfstep("note", "show", "--project", "", **known).stdout == "Our **plan**\n"
     shown = halfstep("note", "show", "2", "1", "--json", **known).stdout
     assert json.loads(shown) == {"note": "mine"}
-    assert (
-        "the note is removed" in halfstep("note", "write", "1", "2", "--note", "", **known).stdout
-    )
+    assert "removed the note" in halfstep("note", "write", "1", "2", "--note", "", **known).stdout
     assert halfstep("note", "show", **known).returncode == 2
     with pytest.raises(ApiError, match="no run 99"):
         client.note(99)
@@ -823,7 +821,7 @@ def test_reports_are_written_from_a_script(client: Client, address: str, token: 
     assert client.create_report("Precisions", text)["runs"] == [run_id]
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ("report", "create", "Second", "--text", "Our **plan**")
-    assert halfstep(*words, **known).stdout == "report 2 is created\n"
+    assert halfstep(*words, **known).stdout == "created report 2\n"
     assert halfstep("report", "show", "2", **known).stdout == "# Second\n\nOur **plan**\n"
     listed = halfstep("report", "list", "--project", "", **known).stdout.splitlines()
     assert [line.split() for line in listed[1:]] == [
@@ -855,7 +853,7 @@ def test_rules_of_retention_from_a_script(
     words = ("--project", "", "--logs", "30")
     assert "1 runs, 0 B of files" in halfstep("retention", "preview", *words, **known).stdout
     asked = halfstep("retention", "add", *words, **known)
-    assert (asked.returncode, "allowed: with --yes" in asked.stderr) == (2, True)
+    assert (asked.returncode, "add --yes" in asked.stderr) == (2, True)
     assert client.retention() == []
     added = halfstep("retention", "add", *words, "--yes", **known).stdout
     assert added == "Default project: logs and samples after 30 days\n"
@@ -925,10 +923,10 @@ def test_precision_diff_is_read_and_requested(
     assert diff is not None
     assert (diff["error"], diff["suggestions"][0]["name"]) == ("Infinity", "head")
     table = halfstep(*command, **known).stdout
-    assert "Should stay in fp32: head: local error of its results not finite" in table
+    assert "Suggested for fp32: head: local error of its results not finite" in table
     assert "∞" in table
     assert json.loads(halfstep(*command, "--json", **known).stdout)["step"] == 3
     assert halfstep(*command, "--request", **known).stdout == (
-        f"run {running.id}: a precision diff of the next step is requested\n"
+        f"run {running.id}: requested a precision diff of the next step\n"
     )
     assert client.request_precision_diff(running.id)["id"] == 2

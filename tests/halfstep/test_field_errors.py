@@ -36,7 +36,7 @@ class Form(BaseModel, extra="forbid"):
         *(("count", value, "a whole number") for value in ("x", 1.5, [])),
         ("count", 0, "at least 1"),
         ("count", 2**31, "at most 2147483647"),
-        ("count", "9" * 5000, "a whole number of fewer digits"),
+        ("count", "9" * 5000, "a whole number with fewer digits"),
         *(("rate", value, "a number") for value in ("x", None)),
         ("rate", 0, "more than 0.0"),
         ("rate", 0.5, "less than 0.5"),

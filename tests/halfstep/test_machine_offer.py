@@ -62,8 +62,8 @@ def test_a_recipe_that_cannot_be_read_costs_itself_only(caplog: pytest.LogCaptur
     offer = read_offer(json.dumps(ANSWER | {"recipes": [*bad, *RECIPES]}))
     assert rows(offer.recipes) == RECIPES
     assert [record.getMessage() for record in caplog.records] == [
-        "recipe 'odd' cannot be offered: title is 7; allowed: text",
-        "recipe None cannot be offered: name is missing",
+        "recipe 'odd' is not offered: title is 7; allowed: text",
+        "recipe None is not offered: name is missing",
     ]
 
 

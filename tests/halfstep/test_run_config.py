@@ -133,13 +133,17 @@ def test_a_recipe_with_impossible_defaults_is_rejected():
 @pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"unused_parameters": True}])
 def test_a_static_graph_rejects_changes(other):
     """Each by its name: DDP would fail in the first step, in words of its own."""
-    with pytest.raises(ConfigError, match=f"static_graph cannot go with {next(iter(other))}"):
+    with pytest.raises(
+        ConfigError, match=f"static_graph cannot be combined with {next(iter(other))}"
+    ):
         parse_config(Example, {"training": {"static_graph": True, **other}})
 
 
 def test_a_cuda_graph_rejects_accumulation():
     """It would write one pass's gradients over another's; uncompiled, the mode says nothing."""
     values = {"compile_mode": "reduce-overhead", "accumulation_steps": 2}
-    with pytest.raises(ConfigError, match="compile_mode reduce-overhead cannot go with accumul"):
+    with pytest.raises(
+        ConfigError, match="compile_mode reduce-overhead cannot be combined with accumul"
+    ):
         parse_config(Example, {"training": {"compile": True, **values}})
     assert parse_config(Example, {"training": values}).training.accumulation_steps == 2

@@ -114,7 +114,7 @@ def test_an_unknown_sweep_or_server_is_one_sentence(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ApiError, match="allowed: the number of a sweep"):
         halfstep.agent("digits", lambda: None)
     monkeypatch.delenv("HALFSTEP_TOKEN")
-    with pytest.raises(ApiError, match="no server is known"):
+    with pytest.raises(ApiError, match="no server is configured"):
         halfstep.agent(1, lambda: None)
 
 

@@ -45,7 +45,7 @@ def test_without_flock_runs_train_and_files_arrive(tmp_path: Path) -> None:
         with closing(admin.browser), closing(admin.client) as client:
             until_some(client.recipes)
             second = run(*HALFSTEP, "worker")
-            assert (second.returncode, "runs here already" in second.stderr) == (1, True)
+            assert (second.returncode, "is already running here" in second.stderr) == (1, True)
             added = run(*HALFSTEP, "recipe", "add", str(RECIPE))
             assert added.returncode == 0, added.stderr
             digits = client.submit("digits", {"training": {"steps": 20}})["id"]

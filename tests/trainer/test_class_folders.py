@@ -72,21 +72,21 @@ def test_an_image_that_ends_too_early_is_named(tmp_path):
 
 def test_a_folder_without_classes_is_rejected(tmp_path):
     """The message names the folder or class and the missing part."""
-    with pytest.raises(ConfigError, match="/gone': there is no such folder"):
+    with pytest.raises(ConfigError, match="/gone': this folder does not exist"):
         find(tmp_path / "gone")
     write(tmp_path, "a.png")
-    with pytest.raises(ConfigError, match="it has no folders of classes"):
+    with pytest.raises(ConfigError, match="it has no class folders"):
         find(tmp_path)
     write(tmp_path, "cat/a.png", "cat/b.png")
-    with pytest.raises(ConfigError, match="it has 1 folders of classes"):
+    with pytest.raises(ConfigError, match="it has 1 class folders"):
         find(tmp_path)
     (tmp_path / "dog").mkdir()
     (tmp_path / "dog/readme.txt").touch()
-    with pytest.raises(ConfigError, match=r"the class dog has no image in it; .*\.jpg"):
+    with pytest.raises(ConfigError, match=r"the class dog has no images; .*\.jpg"):
         find(tmp_path)
     write(tmp_path, "dog/a.png")
-    with pytest.raises(ConfigError, match="the class dog has a single image"):
+    with pytest.raises(ConfigError, match="the class dog has only one image"):
         find(tmp_path)
     write(tmp_path, "train/cat/a.png", "train/dog/a.png", "val/cat/a.png", "val/cow/a.png")
-    with pytest.raises(ConfigError, match="one alone has cow, dog"):
+    with pytest.raises(ConfigError, match="only one of them has cow, dog"):
         find(tmp_path)

@@ -156,7 +156,7 @@ def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
     assert said[0].endswith("offer it soon, as diabetes.")
     assert f"as {second}:Diabetes. The name diabetes is that of {first}:Diabetes:" in said[1]
     assert said[2] == said[0]
-    assert "The name digits is that of a recipe that comes along:" in said[3]
+    assert "The name digits is that of a built-in recipe:" in said[3]
     result = halfstep("recipe", "add", str(second), "--no-check", "--json", **data)
     reference = f"{second}:Diabetes"
     assert json.loads(result.stdout) == {

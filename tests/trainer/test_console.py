@@ -124,9 +124,9 @@ def test_a_run_prints_its_story(capsys, tmp_path):
     [
         (
             ["digit"],
-            'there is no recipe "digit"; known are digits, erfnet, finetune, gpt, images, mlp',
+            'there is no recipe "digit"; allowed: digits, erfnet, finetune, gpt, images, mlp',
         ),
-        (["digit", "--help"], 'there is no recipe "digit"; known are digits'),
+        (["digit", "--help"], 'there is no recipe "digit"; allowed: digits'),
         (["digits", "--set", "training.steps=0"], "training.steps is 0: allowed: at least 1"),
         (
             ["digits", "--set", "training.stepz=1"],
@@ -145,7 +145,7 @@ def test_a_run_prints_its_story(capsys, tmp_path):
         (["digits", "--set", "training.=5"], "--set training.=5: write it as FIELD=VALUE"),
         (
             ["digits", "--set", "training=5", "--set", "training.steps=1"],
-            "--set training.steps=1: training was set to 5 before it",
+            "--set training.steps=1: training is already set to 5",
         ),
         (["digits", "--set", "training.steps"], "write it as FIELD=VALUE"),
         (["digits", "--set", "training.batch_size=5000"], "choose at most 1437"),
@@ -175,7 +175,7 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
         result = capsys.readouterr()
         assert result.out == ""
         assert re.fullmatch(
-            rf"error: --checkpoints is {folder}; allowed: a folder .*\n", result.err
+            rf"error: --checkpoints is {folder}; allowed: a writable folder .*\n", result.err
         )
     with pytest.raises(SystemExit, match="2"):
         main(["digits", "--set", "training.steps=0", "--checkpoints", f"{tmp_path}/new"])

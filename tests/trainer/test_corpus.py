@@ -38,9 +38,12 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
     [
         ("[1]", r"b.jsonl, line 3 is a list, not an object, such as {\"text\""),
         ("{", r"b.jsonl, line 3 is not JSON: "),
-        ('{"prompt": "x"}', r"line 3 has no text in 'text' \(recipe.field\); it has 'prompt'"),
-        ('{"text": 7}', r"line 3 has no text in 'text'"),
-        ("{}", r"line 3 has no text in 'text' .*; it has nothing"),
+        (
+            '{"prompt": "x"}',
+            r"line 3 has no text in the field 'text' \(recipe.field\); it has 'prompt'",
+        ),
+        ('{"text": 7}', r"line 3 has no text in the field 'text'"),
+        ("{}", r"line 3 has no text in the field 'text' .*; it has no fields"),
     ],
 )
 def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, reported):
@@ -55,5 +58,5 @@ def test_binary_content_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="there is no text on this worker"):
         texts(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"a.txt is not a text in UTF-8"):
+    with pytest.raises(ConfigError, match=r"a.txt is not UTF-8 text"):
         texts(tmp_path)

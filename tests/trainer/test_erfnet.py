@@ -166,7 +166,7 @@ def test_a_folder_with_another_layout_is_rejected(tmp_path, folder):
     """The message names the folder and its missing part."""
     with pytest.raises(ConfigError, match="it has no leftImg8bit/train/"):
         make(tmp_path)
-    with pytest.raises(ConfigError, match=r"recipe.height is 20: choose a multiple of 8"):
+    with pytest.raises(ConfigError, match=r"recipe.height is 20: use a multiple of 8"):
         make(folder, height=20)
     images = tmp_path / "leftImg8bit/train/bern"
     images.mkdir(parents=True)

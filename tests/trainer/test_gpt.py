@@ -117,8 +117,8 @@ def test_folders_are_read_where_their_names_belong(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"width": 33}, "recipe.width is 33: choose a multiple of recipe.heads, 2"),
-        ({"max_bytes": 100}, "recipe.text has 100 bytes, .* too few for a recipe.context of 16"),
+        ({"width": 33}, "recipe.width is 33: use a multiple of recipe.heads, 2"),
+        ({"max_bytes": 100}, "recipe.text has 100 bytes, .* too few for recipe.context 16"),
         ({"text": "/nowhere"}, "recipe.text is '/nowhere': there is no text file"),
     ],
 )

@@ -159,7 +159,10 @@ def test_an_unrecordable_name_is_left_out(run_loop, name):
             {"a": torch.zeros(3)},
             r'"a" cannot be saved: a tensor of shape \(3,\) cannot be logged; allowed: a number, ',
         ),
-        ({f"n{i}": i for i in range(MOST_NAMES + 1)}, f"allowed: {MOST_NAMES} names in a step"),
+        (
+            {f"n{i}": i for i in range(MOST_NAMES + 1)},
+            f"allowed: at most {MOST_NAMES} names per step",
+        ),
     ],
 )
 def test_what_cannot_be_shown_ends_the_run_by_name(run_loop, values, message):

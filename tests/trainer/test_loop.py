@@ -381,10 +381,10 @@ class Silent(Regression):
     [
         (Half, "parameter model.0.weight is torch.float16: leave the model in torch.float32"),
         (Stranger, r'optimizer "sgd" has parameters of shape \(3,\) that are in none'),
-        (Detached, "the loss reached no parameter of its optimizer: model.0.weight"),
-        (Misnamed, 'a loss names the optimizer "adam"; there are sgd'),
+        (Detached, "the loss gave no parameter of its optimizer a gradient: model.0.weight"),
+        (Misnamed, 'a loss names optimizer "adam"; allowed: sgd'),
         (Twice, 'training_step yields two losses for optimizer "sgd": add them'),
-        (Unreduced, r'the loss of "sgd" has shape \(8,\): yield its mean'),
+        (Unreduced, r'the loss of "sgd" has shape \(8,\): yield a scalar'),
         (Silent, "training_step yields no loss"),
     ],
 )

@@ -71,9 +71,9 @@ def test_dampening_of_a_fused_sgd_is_rejected(run_loop):
 
 def test_an_argument_that_is_not_an_optimizer_is_named():
     """Its type and the allowed ones."""
-    with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed is a torch'):
+    with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed: a torch'):
         check_kind("adam", nn.Linear(1, 1))
-    with pytest.raises(RecipeError, match="goes through each step several times"):
+    with pytest.raises(RecipeError, match="evaluates the loss several times per step"):
         check_kind("lbfgs", torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
 
 

@@ -56,7 +56,7 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     ("statement", "last_line"),
     [
         ('raise ZeroDivisionError("on purpose")', "ZeroDivisionError: on purpose"),
-        ("sys.exit(3)", "The recipe called sys.exit(3): raise an error that says why."),
+        ("sys.exit(3)", "The recipe called sys.exit(3): raise an exception instead."),
     ],
 )
 def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_line):
@@ -329,7 +329,7 @@ def test_ranks_train_a_static_graph(tmp_path):
     assert_same_bits(first, second)
     assert first["memory"] == (5, 1)  # the gradients of all parameters lie in one bucket
     assert_same_bits(first["static"], first["other"])
-    assert "training.static_graph is on, and gradients are not averaged" in first["refusal"]
+    assert "training.static_graph is on, but gradients are not averaged" in first["refusal"]
 
 
 @pytest.mark.parametrize("recipe", ["wgan-gp", *extended(["gpt", "erfnet"])])

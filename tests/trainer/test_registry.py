@@ -49,7 +49,7 @@ def test_an_unknown_recipe_gets_the_known_names(own_file):
     """The message lists the known ones."""
     with pytest.raises(
         UnknownRecipeError,
-        match='no recipe "digit"; known are digits, erfnet, finetune, gpt, images',
+        match='no recipe "digit"; allowed: digits, erfnet, finetune, gpt, images',
     ):
         load_recipe("digit")
     with pytest.raises(UnknownRecipeError, match='has no class "Yours"'):
@@ -64,7 +64,7 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Gone, digitz")
     with pytest.raises(UnknownRecipeError, match=f"cannot be loaded: there is no file {file}$"):
         load_recipe(f"{file}:Gone")
-    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; known are') as result:
+    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; allowed:') as result:
         load_recipe("digitz")
     assert str(result.value).count("digitz") == 1
 

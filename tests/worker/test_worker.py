@@ -384,7 +384,7 @@ def test_a_second_worker_of_the_same_name_is_rejected(site: Site) -> None:
         command = [sys.executable, "-m", "worker.worker"]
         ended = warm.run(command, env={**os.environ, **environment})
     assert ended.returncode == 1
-    assert "a worker named 'w1' runs here already" in ended.stderr
+    assert "a worker named 'w1' is already running here" in ended.stderr
 
 
 @pytest.mark.only_on("sqlite")

@@ -43,8 +43,8 @@ def check_names(artifacts: Mapping[str, bytes]) -> None:
     for name in artifacts:
         if not NAME.fullmatch(name):
             raise RecipeError(
-                f"an artifact is named {name!r}: take letters, digits, '.', '_' and '-', with a "
-                'suffix and no folder, such as "samples.txt"'
+                f"an artifact is named {name!r}; allowed: letters, digits, '.', '_' and '-', with "
+                'a suffix and no folder, such as "samples.txt"'
             )
 
 

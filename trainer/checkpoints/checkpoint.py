@@ -132,7 +132,7 @@ def _with_shards(
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} does not exist")
         if sha256 != (actual := checksum(folder / name)):
-            text = f"its SHA-256 is {actual}, but was {sha256}"
+            text = f"its SHA-256 is {actual}, not {sha256}"
             raise CheckpointError(f"{folder / name} is altered: {text}")
     try:
         whole: dict[str, Any] = filled(state, folder, make)
@@ -147,7 +147,7 @@ def _check(path: Path, sha256: str | None) -> None:
     Raises CheckpointError.
     """
     if sha256 is not None and sha256 != (actual := checksum(path)):
-        raise CheckpointError(f"{path} is altered: its SHA-256 is {actual}, but was {sha256}")
+        raise CheckpointError(f"{path} is altered: its SHA-256 is {actual}, not {sha256}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -212,8 +212,8 @@ def restore(
     if saved_config["training"]["fused"] != config.training.fused:
         # Accordingly, an optimizer's step counter is on the host or on the device.
         raise CheckpointError(
-            f"the checkpoint was saved with training.fused {saved_config['training']['fused']}: "
-            "resume it with the same"
+            f"the checkpoint was saved with training.fused {saved_config['training']['fused']}; "
+            "set training.fused to the same value to resume"
         )
     try:
         for name, module in modules.items():
@@ -249,7 +249,7 @@ def restore(
     then, today = ({k: v for k, v in each.items() if k not in settled} for each in both)
     notes += _differences(then, today)
     if not config.training.deterministic:
-        notes.append("training.deterministic is off: algorithms may give other last bits")
+        notes.append("training.deterministic is off, so results may differ in the last bits")
     saved = state["progress"]
     return Progress(**{name: saved[name] for name in Progress._fields if name in saved}), notes
 

@@ -76,7 +76,9 @@ def start_from_weights(
         return
     if paths is None:
         if settings.path is None:
-            raise ConfigError(f"weights are {source}, which only a server has; use weights.path")
+            raise ConfigError(
+                f"weights are {source}, which only the server can read; use weights.path"
+            )
         paths = {"": Path(settings.path)}
     event, trouble = load_weights(paths, modules, source=source, is_strict=settings.strict)
     on_event(event)
@@ -115,11 +117,11 @@ def load_weights(
     named = _renamed(weights, targets)
     fit = _fit(named, targets)
     if not fit.loaded:
-        trouble = f"no weight of {source} fits one of the recipe's: it has {_shown(list(weights))}"
+        trouble = f"no weight of {source} matches the recipe: it has {_shown(list(weights))}"
         trouble += f"; the recipe has {_shown(list(targets))}"
     elif is_strict and not fit.is_whole:
-        trouble = f"the weights of {source} do not fit: {fit}"
-        trouble += "; weights.strict off starts from those that do"
+        trouble = f"the weights of {source} do not match: {fit}"
+        trouble += "; set weights.strict to off to load those that do"
     else:
         trouble = ""
         _put(named, fit, modules)

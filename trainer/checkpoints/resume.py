@@ -42,18 +42,18 @@ def resume_from(
     batches.seek(progress.position, checkpoint.in_memory(state.get("data")))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
-        notes.append("which batch came next is not known")
+        notes.append("the next batch is unknown")
     elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
-        notes.append(f"another batch comes next: {_why_other_batch(state, recipe)}")
+        notes.append(f"the next batch differs: {_why_other_batch(state, recipe)}")
     inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
     return progress, inherited, notes
 
 
 def _why_other_batch(state: Mapping[str, Any], recipe: Recipe) -> str:
     if "data" not in state:
-        return "the version that saved this drew the order of examples otherwise"
+        return "the version that saved the checkpoint used another order of examples"
     if recipe.dataset is not None:
-        return "the dataset, or random state that it keeps by itself, is not what it was"
+        return "the dataset or its own random state has changed"
     return "Recipe.batch does not depend only on its indices"
 
 

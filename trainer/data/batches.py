@@ -87,7 +87,7 @@ class Batches:
     def again(self, position: int) -> Iterator[Any]:
         """Yield the micro-batches of the step that begins at a position, without moving."""
         if self._again is None:
-            raise ValueError("a stream's batches cannot be drawn again")
+            raise ValueError("batches of a stream cannot be drawn again")
         return map(self._again.take, self._sampler.starts_in(position))
 
     def fingerprint(self) -> str:

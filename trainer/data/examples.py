@@ -108,7 +108,7 @@ def collated(
         seed_by_place(seed, start, b"collate")
         return collate(examples), None
     except (Exception, SystemExit) as error:
-        sentence = f"examples {_listed(names)} make no batch: {said(error)}"
+        sentence = f"examples {_listed(names)} cannot be collated into a batch: {said(error)}"
         if differing := _differing_shapes(examples, names):
             sentence = f"{differing}; collate cannot make a batch of them: {said(error)}"
         return Failure(sentence, traceback.format_exc())

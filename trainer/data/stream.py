@@ -83,7 +83,7 @@ class Stream(IterableDataset[Any]):
                     read.append(next(examples))
                 state = deepcopy(self._dataset.state_dict())
             except (Exception, SystemExit) as error:
-                yield failed(f"the example at place {place + len(read)}", self._dataset, error)
+                yield failed(f"the example at position {place + len(read)}", self._dataset, error)
                 return
             first = place + rank * size
             own = read[rank * size : (rank + 1) * size]

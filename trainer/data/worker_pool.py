@@ -25,8 +25,8 @@ STACK_SECONDS = 5.0  # for workers to write their stacks
 LOOP = b"_utils/worker.py"  # DataLoader's worker loop, in which a worker runs for all its life
 CUT = b"\n  ...\n"  # faulthandler's truncation mark after 100 frames
 HINTS: dict[int, str] = {
-    signal.SIGKILL: ": the machine was short of memory, perhaps",
-    signal.SIGBUS: ": a file that it had mapped was cut short, perhaps",
+    signal.SIGKILL: ": perhaps the machine was out of memory",
+    signal.SIGBUS: ": perhaps a memory-mapped file was truncated",
 }
 
 

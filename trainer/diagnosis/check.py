@@ -179,7 +179,7 @@ def _answers(
     except (Exception, SystemExit) as error:  # it ran with the loop's own batches
         yield Finding(
             "warning",
-            f"the check tried other batches, and it raised: {first_line(error)}",
+            f"it raised when the check tried other batches: {first_line(error)}",
             place(inspect.getfile(recipe_class), error),
         )
 
@@ -241,9 +241,9 @@ def _observed(
                     if each.value.dtype in HALF:
                         op_recorder.found(
                             "error",
-                            f"the loss of {optimizers_of(each)} is {each.value.dtype}: it was "
-                            "computed outside autocast's list of loss functions; take .float() of "
-                            "what goes in",
+                            f"the loss of {optimizers_of(each)} is {each.value.dtype}: it is not "
+                            "computed by one of autocast's float32 loss functions; call .float() "
+                            "on its inputs",
                         )
                 _see_momentum(self, op_recorder)
                 yield loss
@@ -258,8 +258,8 @@ def _observed(
                 for name in sorted(names):
                     op_recorder.found(
                         "warning",
-                        f'parameter {name} of "{optimizer}" got no gradient in any step: it is '
-                        "not used, or is detached",
+                        f'parameter {name} of "{optimizer}" received no gradient in any step: it '
+                        "is unused or detached",
                     )
             return metrics
 
@@ -298,20 +298,21 @@ def _see_optimizers(recipe: Recipe, config: RunConfig[Any], op_recorder: OpRecor
         if any(isinstance(each, nn.DataParallel) for each in network.modules()):
             op_recorder.found(
                 "warning",
-                f'module "{module}" is a DataParallel: its threads take over whether autocast is '
-                "on, but not its type. Give a run several devices instead: one process each",
+                f'module "{module}" is a DataParallel, whose threads inherit whether autocast is '
+                "on, but not its dtype. Use several devices for the run instead, with one process "
+                "each",
             )
     for name, optimizer in recipe.optimizers.items():
         optimizer.register_step_pre_hook(partial(_see_step, op_recorder))
         if config.training.fused and not optimizer.defaults.get("fused"):
             op_recorder.found(
                 "warning",
-                f'optimizer "{name}" is not fused: PyTorch\'s scaler makes the host wait for the '
-                "device once a step. "
+                f'optimizer "{name}" is not fused: PyTorch\'s scaler synchronizes host and device '
+                "once per step. "
                 + (
                     "Pass fused=config.training.fused"
                     if "fused" in optimizer.defaults
-                    else "It has no fused form"
+                    else "It has no fused implementation"
                 ),
             )
 
@@ -332,9 +333,9 @@ def _see_momentum(recipe: Recipe, op_recorder: OpRecorder) -> None:
             ):
                 op_recorder.found(
                     "error",
-                    f'optimizer "{name}" is a fused SGD whose momentum was dropped, or that has '
-                    "got parameters since it was made: torch allocates momentum unfilled, and a "
-                    "skipped step leaves it so. Give it zeros, "
+                    f'optimizer "{name}" is a fused SGD whose momentum was deleted or to which '
+                    "parameters were added: torch allocates uninitialized momentum, and a skipped "
+                    "step does not fill it. Set it to zeros: "
                     'state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)',
                 )
 
@@ -359,8 +360,8 @@ def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
         if op_recorder.precision == "fp32" and bound.get("enabled", True):
             op_recorder.found(
                 "error",
-                "a GradScaler of the recipe's own is on in an fp32 run: self.scaler is the loop's, "
-                "which follows the run",
+                "the recipe's own GradScaler is enabled in an fp32 run: use the loop's, "
+                "self.scaler, which follows the run's precision",
                 op_recorder.place(),
             )
 
@@ -374,14 +375,14 @@ def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
 def _see_metrics(metrics: Any, op_recorder: OpRecorder) -> None:
     if not metrics:
         op_recorder.found(
-            "warning", "evaluate returns no metrics: a run's page will show its training loss only"
+            "warning", "evaluate returns no metrics, so a run's page shows only its training loss"
         )
         return
     for name, value in metrics.items():
         if not isinstance(value, float | int):
             kind = type(value).__name__
             op_recorder.found(
-                "error", f'evaluate returns {kind} as "{name}": return a float, .item()'
+                "error", f'evaluate returns {kind} as "{name}": return a float, with .item()'
             )
         elif not math.isfinite(value):
             op_recorder.found(
@@ -391,12 +392,12 @@ def _see_metrics(metrics: Any, op_recorder: OpRecorder) -> None:
 
 def _see_event(event: Event, op_recorder: OpRecorder) -> None:
     if isinstance(event, FailedDiagnosis) and event.diagnosis == LOGGING:
-        op_recorder.found("warning", f"a number that it logs is left out: {event.error}")
+        op_recorder.found("warning", f"a logged value is dropped: {event.error}")
     if isinstance(event, Shapes):
         op_recorder.found(
             "warning",
-            f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event.layers)}"
-            + (", …" if event.count > len(event.layers) else ""),
+            f"layers that miss tensor cores, with sizes other than multiples of 8: "
+            f"{', '.join(event.layers)}" + (", …" if event.count > len(event.layers) else ""),
         )
 
 
@@ -408,13 +409,15 @@ def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 f"the loss is {number(loss)} at step {step} in fp16, {number(expected)} in fp32: a "
-                "value of the forward pass exceeds 65,504, or fp16 has flushed one to 0",
+                "value in the forward pass exceeds 65,504, or fp16 flushed one to 0",
             )
             return
     if len(plain) and len(half) and plain[0] and init_scale > 2 and math.isclose(
         half[0], plain[0] * init_scale, rel_tol=0.05
     ):  # fmt: skip
-        yield Finding("error", "training_step scales the loss: the loop does; yield the plain loss")
+        yield Finding(
+            "error", "training_step scales the loss, which the loop does; yield the unscaled loss"
+        )
 
 
 def _lines(recipe_class: type[Recipe], report: Report) -> Iterator[str]:
@@ -424,15 +427,15 @@ def _lines(recipe_class: type[Recipe], report: Report) -> Iterator[str]:
             skipped = np.count_nonzero(steps["flags"] & SKIPPED)
             yield (
                 f"  {precision}  loss {number(steps['loss'][0])} → {number(steps['loss'][-1])}, "
-                f"{skipped} skipped, {duration(np.median(steps['step_us']) / 1e6)} a step"
+                f"{skipped} skipped, {duration(np.median(steps['step_us']) / 1e6)} per step"
             )
     for finding, precisions in sorted(report.findings.items(), key=lambda item: item[0].severity):
         only = f" [{', '.join(precisions)}]" if 0 < len(precisions) < len(PRECISIONS) else ""
         place = f"{finding.place}: " if finding.place else ""
         yield f"{finding.severity}: {place}{finding.text}{only}"
     if report.errors:
-        yield "Errors to correct: see above."
+        yield "Correct the errors above."
     elif report.findings:
-        yield "No error found; warnings to judge: see above."
+        yield "No errors. Review the warnings above."
     else:
-        yield "No mistake found."
+        yield "No mistakes found."

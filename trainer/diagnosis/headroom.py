@@ -53,7 +53,7 @@ class Headroom(Observer):
             self._measuring.begin(self._names)
         except Compiled as error:
             self._every_steps = 0
-            sys.stderr.write(f"Halfstep: no headroom is measured. {error}.\n")
+            sys.stderr.write(f"Halfstep: headroom is not measured. {error}.\n")
 
     def after_step(self, result: StepResult) -> None:
         """Queue the copy of the measurements, and report complete copies."""

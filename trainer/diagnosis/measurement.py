@@ -148,6 +148,6 @@ def in_words(diff: PrecisionDiff) -> str:
     """Return the result of a diff as a line of the run's log."""
     names = [each.name for each in suggest(diff.rows, diff.dtype)]
     return (
-        f"Step {diff.step}: error of the gradient {number(diff.error)}, cosine "
-        f"{number(diff.cosine, 6)}; in fp32 should stay: {', '.join(names[:10]) or 'no module'}."
+        f"Step {diff.step}: gradient error {number(diff.error)}, cosine {number(diff.cosine, 6)}; "
+        f"suggested modules for fp32: {', '.join(names[:10]) or 'none'}."
     )

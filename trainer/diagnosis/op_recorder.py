@@ -77,8 +77,8 @@ class OpRecorder(TorchFunctionMode):
             self.has_stepped_itself = True
             self.found(
                 "error",
-                "training_step changes weights or gradients itself: backward() and "
-                "optimizer.step() are the loop's; yield the loss",
+                "training_step calls backward() or changes weights or gradients itself: yield the "
+                "loss, and leave backward() and optimizer.step() to the loop",
                 place,
             )
 
@@ -86,8 +86,8 @@ class OpRecorder(TorchFunctionMode):
         """Report an operation that raises on CUDA."""
         self.found(
             "error",
-            f"{operation} has no deterministic form on CUDA, where training.deterministic makes it "
-            "raise: set that to False, or compute it in another way",
+            f"{operation} has no deterministic implementation on CUDA and raises with "
+            "training.deterministic: set that to False, or use another operation",
             self.place(),
         )
 
@@ -96,9 +96,9 @@ class OpRecorder(TorchFunctionMode):
         if self.precision != "fp32" and self._products[False] and not self._products[True]:
             self.found(
                 "error",
-                f"every matrix product ran with autocast off: {self.precision} changes nothing. "
-                "Compute in training_step, which runs under autocast, not under "
-                "autocast(enabled=False) and not in a thread of your own",
+                f"every matrix product ran with autocast off: {self.precision} has no effect. "
+                "Compute in training_step, which runs under autocast, without "
+                "autocast(enabled=False) and without own threads",
             )
 
     def __torch_function__(
@@ -141,7 +141,7 @@ class OpRecorder(TorchFunctionMode):
             if isinstance(result, Tensor) and result.requires_grad:
                 self.found(
                     "error",
-                    "batch() computes with weights, and it runs outside autocast: do that in "
+                    "batch() computes with weights, but runs outside autocast: move this to "
                     "training_step",
                     self.place(),
                 )
@@ -150,9 +150,8 @@ class OpRecorder(TorchFunctionMode):
         if self.precision == "fp32" and self._autocast_on:
             self.found(
                 "error",
-                "an autocast region of the recipe's own is on in an fp32 run: let it follow the "
-                "run, torch.autocast(…, enabled=torch.is_autocast_enabled(device_type)), or leave "
-                "it to the loop",
+                "the recipe enables autocast in an fp32 run: pass torch.autocast(…, "
+                "enabled=torch.is_autocast_enabled(device_type)), or leave autocast to the loop",
                 self.place(),
             )
 
@@ -160,8 +159,8 @@ class OpRecorder(TorchFunctionMode):
         if self._autocast_on:
             self.found(
                 "error",
-                "binary_cross_entropy raises under autocast on CUDA, which the CPU hides: its "
-                "logarithm gets 0 where fp16 rounds the sigmoid to 0. Use "
+                "binary_cross_entropy raises under autocast on CUDA, though not on a CPU: where "
+                "fp16 rounds the sigmoid to 0, it takes the logarithm of 0. Use "
                 "binary_cross_entropy_with_logits on the values before the sigmoid",
                 self.place(),
             )
@@ -171,8 +170,8 @@ class OpRecorder(TorchFunctionMode):
         if halves and not self._autocast_on:
             self.found(
                 "error",
-                f"{name} is computed outside autocast, in {_dtype(halves[0])}: inside, autocast "
-                "takes it in float32; outside, give it .float()",
+                f"{name} is computed outside autocast, in {_dtype(halves[0])}: move it inside "
+                "autocast, which computes it in float32, or pass .float() inputs",
                 self.place(),
             )
 
@@ -186,18 +185,18 @@ class OpRecorder(TorchFunctionMode):
             self.zeros.add(place)
         if self.precision != "fp16" or place in self._zeros_in_fp32:
             return
-        advice = "clamp it (min=1e-6), or compute it in fp32 from where it is made, with .float()"
+        advice = "clamp it (min=1e-6), or compute it in fp32 from its origin on, with .float()"
         if smallest == 0:
             self.found(
                 "error",
-                f"{operation} of a value that fp16 has flushed to 0, and fp32 has not: {advice}",
+                f"{operation} of a value that fp16 flushes to 0 and fp32 does not: {advice}",
                 place,
             )
         elif value.dtype == torch.float16 and not getattr(value, "_has_floor", False):
             self.found(
                 "warning",
-                f"{operation} of a float16 value, {number(smallest)} at the smallest so far: fp16 "
-                f"flushes to 0 what is below 3e-8: {advice}",
+                f"{operation} of a float16 value, as small as {number(smallest)} so far: fp16 "
+                f"flushes values below 3e-8 to 0: {advice}",
                 place,
             )
 
@@ -216,7 +215,7 @@ class OpRecorder(TorchFunctionMode):
             self.found(
                 "error",
                 f"{name} of {number(floor)} and a float16 value: fp16 rounds {number(floor)} to 0, "
-                "so it keeps nothing away from 0. Use 1e-6 or more, or .float() before",
+                "so it has no effect. Use at least 1e-6, or call .float() before",
                 self.place(),
             )
 

@@ -256,7 +256,9 @@ def downloaded(run: int, folder: Path) -> list[Path]:
     client = Client()
     steps = sorted({f["step"] for f in client.checkpoints(run) if f["kind"] == "checkpoint"})
     if not steps:
-        raise ConfigError(f"--run {run}: the run has no checkpoint; leave out --run for fresh ones")
+        raise ConfigError(
+            f"--run {run}: the run has no checkpoint; omit --run to plan with initial weights"
+        )
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]})[:MOST_CHECKPOINTS]
     return [client.download(run, folder, step=step, kind="checkpoint") for step in chosen]
 
@@ -269,7 +271,7 @@ def _print(name: str, plan: PrecisionPlan, config: RunConfig[Any]) -> None:
     modules = table(
         MODULE_COLUMNS,
         map(module_cells, plan.modules[:MODULES_SHOWN]),
-        "Modules by the gradient error that they cause alone",
+        "Modules by the gradient error that each causes alone",
     )
     print_tables(points, modules)
     if plan.best.is_within and not plan.best.is_loss_in_fp32:

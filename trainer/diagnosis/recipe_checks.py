@@ -82,15 +82,16 @@ def check_loss(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Findi
         ):
             yield Finding(
                 "error",
-                f"the loss of {optimizer} doubles with the batch: it is a sum. Yield a mean, or "
-                "the gradient grows with the batch, and accumulation changes what is learnt",
+                f"the loss of {optimizer} doubles with the batch size, so it is a sum. Yield the "
+                "mean: otherwise the gradient grows with the batch, and accumulation changes the "
+                "result",
             )
         divided = _losses(recipe_class, accumulating, count, 1).get(optimizer, 0.0)
         if value and math.isclose(divided, value / 4, rel_tol=0.05):
             yield Finding(
                 "error",
-                f"the loss of {optimizer} is divided by training.accumulation_steps: the loop "
-                "does that; yield the mean over the batch",
+                f"the loss of {optimizer} is divided by training.accumulation_steps, which the "
+                "loop does; yield the mean over the batch",
             )
 
 
@@ -143,8 +144,8 @@ def check_scale(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Find
             yield Finding(
                 "error",
                 f"the loss of {name} changes with the loss scale, from {number(loss)} at 1 to "
-                f"{number(other)} at {scale_text(LARGE_SCALE)}: of a gradient "
-                "penalty, divide the inner gradient by the scale that its loss was multiplied by",
+                f"{number(other)} at {scale_text(LARGE_SCALE)}. In a gradient penalty, divide the "
+                "inner gradient by the scale of its loss",
             )
             return
     unscaled = [
@@ -157,7 +158,7 @@ def check_scale(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Find
         if halves[index].is_half:
             yield Finding(
                 "error",
-                "an inner gradient is taken of a loss that is not scaled: in fp16 it underflows. "
+                "an inner gradient is computed from an unscaled loss: in fp16 it underflows. "
                 "Scale the loss with self.scaler, and divide the gradient by the scale",
                 halves[index].place,
             )
@@ -255,8 +256,8 @@ def check_compiler(recipe_class: type[Recipe], values: JsonObject) -> Iterator[F
         if " " in path:
             yield Finding(
                 "error",
-                f"torch.compile cannot build here: it hands the linker -L{path} unquoted, and the "
-                "path has a space. Install torch under a path that has none, or set "
+                f"torch.compile cannot build here: it passes -L{path} to the linker unquoted, and "
+                "the path has a space. Install torch in a path without spaces, or set "
                 "training.compile to False",
             )
 
@@ -340,7 +341,7 @@ def check_resume(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
     elif not any((each["flags"] & SKIPPED == 0).any() for each in records):
         yield Finding(
             "warning",
-            f"a resume is not checked: all of {RESUMED} steps were skipped, at a loss scale of 1",
+            f"resuming was not checked: all {RESUMED} steps were skipped at a loss scale of 1",
         )
 
 
@@ -369,7 +370,7 @@ def check_device(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
         except Exception as error:
             yield Finding(
                 "warning",
-                "waits for the device could not be looked for: the recipe cannot be made on "
+                f"device synchronizations were not checked: the recipe cannot be created on "
                 f"torch's meta device ({first_line(error)})",
                 place(file, error),
             )
@@ -378,7 +379,7 @@ def check_device(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
         recipe.scaler = make_scaler(config, CPU)
         if left := [name for name, each in recipe.modules.items() if not _is_on(META, each)]:
             for name in left:
-                yield Finding("error", f'module "{name}" was left on the CPU: .to(device)')
+                yield Finding("error", f'module "{name}" is on the CPU: move it with .to(device)')
             return
         try:
             indices = torch.arange(config.training.batch_size)
@@ -401,22 +402,22 @@ def _finding_of_meta_error(error: Exception, file: str) -> Finding:
     if "Tensor on device cpu is not on the expected device meta" in text:
         return Finding(
             "error",
-            "a tensor or a module that the step uses was left on the CPU: make it on the device "
-            "that __init__ is given, or move it there, .to(device)",
+            "a tensor or a module of the step is on the CPU: create it on the device that __init__ "
+            "receives, or move it with .to(device)",
             where,
         )
     if "Meta kernel" in text and not any(name in text for name in SHAPED_BY_VALUES):
         operation = str(error).removeprefix("aten::").partition(":")[0].partition(".")[0]
         return Finding(
             "warning",
-            "waits for the device were looked for as far as this line: torch has no "
+            f"device synchronizations were checked only up to this line: torch has no "
             f"{operation.strip('_')} on its meta device",
             where,
         )
     return Finding(
         "error",
-        "the step asks the device for a value, and the host waits for it: keep it on the device, "
-        f"or do it in evaluate ({text})",
+        f"the step reads a value from the device, which makes the host wait: keep the value on the "
+        f"device, or read it in evaluate ({text})",
         where,
     )
 

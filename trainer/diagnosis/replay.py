@@ -78,7 +78,7 @@ FLAG_LATE_STEPS = 32
 #: Afterwards skips are read as late as any row of the ring.
 ROW_LATE_STEPS = RING_ROWS + 1
 INPUTS = 50  # maximum per event
-SHARDED = "not with training.parallel fsdp: a single rank does not have all weights of a step"
+SHARDED = "it is not supported with training.parallel fsdp, where no rank has all weights of a step"
 
 
 @dataclass
@@ -312,7 +312,7 @@ class Replay(Observer):
         past.scale = self._scales.get(step) or self._context.scaler.get_scale()
         notes = [f"the weights are those after step {self._now}", "dropout masks differ"]
         if step not in self._scales:
-            notes.append("the scale is the present one")
+            notes.append("the scale is the current one")
         self._replay(past, notes, [request])
 
     def _replay(self, stored: _Step, notes: list[str], requests: list[int]) -> None:

@@ -27,8 +27,8 @@ from trainer.setup import make_recipe
 from trainer.step import as_losses, make_autocast, make_scaler
 
 ADVICE = (
-    "its derivative is not defined there. Add an eps inside a root, clamp ahead of a logarithm or "
-    "division, or choose safe values by torch.where ahead of the operation"
+    "its derivative is undefined there. Add an eps inside the root, clamp before the logarithm or "
+    "division, or select safe values with torch.where before the operation"
 )
 
 
@@ -45,7 +45,7 @@ def undefined_in_fp32(
         yield Finding(
             "warning",
             f"all gradients are 0 in each of {len(steps)} steps in fp32: the loss does not depend "
-            "on the weights (a factor of 0, detach, dead units)",
+            "on the weights (a factor of 0, detach, or dead units)",
         )
         return
     is_lost = (steps["flags"] & NONFINITE_LOSS != 0) | ~np.isfinite(steps["grad_norm"])
@@ -99,9 +99,9 @@ def _origin(recipe_class: type[Recipe], values: JsonObject) -> events.Origin | N
 def _words(event: events.Origin | None, first: int) -> str:
     if event is None:
         return (
-            f"not finite in fp32 from step {first} on, and step 1 is: neither precision nor "
-            "loss scale can fix that. Look for a learning rate that is too large, or for values "
-            "of a later batch"
+            f"not finite in fp32 from step {first} on, but finite in step 1: neither precision nor "
+            "loss scale can fix this. Look for a learning rate that is too large, or for the "
+            "values of a later batch"
         )
     where = " of ".join(filter(None, (event.operation, event.module)))
     if event.direction == "backward":
@@ -110,15 +110,15 @@ def _words(event: events.Origin | None, first: int) -> str:
             f"{ADVICE}"
         )
     if event.kind == "inputs":
-        return "the batch holds an inf or NaN: clean or drop those examples"
+        return "the batch contains inf or NaN: clean or drop those examples"
     if event.kind == "inside":
         return (
-            f"the output of {event.module} is not finite in fp32, with finite inputs: look for "
-            "a logarithm of 0, a division by 0 or a root of less than 0 in it"
+            f"the output of {event.module} is not finite in fp32, with finite inputs: look for the "
+            "logarithm of 0, a division by 0 or the square root of a negative number in it"
         )
     if event.kind == "weights":
         return f"the weights of {event.module} are not finite at the start"
     return (
-        "the loss is not finite in fp32, and the outputs of all modules are: look for a logarithm "
-        "of 0, a division by 0 or a root of less than 0 in the loss"
+        "the loss is not finite in fp32, but the outputs of all modules are: look for the "
+        "logarithm of 0, a division by 0 or the square root of a negative number in the loss"
     )

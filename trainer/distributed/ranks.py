@@ -192,8 +192,8 @@ class ProcessGroup(Ranks):
         stop, id_, kind, value, seconds, most, least = strongest.tolist()
         if most != -least:
             raise RecipeError(
-                "training.parallel is fsdp, and the ranks have called modules in different "
-                "orders, so that weights were mixed up; call the same ones on all ranks, or "
+                "training.parallel is fsdp, but the ranks called modules in different orders, "
+                "which mixes up weights; call the same modules on all ranks, or "
                 "name modules that contain them in modules.sharded"
             )
         self._agreed_at = time.monotonic()

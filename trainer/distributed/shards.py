@@ -252,10 +252,10 @@ def check_one_loss(losses: Sequence[tuple[str, ...]], optimizers: Iterable[str])
     gathered weights instead of the shards.
     """
     if len(losses) > 1 or set(losses[0]) != set(optimizers):
-        listed = " and ".join(f"a loss of {', '.join(each)}" for each in losses)
+        listed = " and ".join(f"a loss for {', '.join(each)}" for each in losses)
         raise RecipeError(
-            f"training.parallel is fsdp, and training_step yields {listed}; allowed: one loss "
-            f"a step, of all optimizers ({', '.join(optimizers)}); or training.parallel ddp"
+            f"training.parallel is fsdp, but training_step yields {listed}; allowed: one loss per "
+            f"step for all optimizers ({', '.join(optimizers)}); or training.parallel ddp"
         )
 
 
@@ -272,8 +272,8 @@ def _check_optimizer(name: str, optimizer: Optimizer) -> None:
         )
     allowed = ", ".join(each.__name__ for each in known)
     raise RecipeError(
-        f'optimizer "{name}" is {kind}, which is not known to be elementwise, as '
-        f"shards need it; with training.parallel fsdp allowed: {allowed}"
+        f'optimizer "{name}" is {kind}, which is not known to be elementwise, as sharding '
+        f"requires; with training.parallel fsdp allowed: {allowed}"
     )
 
 
@@ -371,7 +371,7 @@ def _check_order(_gradient: Tensor) -> None:
     """
     if torch.is_grad_enabled():  # in a backward pass only with create_graph
         raise RecipeError(
-            "training.parallel is fsdp, and training_step differentiates a gradient "
+            "training.parallel is fsdp, but training_step differentiates a gradient "
             "(create_graph=True); allowed: training.parallel ddp"
         )
 

@@ -54,13 +54,13 @@ def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig[Any], device: to
     if len(unfit) > NAMES_SHOWN:
         names += f" and {len(unfit) - NAMES_SHOWN:,} more"
     if len(unfit) == len(linear):
-        reason = f", its sizes being no multiples of {MULTIPLE}: {names}" if names else ""
+        reason = f", because sizes are not multiples of {MULTIPLE}: {names}" if names else ""
         raise ConfigError(
-            f"precision is fp8, but no linear layer can have it{reason}; allowed: bf16"
+            f"precision is fp8, but no linear layer supports it{reason}; allowed: bf16"
         )
     if unfit:
-        text = f"in bf16, their sizes being no multiples of {MULTIPLE}: {names}"
-        sys.stderr.write(f"Halfstep: these layers are not in fp8 but {text}.\n")
+        text = f"in bf16, because their sizes are not multiples of {MULTIPLE}: {names}"
+        sys.stderr.write(f"Halfstep: these layers run {text}.\n")
 
 
 def check_device(device: torch.device, *, is_emulated: bool) -> None:
@@ -76,7 +76,7 @@ def check_device(device: torch.device, *, is_emulated: bool) -> None:
         kind = f"a {device.type}"
     least = ".".join(map(str, CAPABILITY))
     raise ConfigError(
-        f"precision is fp8, and the device is {kind}; allowed: CUDA of compute capability {least} "
+        f"precision is fp8, but the device is {kind}; allowed: CUDA of compute capability {least} "
         "or more"
     )
 

@@ -174,6 +174,6 @@ class StopRule(Observer):
         if self._settings.stop_at_floor and floor is not None and scale <= floor:
             return (
                 f"step {step} was skipped although the loss scale, {scale_text(scale)}, is at "
-                "scaler.floor: a smaller scale would not be allowed, and this one overflows"
+                "scaler.floor: it overflows, and a smaller scale is not allowed"
             )
         return None

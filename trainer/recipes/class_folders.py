@@ -72,8 +72,8 @@ def find(folder: Path) -> tuple[Images, Images]:
         if train.classes != val.classes:
             differing = ", ".join(sorted(set(train.classes) ^ set(val.classes)))
             raise ConfigError(
-                f"recipe.folder is {str(folder)!r}: train/ and val/ have different classes; one "
-                f"alone has {differing}"
+                f"recipe.folder is {str(folder)!r}: train/ and val/ must have the same classes; "
+                f"only one of them has {differing}"
             )
         return train, val
     images = _images(folder)
@@ -82,8 +82,8 @@ def find(folder: Path) -> tuple[Images, Images]:
         [of_class] = np.nonzero(images.labels == label)
         if len(of_class) == 1:
             raise ConfigError(
-                f"recipe.folder is {str(folder)!r}: the class {name} has a single image, too few "
-                "to train and to validate"
+                f"recipe.folder is {str(folder)!r}: the class {name} has only one image; training "
+                "and validation need at least 2"
             )
         validates[of_class[VALIDATED // 2 :: VALIDATED]] = True
         validates[of_class[-1]] |= not validates[of_class].any()
@@ -94,8 +94,8 @@ def _images(folder: Path) -> Images:
     classes = tuple(sorted(_folders(folder)))
     if len(classes) < 2:
         raise ConfigError(
-            f"recipe.folder is {str(folder)!r}: it has {len(classes) or 'no'} folders of classes; "
-            "give each class, of two or more, a folder with its images"
+            f"recipe.folder is {str(folder)!r}: it has {len(classes) or 'no'} class folders; "
+            "it needs at least two, each with its images"
         )
     names: list[bytes] = []
     labels: list[int] = []
@@ -103,8 +103,8 @@ def _images(folder: Path) -> Images:
         paths = sorted(_files(folder, name))
         if not paths:
             raise ConfigError(
-                f"recipe.folder is {str(folder)!r}: the class {name} has no image in it; an image "
-                f"ends in {', '.join(SUFFIXES)}"
+                f"recipe.folder is {str(folder)!r}: the class {name} has no images; file names "
+                f"must end in {', '.join(SUFFIXES)}"
             )
         names += paths
         labels += [label] * len(paths)
@@ -114,7 +114,9 @@ def _images(folder: Path) -> Images:
 def _folders(folder: Path) -> Iterable[str]:
     _follow(folder)
     if not folder.is_dir():
-        raise ConfigError(f"recipe.folder is {str(folder)!r}: there is no such folder here")
+        raise ConfigError(
+            f"recipe.folder is {str(folder)!r}: this folder does not exist on this worker"
+        )
     with os.scandir(folder) as entries:
         return [each.name for each in entries if each.is_dir() and not each.name.startswith(".")]
 

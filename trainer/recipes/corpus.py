@@ -37,7 +37,7 @@ def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:
                 if left <= 0:
                     return
         except UnicodeDecodeError as error:
-            raise ConfigError(f"recipe.text: {file} is not a text in UTF-8: {error}") from error
+            raise ConfigError(f"recipe.text: {file} is not UTF-8 text: {error}") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -47,7 +47,7 @@ def _files(path: Path) -> list[Path]:
     if not files:
         raise ConfigError(
             f"recipe.text is {str(path)!r}: there is no text on this worker; name a file, or a "
-            f"folder with files that end in {', '.join(SUFFIXES)}"
+            f"folder with files ending in {', '.join(SUFFIXES)}"
         )
     return files
 
@@ -79,8 +79,8 @@ def _text_of(line: str, field: str, where: str) -> str:
             f'such as {{"{field}": "…"}}'
         )
     if not isinstance(text := value.get(field), str):
-        has = ", ".join(map(repr, value)) or "nothing"
+        has = ", ".join(map(repr, value)) or "no fields"
         raise ConfigError(
-            f"recipe.text: {where} has no text in {field!r} (recipe.field); it has {has}"
+            f"recipe.text: {where} has no text in the field {field!r} (recipe.field); it has {has}"
         )
     return text

@@ -34,7 +34,7 @@ class DigitsConfig(RecipeConfig):
         ge=0,
         le=3,
         title="Shift",
-        description="Move each training image by up to this many pixels, at random.",
+        description="Shift each training image at random by up to this many pixels.",
     )
 
 
@@ -43,7 +43,7 @@ class Digits(Recipe):
 
     name: ClassVar = "digits"
     title: ClassVar = "Handwritten digits"
-    description: ClassVar = "Classifies 8 × 8 images of digits; seconds on a CPU."
+    description: ClassVar = "Classifies 8 × 8 images of digits; takes seconds on a CPU."
     Config: ClassVar = DigitsConfig
     defaults: ClassVar = {
         "training": {"steps": 400},

@@ -50,9 +50,8 @@ class ERFNetConfig(RecipeConfig):
     folder: str = Field(
         "",
         title="Folder",
-        description="A folder on the worker with leftImg8bit and gtFine, as Cityscapes has them. "
-        "Empty: small streets, drawn by the recipe. With many images, evaluate some thousand "
-        "steps apart.",
+        description="A folder on the worker with Cityscapes' leftImg8bit and gtFine. Empty: small "
+        "generated streets. With many images, set the evaluation interval to some thousand steps.",
     )
     height: int = Field(64, ge=8, le=4096, title="Height", description="Pixels; a multiple of 8.")
     width: int = Field(128, ge=8, le=8192, title="Width", description="Pixels; a multiple of 8.")
@@ -61,17 +60,22 @@ class ERFNetConfig(RecipeConfig):
         ge=4,
         le=256,
         title="Channels",
-        description="Channels at half the size; 4 and 8 times as many follow. ERFNet has 16.",
+        description="Channels at half resolution; later stages have 4 and 8 times as many. ERFNet: "
+        "16.",
     )
     blocks: int = Field(
-        5, ge=1, le=50, title="Blocks", description="Blocks at a quarter of the size. ERFNet has 5."
+        5,
+        ge=1,
+        le=50,
+        title="Blocks",
+        description="Blocks at a quarter of the resolution. ERFNet: 5.",
     )
     dilations: int = Field(
         2,
         ge=0,
         le=20,
         title="Dilated rounds",
-        description="Rounds of four blocks that look 2, 4, 8 and 16 pixels far. ERFNet has 2.",
+        description="Groups of four blocks with dilation 2, 4, 8 and 16. ERFNet: 2.",
     )
     dropout: float = Field(
         0.3, ge=0, lt=1, title="Dropout", description="Share of channels dropped in dilated blocks."
@@ -83,8 +87,8 @@ class ERFNetConfig(RecipeConfig):
         1000,
         ge=0,
         title="Images kept",
-        description="Decoded images that each process keeps in host memory, workers too: three "
-        "bytes a pixel, and one of labels.",
+        description="Decoded images that each process, data workers included, caches in host "
+        "memory: 4 bytes per pixel.",
     )
 
 
@@ -93,7 +97,8 @@ class ERFNet(Recipe):
 
     name: ClassVar = "erfnet"
     title: ClassVar = "Street scenes"
-    description: ClassVar = "ERFNet labels each pixel of a street; on Cityscapes, if you have it."
+    description: ClassVar = "ERFNet for semantic segmentation of streets, on Cityscapes or "
+    "generated images."
     Config: ClassVar = ERFNetConfig
     defaults: ClassVar = {
         "training": {"steps": 200, "batch_size": 6, "schedule": "cosine"},
@@ -104,7 +109,7 @@ class ERFNet(Recipe):
         settings = config.recipe
         for field in ("height", "width"):
             if (value := getattr(settings, field)) % REDUCTION:
-                raise ConfigError(f"recipe.{field} is {value}: choose a multiple of {REDUCTION}")
+                raise ConfigError(f"recipe.{field} is {value}: use a multiple of {REDUCTION}")
         self.device = device
         self.batch_size = config.training.batch_size
         self.size = settings.width, settings.height

@@ -56,48 +56,57 @@ class FinetuneConfig(RecipeConfig):
         gt=0,
         le=1,
         title="Learning rate",
-        description="Peak learning rate of AdamW. Without LoRA take a tenth.",
+        description="Peak learning rate of AdamW. Without LoRA, use a tenth of it.",
     )
     model: str = Field(
         "",
         title="Model",
-        description="A folder on the worker, as transformers' save_pretrained writes one: "
-        "config.json, weights, tokenizer.",
+        description="A folder on the worker written by transformers' save_pretrained: config.json, "
+        "weights, tokenizer.",
     )
     text: str = Field(
         "",
         title="Text",
         description="A text file or JSONL, or a folder of them (.txt, .md, .jsonl), on the worker.",
     )
-    field: str = Field("text", title="Field", description="Of a line of JSONL, where its text is.")
-    max_bytes: int = Field(
-        64 * 2**20, ge=1, title="Largest text", description="Read little more than these bytes."
+    field: str = Field(
+        "text", title="Field", description="Field of a JSONL line that contains the text."
     )
-    context: int = Field(256, ge=2, le=2**20, title="Context", description="Tokens of a sequence.")
+    max_bytes: int = Field(
+        64 * 2**20, ge=1, title="Largest text", description="Read about this many bytes."
+    )
+    context: int = Field(
+        256, ge=2, le=2**20, title="Context", description="Sequence length in tokens."
+    )
     lora_rank: int = Field(
         8,
         ge=0,
         le=4096,
         title="LoRA's rank",
-        description="Of the two small matrices that are learnt beside each frozen one. 0: no LoRA, "
-        "every weight learns.",
+        description="Rank of the LoRA matrices that are trained next to each frozen weight. 0: no "
+        "LoRA, all weights are trained.",
     )
     lora_alpha: float = Field(
-        16.0, gt=0, le=2**20, title="LoRA's alpha", description="Their product counts alpha/rank."
+        16.0,
+        gt=0,
+        le=2**20,
+        title="LoRA's alpha",
+        description="The LoRA product is scaled by alpha/rank.",
     )
     lora_dropout: float = Field(
-        0.0, ge=0, lt=1, title="LoRA's dropout", description="Share of their inputs dropped."
+        0.0, ge=0, lt=1, title="LoRA's dropout", description="Share of the LoRA inputs dropped."
     )
     lora_modules: str = Field(
         "all-linear",
         title="LoRA's modules",
-        description="The ends of names, such as q_proj, v_proj; all-linear: all but the last.",
+        description="Name suffixes of the modules with LoRA, such as q_proj, v_proj; all-linear: "
+        "all linear layers except the last.",
     )
     gradient_checkpointing: bool = Field(
         False,
         title="Gradient checkpointing",
-        description="Keep no activations of the model's layers, compute them again going backward: "
-        "less memory for about a third more time.",
+        description="Recompute the layers' activations in the backward pass: less memory, about a "
+        "third more time.",
     )
     weight_decay: float = Field(
         0.0, ge=0, le=1, title="Weight decay", description="AdamW's decoupled weight decay."
@@ -109,7 +118,8 @@ class Finetune(Recipe):
 
     name: ClassVar = "finetune"
     title: ClassVar = "Fine-tuning"
-    description: ClassVar = "A language model from a local Hugging Face folder, whole or by LoRA."
+    description: ClassVar = "Fine-tunes a language model from a local Hugging Face folder, fully "
+    "or with LoRA."
     Config: ClassVar = FinetuneConfig
     defaults: ClassVar = {
         "training": {"steps": 200, "batch_size": 4, "schedule": "cosine", "warmup_steps": 10},
@@ -130,16 +140,16 @@ class Finetune(Recipe):
         vocabulary = network.get_input_embeddings().num_embeddings
         if len(tokens) and (largest := tokens.max()) >= vocabulary:
             raise ConfigError(
-                f"recipe.model is {settings.model!r}: its tokenizer makes the token {largest}, but "
-                f"its weights know {vocabulary} tokens"
+                f"recipe.model is {settings.model!r}: its tokenizer produces token {largest}, but "
+                f"its embedding has only {vocabulary} tokens"
             )
         split = len(tokens) * 9 // 10
         self.dataset = Windows(tokens[:split], settings.context)
         self.validation = Windows(tokens[split:], settings.context)
         if not (len(self.dataset) and len(self.validation)):
             raise ConfigError(
-                f"recipe.text has {len(tokens)} tokens, the last tenth of them for validation: too "
-                f"few for a recipe.context of {settings.context}"
+                f"recipe.text has {len(tokens)} tokens, a tenth of them for validation: too few "
+                f"for recipe.context {settings.context}"
             )
         self.tokens_per_example = settings.context
 

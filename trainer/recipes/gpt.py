@@ -55,19 +55,24 @@ class GPTConfig(RecipeConfig):
         4 * 2**20, ge=1, title="Largest text", description="Read no more than this many bytes."
     )
     layers: int = Field(4, ge=1, le=200, title="Layers", description="Transformer blocks.")
-    width: int = Field(128, ge=1, le=16384, title="Width", description="Size of a byte's vector.")
-    heads: int = Field(4, ge=1, le=256, title="Heads", description="Attention heads in a block.")
-    context: int = Field(128, ge=1, le=65536, title="Context", description="Bytes of a sequence.")
+    width: int = Field(128, ge=1, le=16384, title="Width", description="Embedding size.")
+    heads: int = Field(4, ge=1, le=256, title="Heads", description="Attention heads per block.")
+    context: int = Field(
+        128, ge=1, le=65536, title="Context", description="Sequence length in bytes."
+    )
     dropout: float = Field(
         0.0, ge=0, lt=1, title="Dropout", description="Share of activations dropped in training."
     )
     tied: bool = Field(
         True,
         title="Tie the weights",
-        description="Use one matrix to read bytes and to predict them.",
+        description="Share the weights of the embedding and the output layer.",
     )
     weight_decay: float = Field(
-        0.1, ge=0, title="Weight decay", description="Of matrices; biases and norms have none."
+        0.1,
+        ge=0,
+        title="Weight decay",
+        description="Weight decay of matrices; biases and norms have none.",
     )
 
 
@@ -76,7 +81,7 @@ class GPT(Recipe):
 
     name: ClassVar = "gpt"
     title: ClassVar = "Language model"
-    description: ClassVar = "A byte-level transformer; by default it learns Python's own sources."
+    description: ClassVar = "A byte-level transformer, by default trained on Python's own sources."
     Config: ClassVar = GPTConfig
     defaults: ClassVar = {
         "training": {"steps": 500, "batch_size": 16, "schedule": "cosine", "warmup_steps": 20},
@@ -87,7 +92,7 @@ class GPT(Recipe):
         settings = config.recipe
         if settings.width % settings.heads:
             raise ConfigError(
-                f"recipe.width is {settings.width}: choose a multiple of recipe.heads, "
+                f"recipe.width is {settings.width}: use a multiple of recipe.heads, "
                 f"{settings.heads}"
             )
         self.device, self.context, self.settings = device, settings.context, settings
@@ -100,8 +105,8 @@ class GPT(Recipe):
         self.train_size = split // self.context - 1
         if min(self.train_size, len(self.val_text) - self.context) < 1:
             raise ConfigError(
-                f"recipe.text has {len(text)} bytes, the last tenth of them for validation: too "
-                f"few for a recipe.context of {self.context}"
+                f"recipe.text has {len(text)} bytes, a tenth of them for validation: too few for "
+                f"recipe.context {self.context}"
             )
         self.window = torch.arange(self.context + 1, device=device)  # the T inputs, and one more
 

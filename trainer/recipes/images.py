@@ -49,45 +49,52 @@ class ImagesConfig(RecipeConfig):
     folder: str = Field(
         "",
         title="Folder",
-        description="A folder on the worker with a folder of images for each class, or with such "
-        "folders in train and val; without val, every tenth image validates. Empty: the "
-        "handwritten digits, written there as PNG files.",
+        description="A folder on the worker with a folder of images per class, or with such "
+        "folders in train and val; without val, every tenth image is used for validation. Empty: "
+        "handwritten digits, written to the worker as PNG files.",
     )
     network: Literal["resnet18", "resnet50"] = Field(
-        "resnet18", title="Network", description="11 or 24 million parameters, untrained."
+        "resnet18", title="Network", description="11 or 24 million parameters, not pretrained."
     )
     size: int = Field(
-        32, ge=32, le=1024, title="Size", description="Pixels of a side; ImageNet's usual is 224."
+        32,
+        ge=32,
+        le=1024,
+        title="Size",
+        description="Side length in pixels; usual for ImageNet: 224.",
     )
     crop_area: float = Field(
         0.7,
         gt=0,
         le=1,
         title="Smallest crop",
-        description="A training image is a random part of the original, of this share of its area "
-        "or more. ImageNet's usual is 0.08; 1 crops nothing.",
+        description="Training images are random crops with at least this share of the original's "
+        "area. Usual for ImageNet: 0.08; 1: no crop.",
     )
     mirror: bool = Field(
         False,
         title="Mirror",
-        description="Mirror every other training image. Not for digits and letters.",
+        description="Mirror training images with a probability of 0.5. Not for digits and letters.",
     )
     rand_augment: bool = Field(
-        False, title="RandAugment", description="Two random changes of colour or geometry more."
+        False,
+        title="RandAugment",
+        description="Also apply two random changes of colour or geometry.",
     )
     mixup: float = Field(
         0.0,
         ge=0,
         le=10,
         title="Mixup",
-        description="Blend pairs of images, as strongly as Beta(α, α) draws; such as 0.2. 0: none.",
+        description="MixUp: blend pairs of images with a weight from Beta(α, α), such as 0.2. 0: "
+        "none.",
     )
     label_smoothing: float = Field(
         0.0,
         ge=0,
         lt=1,
         title="Label smoothing",
-        description="Share of a label that is spread over all classes; such as 0.1.",
+        description="Share of the label that is spread over all classes, such as 0.1.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, title="Momentum", description="SGD's, Nesterov's way.")
     weight_decay: float = Field(
@@ -95,7 +102,7 @@ class ImagesConfig(RecipeConfig):
         ge=0,
         le=1,
         title="Weight decay",
-        description="Of matrices; biases and norms have none.",
+        description="Weight decay of matrices; biases and norms have none.",
     )
 
 
@@ -105,7 +112,7 @@ class Images(Recipe):
     name: ClassVar = "images"
     title: ClassVar = "Images in folders"
     description: ClassVar = (
-        "A ResNet learns any folder of classes; without one, digits as PNG files."
+        "A ResNet for any folder of image classes; by default digits as PNG files."
     )
     Config: ClassVar = ImagesConfig
     defaults: ClassVar = {

@@ -58,7 +58,7 @@ def load_model(folder: Path) -> Any:
         f"{len(names)} {what} ({_some(names)})"
         for what, names in (
             ("weights are missing", info["missing_keys"]),
-            ("have another shape than config.json says", info["mismatched_keys"]),
+            ("have a shape that differs from config.json", info["mismatched_keys"]),
             ("are unknown to it", info["unexpected_keys"]),
         )
         if names
@@ -124,7 +124,7 @@ def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"recipe.model is {str(folder)!r}: there is no config.json on this worker; name a "
-            "folder that transformers' save_pretrained has written"
+            "folder written by transformers' save_pretrained"
         )
     for file in folder.iterdir():
         data_path(file, "recipe.model")  # a link may lead anywhere
@@ -132,7 +132,7 @@ def _check_folder(folder: Path) -> None:
 
 def _no_tokenizer(folder: Path, why: str) -> str:
     return (
-        f"recipe.model is {str(folder)!r}: it has no tokenizer that can be loaded, such as "
+        f"recipe.model is {str(folder)!r}: no tokenizer can be loaded from it, such as "
         f"tokenizer.json: {why}"
     )
 

@@ -41,7 +41,7 @@ class MLPConfig(RecipeConfig):
         50,
         ge=1,
         title="Batches",
-        description="Random batches kept on the device; three passes over 50 are 150 steps.",
+        description="Random batches kept on the device; 3 epochs of 50 batches are 150 steps.",
     )
 
 
@@ -50,7 +50,7 @@ class MLP(Recipe):
 
     name: ClassVar = "mlp"
     title: ClassVar = "AMP benchmark"
-    description: ClassVar = "Times wide linear layers on random data, as PyTorch's AMP recipe does."
+    description: ClassVar = "Measures wide linear layers on random data, like PyTorch's AMP recipe."
     Config: ClassVar = MLPConfig
     # As in the tutorial: no clipping, a scale of 2^16, and whichever algorithm is fastest.
     defaults: ClassVar = {

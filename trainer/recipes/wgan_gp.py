@@ -42,14 +42,18 @@ class WGANGPConfig(RecipeConfig):
         description="Learning rate of the critic's Adam.",
     )
     width: int = Field(
-        128, ge=1, le=8192, title="Width", description="Units in each hidden layer of both."
+        128,
+        ge=1,
+        le=8192,
+        title="Width",
+        description="Units in each hidden layer of both networks.",
     )
     noise: int = Field(32, ge=1, le=4096, title="Noise", description="Inputs of the generator.")
     penalty: float = Field(
         10.0,
         ge=0,
         title="Gradient penalty",
-        description="Weight of the term that keeps the critic's slope near 1.",
+        description="Weight of the gradient penalty.",
     )
 
 

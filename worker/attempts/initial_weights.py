@@ -49,8 +49,8 @@ def allowed(path: str, settings: Settings) -> Path:
     folders = settings.weights_folders
     if not folders:
         raise CannotStart(
-            f"weights.path is {path}, but this worker allows no folder: its operator names some in "
-            "HALFSTEP_WEIGHTS_DIRS",
+            f"weights.path is {path}, but this worker allows no folders; set HALFSTEP_WEIGHTS_DIRS "
+            "on the worker",
             "settings",
         )
     try:
@@ -68,7 +68,7 @@ def allowed(path: str, settings: Settings) -> Path:
         raise CannotStart(text, "settings")
     if not is_inside:
         places = ", ".join(map(str, folders))
-        raise CannotStart(f"weights.path is {path}; allowed: below {places}", "settings")
+        raise CannotStart(f"weights.path is {path}; allowed: paths below {places}", "settings")
     if not exists:
         raise CannotStart(
             f"weights.path is {path}, which does not exist on this worker", "settings"

@@ -22,7 +22,7 @@ def published(
             event = wait_for(partial(compress, part, folder), meanwhile)
         except OSError as error:
             log.take(part)
-            append_log(f"the log stays in {part}, which cannot be downloaded: {error}")
+            append_log(f"the log remains in {part} and cannot be downloaded: {error}")
             continue
         log.take(part)
         yield event

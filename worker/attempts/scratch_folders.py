@@ -56,7 +56,7 @@ def divide_all(settings: Settings, active: Collection[int]) -> None:
                 if not settings.scratch_folder(run_id, node).exists():
                     make_folders(settings, run_id, node)
         except Exception as error:
-            words = "the folder of an earlier version cannot be divided: %s"
+            words = "the folder of an earlier version cannot be split: %s"
             logger.error(words, error, extra={"run": run_id})
 
 

@@ -139,5 +139,5 @@ def _git(folder: Path, *words: str) -> bytes:
         complaint = errors.read(2000).decode(errors="replace")
     timer.cancel()
     if process.returncode and len(stdout) <= LONGEST_BYTES:
-        raise _GitError(" ".join(complaint.split()) or f"git ended with {process.returncode}")
+        raise _GitError(" ".join(complaint.split()) or f"git exited with code {process.returncode}")
     return stdout

@@ -68,9 +68,9 @@ def _storage(settings: Settings) -> Iterator[Finding]:
     read = bytes(obstore.get(store, key).bytes())
     obstore.delete(store, key)
     if read != content:
-        yield Finding("storage", "what was written there was read otherwise", is_fine=False)
+        yield Finding("storage", "a file was read back with different content", is_fine=False)
     elif isinstance(store, LocalStore):
-        text = f"{store.prefix} can be written: fine if every node has this very folder"
+        text = f"{store.prefix} is writable; every node must have this same folder"
         yield Finding("storage", text)
     else:
         yield Finding("storage", f"{settings.storage_url} can be written, read and deleted")
@@ -79,7 +79,10 @@ def _storage(settings: Settings) -> Iterator[Finding]:
 def _interface(settings: Settings) -> Iterator[Finding]:
     name, address = interface(settings)
     if address.startswith("127."):
-        text = f"{name} ({address}) leads to no other machine: set HALFSTEP_NETWORK_INTERFACE"
+        text = (
+            f"{name} ({address}) is a loopback interface, not reachable from other machines: set "
+            "HALFSTEP_NETWORK_INTERFACE"
+        )
         yield Finding("interface", text, is_fine=False)
     else:
         yield Finding("interface", f"other nodes reach this machine at {address} ({name})")
@@ -89,7 +92,9 @@ def _versions(settings: Settings) -> Iterator[Finding]:
     try:
         own = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        yield Finding("torch", "is not installed here, where recipes train", is_fine=False)
+        yield Finding(
+            "torch", "is not installed in this environment, in which recipes train", is_fine=False
+        )
         return
     database = open_database(settings)
     try:
@@ -128,12 +133,12 @@ def _all(settings: Settings, *, is_here_alone: bool) -> Iterator[Finding]:
         yield from of_placement(settings)
 
 
-main = App("Check what runs over several machines need.")
+main = App("Check the requirements of multi-node runs.")
 
 
 @main.callback()
 def _group() -> None:
-    """Check what runs over several machines need."""
+    """Check the requirements of multi-node runs."""
 
 
 @main.command()

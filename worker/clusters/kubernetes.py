@@ -73,7 +73,7 @@ class Kubernetes:
         with _translated_errors():
             job = self._own_job(pilots)
             if job is None:
-                return PilotStatus("gone", "Kubernetes does not know it")
+                return PilotStatus("gone", "Kubernetes has no such job")
             pods = self._pods(job)
             failed = next(filter(None, map(_failure, pods)), "")
             if end := _end(job):
@@ -213,7 +213,7 @@ class Kubernetes:
         if job.spec.suspend:
             queue = self._settings.kubernetes_queue
             return f"the queue {queue!r} has not admitted it" + (f": {event}" if event else "")
-        return event or "its pods are yet to be made"
+        return event or "its pods have not been created yet"
 
     def _last_event(self, about: Any) -> str:
         """Return the last event of a pod or job."""
@@ -254,7 +254,9 @@ def _connected() -> Any:
         else:
             config.load_kube_config(client_configuration=settings)
     except config.ConfigException as error:
-        message = f"'kubernetes' knows no cluster: {error} Set KUBECONFIG, or run it in a pod"
+        message = (
+            f"'kubernetes' has no cluster configuration: {error} Set KUBECONFIG, or run it in a pod"
+        )
         raise Invalid({"HALFSTEP_PLACEMENT": message}) from error
     settings.retries = 0  # the placer retries itself
     return client.ApiClient(settings)
@@ -274,8 +276,8 @@ def _template(settings: Settings) -> dict[str, Any]:
         containers = parts[-1].get("containers", []) if isinstance(parts[-1], dict) else None
         if isinstance(containers, list) and all(isinstance(each, dict) for each in containers):
             return dict(read)
-        problem = "it is no pod template"
-    allowed = "allowed: YAML with metadata and spec, as under `template` of a Job"
+        problem = "it is not a pod template"
+    allowed = "allowed: YAML with metadata and spec, like `template` of a Job"
     raise Invalid({"HALFSTEP_KUBERNETES_POD_TEMPLATE": f"{str(path)!r}: {problem}; {allowed}"})
 
 

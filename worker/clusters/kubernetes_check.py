@@ -31,7 +31,7 @@ def findings(api: Any, settings: Settings, job: dict[str, Any]) -> Iterator[Find
     if settings.kubernetes_queue:
         yield _queue(api, settings)
     if not settings.kubernetes_secret and settings.kubernetes_pod_template is None:
-        text = "HALFSTEP_KUBERNETES_SECRET names none: its pods would know no database"
+        text = "HALFSTEP_KUBERNETES_SECRET is empty: pods would have no database address"
         yield Finding("secret", text, is_fine=False)
     yield _job(api, settings.kubernetes_namespace, job)
 
@@ -42,12 +42,12 @@ def _namespace(api: Any, settings: Settings) -> Iterator[Finding]:
         client.CoreV1Api(api).read_namespace(name, _request_timeout=REQUEST_SECONDS)
     except client.ApiException as error:
         if error.status == 404:
-            text = f"there is none called {name!r}: HALFSTEP_KUBERNETES_NAMESPACE"
+            text = f"there is no namespace {name!r}; see HALFSTEP_KUBERNETES_NAMESPACE"
             yield Finding("namespace", text, is_fine=False)
         elif error.status != 403:  # the permission to read namespaces is not needed
             raise
     else:
-        yield Finding("namespace", f"{name} is there")
+        yield Finding("namespace", f"{name} exists")
 
 
 def _rights(api: Any, namespace: str) -> Finding:
@@ -65,9 +65,9 @@ def _rights(api: Any, namespace: str) -> Finding:
         if not review.status.allowed:
             missing.append(f"{verb} {resource}")
     if missing:
-        text = f"in {namespace} this account may not {', '.join(missing)}"
+        text = f"in {namespace} this account lacks permission to {', '.join(missing)}"
         return Finding("rights", text, is_fine=False)
-    return Finding("rights", f"in {namespace} this account may do all that it has to")
+    return Finding("rights", f"in {namespace} this account has all required permissions")
 
 
 def _queue(api: Any, settings: Settings) -> Finding:
@@ -75,7 +75,7 @@ def _queue(api: Any, settings: Settings) -> Finding:
     groups = client.ApisApi(api).get_api_versions(_request_timeout=REQUEST_SECONDS).groups
     kueue = next((each for each in groups if each.name == KUEUE), None)
     if kueue is None:
-        text = f"{name!r} is asked for, and the cluster has no Kueue"
+        text = f"{name!r} is configured, but the cluster has no Kueue"
         return Finding("queue", text, is_fine=False)
     place = (KUEUE, kueue.preferred_version.version, namespace, "localqueues", name)
     try:
@@ -84,7 +84,7 @@ def _queue(api: Any, settings: Settings) -> Finding:
         )
     except client.ApiException as error:
         if error.status == 403:
-            return Finding("queue", f"{name}, which this account may not look at")
+            return Finding("queue", f"{name}, which this account may not read")
         if error.status != 404:
             raise
         return Finding("queue", f"{namespace} has no local queue {name!r}", is_fine=False)
@@ -99,9 +99,11 @@ def _job(api: Any, namespace: str, job: dict[str, Any]) -> Finding:
         )
     except client.ApiException as error:
         if error.status in (400, 403, 404, 422):
-            return Finding("job", f"one as ours is refused: {said(error)}", is_fine=False)
+            return Finding(
+                "job", f"a job like the placer's is rejected: {said(error)}", is_fine=False
+            )
         raise
-    return Finding("job", "one as ours would be taken")
+    return Finding("job", "a job like the placer's would be accepted")
 
 
 def said(error: Any) -> str:

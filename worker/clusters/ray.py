@@ -100,7 +100,7 @@ class Ray:
             timer.cancel()
         if not line:
             self.close()
-            text = f"Ray at {self._settings.ray_address} does not answer; its own words are in"
+            text = f"Ray at {self._settings.ray_address} does not answer; its messages are in"
             raise ConnectionError(f"{text} {self._log}")
         answer = msgspec.json.decode(line, type=Answer)
         if answer.error:

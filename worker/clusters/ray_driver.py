@@ -82,7 +82,7 @@ class Driver:
     def _poll(self, name: str, nodes: int, devices: int) -> PilotStatus:
         group = _group(name)
         if group is None:
-            return PilotStatus("gone", "Ray does not know it")
+            return PilotStatus("gone", "Ray has no such placement group")
         if not _is_made(group):
             return PilotStatus("waiting", f"Ray: {self._obstacle(nodes, devices)}")
         hosts, ends, missing = self._answers(name, nodes)

@@ -24,11 +24,11 @@ RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_
 REASONS = {
     "Resources": "no node with enough free devices",
     "Priority": "jobs with a higher priority are ahead",
-    "QOSMaxJobsPerUserLimit": "as many jobs of this user run as the QOS allows",
-    "AssocGrpGRES": "the account's devices are all in use",
-    "PartitionConfig": "the partition cannot give what it asks for",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
-    "PartitionTimeLimit": "its time limit is beyond the partition's",
+    "QOSMaxJobsPerUserLimit": "this user has reached the QOS limit of running jobs",
+    "AssocGrpGRES": "all devices of the account are in use",
+    "PartitionConfig": "the partition cannot provide the requested resources",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows",
+    "PartitionTimeLimit": "its time limit exceeds the partition's",
 }
 
 
@@ -76,7 +76,7 @@ class Slurm:
         """Return the state by squeue, which lists a job for some minutes after its end."""
         jobs = self._jobs(pilots)
         if not jobs:
-            return PilotStatus("gone", "Slurm does not know it")
+            return PilotStatus("gone", "Slurm has no such job")
         job = next((each for each in jobs if each.state in WAITING | RUNNING), jobs[-1])
         if job.state in WAITING:
             words = REASONS.get(job.reason, job.reason)

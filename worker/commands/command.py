@@ -236,7 +236,7 @@ class Command:
         program, devices = words[0], len(self._attempt.devices)
         path = program if "/" in program else shutil.which(program, path=self._environment["PATH"])
         if path is None:
-            text = f"there is no program {program} on this worker, in its PATH"
+            text = f"there is no program {program} in the PATH of this worker"
             raise CannotStart(text, failure_kind="settings")
         if devices > 1:
             return [path, str(TORCHRUN), str(devices), *words[1:]]

@@ -42,7 +42,7 @@ def obstacle(settings: Settings, root: Path = ROOT) -> str:
         controllers = " ".join(f"+{CONTROLLERS[name]}" for name in asked(settings))
         (base / "cgroup.subtree_control").write_text(controllers)
     except OSError as error:
-        return f"cgroups cannot be written here: {error}"
+        return f"cgroups are not writable: {error}"
     return ""
 
 

@@ -119,7 +119,7 @@ def obstacle(settings: Settings, devices: int) -> str:
     if os.geteuid() != 0:
         return "the worker is not root"
     if not (settings.sandbox and is_supported() and settings.sandbox_namespaces):
-        return "it requires HALFSTEP_SANDBOX=yes, and a Linux with Landlock and namespaces"
+        return "it requires HALFSTEP_SANDBOX=yes, and Linux with Landlock and namespaces"
     if len(users) < devices:
         return f"{len(users)} users are fewer than {devices} devices"
     folders = (settings.data, settings.data / "runs", settings.data / SCRATCH)
@@ -151,4 +151,4 @@ def _trial(user: int | None, scratch: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"a program of user {user} did not start within {TRIAL_SECONDS:.0f} s"
     lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    return f"user {user} cannot run programs here: {lines[-1]}" if ended.returncode else ""
+    return f"user {user} cannot run programs: {lines[-1]}" if ended.returncode else ""

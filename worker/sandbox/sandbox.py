@@ -139,7 +139,7 @@ def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
     recipe_files: files that the worker loads outside of the sandbox, in addition to its own code.
     """
     if not is_supported():
-        return "this kernel has no Landlock, or an older one than Linux 6.2 has"
+        return "this kernel has no Landlock, or a version older than that of Linux 6.2"
     places = executed(settings, recipe_files)
     try:
         with _probe_folder(settings) as folder, _probe_folder(settings) as other:
@@ -228,7 +228,7 @@ def namespaces_obstacle(settings: Settings) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    return f"this system permits none: {lines[-1]}" if ended.returncode else ""
+    return f"this system permits no namespaces: {lines[-1]}" if ended.returncode else ""
 
 
 @contextmanager

@@ -114,7 +114,7 @@ const draw = () => {
   const drawn = here.filter((run) => !unknown.includes(run))
   const note = article.querySelector('[data-unknown]')
   note.hidden = !unknown.length
-  const missing = view.x === 'examples' ? 'their examples per step are not known' : `they have no ${titleOf(view.x)}`
+  const missing = view.x === 'examples' ? 'their examples per step are unknown' : `they have no ${titleOf(view.x)}`
   note.textContent = `Not drawn, because ${missing}: ${unknown.map(({ label }) => label).join(', ')}`
   if (!here.length && points.size !== ids.length) return
   for (const panel of panels.values()) panel.draw({ runs: drawn, view: { ...view }, band: choices.band ?? 'range' })

@@ -19,7 +19,7 @@ export const createEnvironment = (box, api) => {
     if (!details.open) return
     const known = await (texts ??= insisted(`${api}/environment`).then((answer) => answer.json()))
     const name = details.dataset.text
-    const text = known[name] || 'Nothing that git knows: only files that it does not.'
+    const text = known[name] || 'No tracked file has changed; there are only untracked files.'
     details.querySelector('pre').replaceChildren(...(name === 'diff' ? text.split('\n').map(shaded) : [text]))
   }, { capture: true }) // it does not bubble
   return {

@@ -84,7 +84,7 @@ export const createLabels = (article, api) => {
     seen = await load()
     await refetch()
     view.hidden = false
-    show({}, 'Somebody else has changed this meanwhile: theirs is shown above. Save again to put yours in its place.')
+    show({}, 'Another user has changed this in the meantime: their text is shown above. Save again to replace it with yours.')
   }
 
   button.addEventListener('click', () => { open().catch(() => toast('The server does not answer.')) })

@@ -60,7 +60,7 @@ const ask = async () => {
     asked = '' // the server is away: at the next change
   }
   if (key !== asked && asked) return
-  if (measures) words = ['It measures precisions, and trains nothing: its time is unknown']
+  if (measures) words = ['It measures precisions and does not train: its time is unknown']
   showMeasured(measured)
   output.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
 }

@@ -32,7 +32,7 @@ const attach = (box, form) => {
       group.open = sought ? hasSome : Boolean(before?.get(group))
     }
     if (!sought) before = null
-    output.textContent = sought ? (found.length ? `${found.length} of ${fields.length} settings` : 'No setting has these words.') : ''
+    output.textContent = sought ? (found.length ? `${found.length} of ${fields.length} settings` : 'No matching setting.') : ''
   }
 
   input.addEventListener('input', show)

@@ -6,7 +6,7 @@ import { root } from 'root'
 
 /** What keeps a file from being taken, in words, or nothing. @param {{name: string, size: number}} file @param {number} most */
 export const objection = (file, most) => {
-  if (!/\.(safetensors|pt)$/.test(file.name)) return `${file.name} is no such file; allowed: .safetensors or .pt.`
+  if (!/\.(safetensors|pt)$/.test(file.name)) return `${file.name} is not a weights file; allowed: .safetensors or .pt.`
   if (!file.size) return `${file.name} is empty.`
   if (file.size > most) return `${file.name} has ${size(file.size)}; allowed: at most ${size(most)}.`
   return ''
@@ -33,13 +33,13 @@ const createUpload = (box, input) => {
     sent.responseType = 'json'
     sent.upload.addEventListener('progress', ({ loaded }) => { bar.value = String(loaded / file.size) })
     sent.addEventListener('load', () => {
-      if (sent.status !== 201) return over(sent.response?.detail ?? `The server answers ${sent.status}.`)
+      if (sent.status !== 201) return over(sent.response?.detail ?? `The server responded with status ${sent.status}.`)
       input.value = sent.response.upload
       input.dispatchEvent(new Event('input', { bubbles: true }))
       return over(`${file.name} is uploaded: ${size(file.size)}, SHA-256 ${sent.response.sha256}.`)
     })
-    sent.addEventListener('error', () => over(`${file.name} did not arrive: the connection broke off, and nothing of it was kept.`))
-    sent.addEventListener('abort', () => over(`${file.name} was stopped; nothing of it was kept.`))
+    sent.addEventListener('error', () => over(`${file.name} was not uploaded: the connection was lost, and nothing was stored.`))
+    sent.addEventListener('abort', () => over(`${file.name} was stopped; nothing was stored.`))
     sent.send(file)
     bar.value = '0'
     bar.hidden = stop.hidden = false
@@ -59,7 +59,7 @@ const createUpload = (box, input) => {
   box.closest('form').addEventListener('submit', (/** @type {Event} */ event) => {
     if (!request) return
     event.preventDefault()
-    message.textContent = 'The file is still on its way: wait for it, or stop it.'
+    message.textContent = 'The file is still being uploaded: wait for it, or stop the upload.'
     box.closest('details').open = true
     box.scrollIntoView({ block: 'center' })
   })

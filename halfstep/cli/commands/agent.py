@@ -9,7 +9,7 @@ from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, SweepId
 from halfstep.cli.output import print_result
 
-app = App("Run a command for points of a sweep.")
+app = App("Run a command for each point of a sweep.")
 
 
 @app.command()
@@ -23,7 +23,7 @@ def agent(
     ],
     count: Annotated[
         int | None,
-        typer.Option(min=1, help="Most points; default: until none is left"),
+        typer.Option(min=1, help="Maximum number of points; default: all that are left"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -45,17 +45,20 @@ def add(
         str,
         typer.Argument(metavar="CONDITION", help="ended, failed, collapsing, loss_above, …"),
     ],
-    value: Annotated[float | None, typer.Option(help="Value of a condition that has one")] = None,
-    metric: Annotated[str, typer.Option(help="Metric of metric_above and metric_below")] = "",
+    value: Annotated[
+        float | None, typer.Option(help="Threshold, for conditions that have one")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Metric, for metric_above and metric_below")] = "",
     run_id: Annotated[
-        int | None, typer.Option("--run", help="Only this run; default: all of yours")
+        int | None, typer.Option("--run", help="Only this run; default: all of your runs")
     ] = None,
     project: Annotated[str | None, typer.Option(help="All runs of this project")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="All runs that you may see")] = False,
     channels: Annotated[
         list[int] | None,
         typer.Option(
-            "--channel", help="Channel besides the page; default: all that are on; repeatable"
+            "--channel",
+            help="Channel in addition to the page; default: all enabled ones; repeatable",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -65,7 +68,7 @@ def add(
     The conditions are in docs/how-to/alerts.md.
     """
     if sum((run_id is not None, project is not None, all_runs)) > 1:
-        raise typer.BadParameter("allowed is one of --run, --project and --all")
+        raise typer.BadParameter("use only one of --run, --project and --all")
     with connect() as client:
         rule = client.alert(
             condition,
@@ -87,7 +90,7 @@ def remove(
     """Delete an alert rule; its alerts stay."""
     with connect() as client:
         client.delete_alert(rule)
-    print_result({"id": rule, "removed": True}, f"rule {rule} is removed", as_json=as_json)
+    print_result({"id": rule, "removed": True}, f"removed rule {rule}", as_json=as_json)
 
 
 @app.command("test")
@@ -100,4 +103,4 @@ def send_test(
     """Send a test through a channel; the page and `deliveries` of the client show the response."""
     with connect() as client:
         delivery = client.test_channel(channel)
-    print_result(delivery, f"a test through channel {channel} is being sent", as_json=as_json)
+    print_result(delivery, f"sending a test through channel {channel}", as_json=as_json)

@@ -21,11 +21,12 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="ARTIFACT",
-        help="NAME, NAME:v3, NAME:best or NAME@DIGEST, also with PROJECT/ before it",
+        help="NAME, NAME:v3, NAME:best or NAME@DIGEST, optionally after PROJECT/",
     ),
 ]
 InProject = Annotated[
-    str, typer.Option("--project", help="Project, unless ARTIFACT has it; default: Default project")
+    str,
+    typer.Option("--project", help="Project, unless ARTIFACT names it; default: Default project"),
 ]
 
 app = App("List, show, get, put, alias or delete named artifacts.")
@@ -92,7 +93,9 @@ def get(
     artifact: Reference,
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="FOLDER", help="Folder to copy to; default: only into the cache"),
+        typer.Argument(
+            metavar="FOLDER", help="Folder to copy to; default: only download to the cache"
+        ),
     ] = None,
     project: InProject = "",
     as_json: AsJson = False,
@@ -117,7 +120,7 @@ def _copied(path: Path, folder: Path) -> Path:
 @app.command()
 def put(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder to save")],
-    name: Annotated[str, typer.Option(help="Name; default: that of the file or folder")] = "",
+    name: Annotated[str, typer.Option(help="Name; default: name of the file or folder")] = "",
     type_: Annotated[str, typer.Option("--type", help="Type: dataset, model, …")] = "artifact",
     project: InProject = "",
     alias: Annotated[list[str] | None, typer.Option(help="Alias; repeatable")] = None,
@@ -174,7 +177,7 @@ def delete(
     artifact: Reference,
     project: InProject = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it even if ended runs used it")
+        bool, typer.Option("--force", help="Delete even if ended runs used it")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -26,11 +26,11 @@ def app(
     if not credentials.is_address(url):
         raise typer.BadParameter(f"url is {url!r}; allowed: http://… or https://…")
     # Never an argument: the list of processes and the shell's history would show it.
-    question = f"Token of {url}, from its account page: "
+    question = f"API token from the account page of {url}: "
     is_terminal = sys.stdin.isatty()
     token = (getpass(question) if is_terminal else read_text(sys.stdin.readline)).strip()
     if not token:
-        raise typer.BadParameter("there is no token: type it, or send it as standard input")
+        raise typer.BadParameter("no token given: type it, or pass it on standard input")
     if wrong := credentials.flaw(token):
         raise typer.BadParameter(wrong)
     notes = _check_token(url, token)
@@ -56,5 +56,5 @@ def _check_token(url: str, token: str) -> list[str]:
         is_outage = is_away(error) or error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR
         if not is_outage and error.status != http.HTTPStatus.FORBIDDEN:  # of a valid token
             raise
-        return [f"the token is not checked: {error}"] if is_outage else []
+        return [f"the token was not checked: {error}"] if is_outage else []
     return []

@@ -12,7 +12,9 @@ from halfstep.cli.application import single
 def app(
     allow_writes: Annotated[
         bool,
-        typer.Option("--allow-writes", help="Also offer tools that queue runs, if the token may"),
+        typer.Option(
+            "--allow-writes", help="Also offer tools that queue runs, if the token allows it"
+        ),
     ] = False,
 ) -> None:
     """Serve a server's runs to agents, by the Model Context Protocol over stdio."""

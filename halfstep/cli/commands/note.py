@@ -39,11 +39,9 @@ def write(
     new = note_text(note) or ""
     with connect() as client:
         text = client.write_note(new, *(run_ids or ()), project=project)
-    print_result(
-        {"note": text}, "the note is saved" if text else "the note is removed", as_json=as_json
-    )
+    print_result({"note": text}, "saved the note" if text else "removed the note", as_json=as_json)
 
 
 def _check_subject(run_ids: list[int] | None, project: str | None) -> None:
     if bool(run_ids) == (project is not None):
-        raise typer.BadParameter("allowed are runs or --project, one of the two")
+        raise typer.BadParameter("use either runs or --project")

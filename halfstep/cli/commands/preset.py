@@ -18,7 +18,7 @@ app = App("List, save or remove presets of runs.")
 @app.command("list")
 def list_(
     project: Annotated[
-        str | None, typer.Option(help="Only of this project; '' is the default project")
+        str | None, typer.Option(help="Only presets of this project; '' is the default project")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -41,7 +41,7 @@ def save(
     precision: PrecisionOption = None,
     project: Project = None,
     tags: Tags = None,
-    nodes: Annotated[int, typer.Option(help="Workers that train it together")] = 1,
+    nodes: Annotated[int, typer.Option(help="Workers that train the run together")] = 1,
     devices: Annotated[int, typer.Option(help="Devices per node")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -76,4 +76,4 @@ def remove(
     """Delete a preset."""
     with connect() as client:
         client.delete_preset(preset)
-    print_result({"id": preset, "removed": True}, f"preset {preset} is removed", as_json=as_json)
+    print_result({"id": preset, "removed": True}, f"removed preset {preset}", as_json=as_json)

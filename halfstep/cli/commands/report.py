@@ -49,4 +49,4 @@ def create(
     """Create a report: `report create 'Precisions' --text - < precisions.md`."""
     with connect() as client:
         report = client.create_report(title, note_text(text) or "", project=project or "")
-    print_result(dict(report), f"report {report['id']} is created", as_json=as_json)
+    print_result(dict(report), f"created report {report['id']}", as_json=as_json)

@@ -19,7 +19,7 @@ RuleProject = Annotated[
     str | None, typer.Option("--project", help="Runs of this project; '' is the default project")
 ]
 AllProjects = Annotated[
-    bool, typer.Option("--all", help="Runs of all projects without a rule of their own")
+    bool, typer.Option("--all", help="Runs of all projects that have no own rule")
 ]
 CheckpointDays = Annotated[
     float | None,
@@ -32,7 +32,7 @@ LogDays = Annotated[
     typer.Option(
         "--logs",
         metavar="DAYS",
-        help="Delete logs and samples of the machine older than this; default: keep",
+        help="Delete logs and machine samples older than this; default: keep",
     ),
 ]
 
@@ -77,7 +77,7 @@ def add(
     """Set a rule, after a preview; replaces the previous one."""
     _check_scope(project, everything=everything)
     if not yes and (as_json or not sys.stdin.isatty()):
-        raise typer.BadParameter("there is no terminal to confirm on; allowed: with --yes")
+        raise typer.BadParameter("cannot ask for confirmation without a terminal; add --yes")
     with connect() as client:
         if not yes:
             _print_preview(client, project, checkpoints, logs, as_json=False)
@@ -97,12 +97,12 @@ def remove(
     _check_scope(project, everything=everything)
     with connect() as client:
         client.end_retention(project=project)
-    print_result({"removed": True}, "the rule is removed", as_json=as_json)
+    print_result({"removed": True}, "removed the rule", as_json=as_json)
 
 
 def _check_scope(project: str | None, *, everything: bool) -> None:
     if (project is None) != everything:
-        raise typer.BadParameter("allowed is one of --project and --all")
+        raise typer.BadParameter("use only one of --project and --all")
 
 
 def _print_preview(

@@ -47,7 +47,7 @@ app = App("Submit, list, show, follow, edit, pause, cancel, delete and fork runs
 @app.command()
 def submit(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Recipe, unless --command or --preset")
+        str, typer.Argument(metavar="RECIPE", help="Recipe, unless --command or --preset is given")
     ] = "",
     fields: Fields = None,
     precision: PrecisionOption = None,
@@ -58,7 +58,7 @@ def submit(
         str, typer.Option(metavar="NAME", help="Preset to start from instead of a recipe")
     ] = "",
     nodes: Annotated[
-        int | None, typer.Option(help="Workers that train it together; default: 1")
+        int | None, typer.Option(help="Workers that train the run together; default: 1")
     ] = None,
     devices: Annotated[int | None, typer.Option(help="Devices per node; default: 1")] = None,
     weights: Annotated[
@@ -84,9 +84,9 @@ def submit(
     finished with a loss that is not finite, or with all its steps skipped.
     """
     if sum(map(bool, (recipe, line, preset))) != 1:
-        raise typer.BadParameter("allowed is one of a recipe, --preset and --command")
+        raise typer.BadParameter("use exactly one of a recipe, --preset and --command")
     if weights and (line or not weights.is_file()):
-        raise typer.BadParameter(f"--weights {weights}: allowed is a file, for a recipe")
+        raise typer.BadParameter(f"--weights is {weights}; allowed: a file, and only with a recipe")
     options: dict[str, Any] = {"name": name} | ({"tags": tags} if tags else {})
     given = {"nodes": nodes, "devices_per_node": devices, "project": project}
     options |= {option: value for option, value in given.items() if value is not None}
@@ -137,7 +137,7 @@ def list_(
             callback=_no_option, help='Column, setting or metric to sort by; "-loss": descending'
         ),
     ] = "-id",
-    limit: Annotated[int, typer.Option(help="Largest number of runs")] = 20,
+    limit: Annotated[int, typer.Option(help="Maximum number of runs")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""

@@ -82,7 +82,7 @@ def scale(
         request = client.set_scale(run_id, loss_scale)
     print_result(
         request,
-        f"run {run_id}: a loss scale of {scale_text(loss_scale)} is requested",
+        f"run {run_id}: requested the loss scale {scale_text(loss_scale)}",
         as_json=as_json,
     )
 
@@ -116,7 +116,7 @@ def edit(
     run_id: RunId,
     name: Annotated[str | None, typer.Option(help="New name")] = None,
     tags: Annotated[
-        list[str] | None, typer.Option("--tag", help="Replace the tags by this one; repeatable")
+        list[str] | None, typer.Option("--tag", help="Replace the tags with this one; repeatable")
     ] = None,
     no_tags: Annotated[bool, typer.Option("--no-tags", help="Remove all tags")] = False,
     note: Annotated[
@@ -127,7 +127,7 @@ def edit(
     """Change a run's name, tags or note: `edit 1 --name baseline --tag lr --note 'too slow'`."""
     new_tags = [] if no_tags else tags
     if name is None and new_tags is None and note is None:
-        raise typer.BadParameter("allowed is at least one of --name, --tag, --no-tags and --note")
+        raise typer.BadParameter("use at least one of --name, --tag, --no-tags and --note")
     text = note_text(note)
     _act(lambda client: client.edit(run_id, name=name, tags=new_tags, note=text), as_json=as_json)
 

@@ -39,13 +39,13 @@ def add_to(app: App) -> None:
 def series(
     run_id: RunId,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Metrics that the training logged, not steps")
+        bool, typer.Option("--metrics", help="Logged metrics instead of steps")
     ] = False,
     first: Annotated[int, typer.Option(help="First step")] = 0,
     last: Annotated[int | None, typer.Option(help="Last step; default: the newest")] = None,
     points: Annotated[
         int | None,
-        typer.Option(help="Downsample to 32 to 5000 points, with every extreme; default: all"),
+        typer.Option(help="Downsample to 32 to 5000 points, keeping extremes; default: all points"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,11 +101,13 @@ def findings(run_id: RunId, as_json: AsJson = False) -> None:
 def precision_diff(
     run_id: RunId,
     request: Annotated[
-        bool, typer.Option("--request", help="Request one of the next step of a running run")
+        bool, typer.Option("--request", help="Request a diff of the next step of a running run")
     ] = False,
     checkpoint: Annotated[
         int | None,
-        typer.Option(metavar="STEP", min=1, help="Queue one at this checkpoint, as a run"),
+        typer.Option(
+            metavar="STEP", min=1, help="Queue a run that measures a diff at this checkpoint"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,19 +118,19 @@ def precision_diff(
             return
         if request:
             accepted = client.request_precision_diff(run_id)
-            text = f"run {run_id}: a precision diff of the next step is requested"
+            text = f"run {run_id}: requested a precision diff of the next step"
             print_result(accepted, text, as_json=as_json)
             return
         diff = client.precision_diff(run_id)
     if diff is None:
-        warn(f"run {run_id} has no precision diff; --request requests one of a running run")
+        warn(f"run {run_id} has no precision diff; for a running run, add --request")
         raise typer.Exit(1)
     columns = ("Module", "Call", "Direction", "Error", "Local", "Inherited")
     print_list([diff] if as_json else diff["rows"], columns, _diff_row, as_json=as_json)
     if as_json:
         return
     for each in diff["suggestions"]:
-        print(f"Should stay in fp32: {each['name']}: {each['evidence'][0]}")
+        print(f"Suggested for fp32: {each['name']}: {each['evidence'][0]}")
     if diff["causes"]:
         titles = ("Causes alone", "Error", "Operations", "Memory")
         print_list(diff["causes"][:CAUSES_SHOWN], titles, _cause_row, as_json=False)
@@ -149,20 +151,22 @@ def _diff_row(row: "PrecisionDiffRow") -> tuple[str, ...]:
 def precision_plan(
     run_id: RunId,
     request: Annotated[
-        bool, typer.Option("--request", help="Queue one with checkpoints of this run, as a run")
+        bool, typer.Option("--request", help="Queue a run that plans with checkpoints of this run")
     ] = False,
     checkpoint: Annotated[
         list[int] | None,
-        typer.Option(metavar="STEP", min=1, help="With --request: of up to three; repeatable"),
+        typer.Option(
+            metavar="STEP", min=1, help="With --request: checkpoint, up to three; repeatable"
+        ),
     ] = None,
     no_fresh: Annotated[
-        bool, typer.Option("--no-fresh", help="With --request: checkpoints only")
+        bool, typer.Option("--no-fresh", help="With --request: without initial weights")
     ] = False,
     max_error: Annotated[
-        float, typer.Option(min=0, max=10, help="Bound of the gradient's relative error")
+        float, typer.Option(min=0, max=10, help="Largest relative error of the gradient")
     ] = 0.1,
     min_cosine: Annotated[
-        float, typer.Option(min=-1, max=1, help="Bound of its cosine similarity")
+        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of the gradient")
     ] = 0.99,
     as_json: AsJson = False,
 ) -> None:
@@ -180,7 +184,7 @@ def precision_plan(
             return
         plan = client.precision_plan(run_id)
     if plan is None:
-        warn(f"run {run_id} has no precision plan; --request queues one of its checkpoints")
+        warn(f"run {run_id} has no precision plan; add --request to queue one")
         raise typer.Exit(1)
     if as_json:
         print_json([plan])
@@ -192,7 +196,8 @@ def precision_plan(
 
 
 def _print_measurement(run: "RunSummary", *, as_json: bool) -> None:
-    print_result(run, f"run {run['id']}  {run['status']}  {run['name']}", as_json=as_json)
+    text = f"run {run['id']}  {formats.state(run)}  {run['name']}"
+    print_result(run, text, as_json=as_json)
 
 
 def _point_row(point: "PlanPoint") -> tuple[str, ...]:
@@ -232,10 +237,10 @@ def parity(
     ] = "",
     value: Annotated[
         Literal["final", "area", "time_to_target"],
-        typer.Option(help="The last one; the mean over the curve; seconds until --target"),
+        typer.Option(help="The last value; the mean over the curve; seconds until --target"),
     ] = "final",
     target: Annotated[
-        float | None, typer.Option(help="Value of the metric, of the time to a target")
+        float | None, typer.Option(help="Value of the metric, for the time to a target")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -252,7 +257,7 @@ def parity(
     if result["reason"]:
         warn(f"unknown: {result['reason']}")
     if result["unpaired"] and result["groups"]:
-        warn(f"in no pair: {', '.join(map(str, result['unpaired']))}")
+        warn(f"not paired: {', '.join(map(str, result['unpaired']))}")
 
 
 def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]]) -> None:

@@ -50,7 +50,7 @@ Search = Annotated[
     ),
 ]
 
-app = App("Begin, list, show, extend, move, pause, resume or cancel sweeps.")
+app = App("Start, list, show, extend, move, pause, resume or cancel sweeps.")
 
 
 @app.command()
@@ -71,7 +71,7 @@ def begin(
     runs: Annotated[
         int | None, typer.Option(help="Runs in total; default: all points of a grid, else 20")
     ] = None,
-    at_once: Annotated[int, typer.Option(help="Runs that are queued or train at once")] = 1,
+    at_once: Annotated[int, typer.Option(help="Runs that are queued or training at once")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random values")] = 0,
     name: Name = "",
     project: Project = None,
@@ -95,10 +95,10 @@ def begin(
     Or of a command: `sweep begin --command 'python train.py --lr {lr}' --search lr='0.1, 0.01'`.
     """
     if bool(recipe) == bool(line):
-        raise typer.BadParameter("allowed is one of a recipe and --command")
+        raise typer.BadParameter("use either a recipe or --command")
     if line and (fields or precision):
         raise typer.BadParameter(
-            "--set and --precision are of a recipe; allowed with --command is --param"
+            "--set and --precision are only for recipes; with --command use --param"
         )
     options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal or "", "runs": runs}
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
@@ -119,7 +119,7 @@ def begin(
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option(help="Largest number of sweeps")] = 20,
+    limit: Annotated[int, typer.Option(help="Maximum number of sweeps")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List sweeps, newest first."""
@@ -132,7 +132,8 @@ def list_(
 def _sweep_row(sweep: "SweepSummary") -> tuple[str, ...]:
     ended = f"{_ended(sweep)} / {sweep['runs_total']}"
     best = number_formats.number(sweep["best"])
-    fields = (str(sweep["id"]), sweep["name"], sweep["status"], ended, sweep["metric"], best)
+    status = formats.label(sweep["status"])
+    fields = (str(sweep["id"]), sweep["name"], status, ended, sweep["metric"], best)
     return *fields, sweep["error"] or ""
 
 
@@ -150,7 +151,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
     best = "" if sweep["best"] is None else number_formats.number(sweep["best"])
     fields = {
         "Sweep": f"{sweep['id']}  {sweep['name']}",
-        "Status": sweep["status"],
+        "Status": formats.label(sweep["status"]),
         "Reason": sweep["error"] or "",
         "Runs": f"{_ended(sweep)} / {sweep['runs_total']} ended",
         "Metric": f"{sweep['metric']}, {sweep['goal']}",
@@ -177,7 +178,7 @@ def _trial_row(
         live = [formats.progress(run), loss, scale, skipped, health, left]
     settings = [number_formats.setting(trial["params"].get(path)) for path in paths]
     value = number_formats.number(trial["value"])
-    return str(trial["run_id"]), trial["status"], value, *settings, *live
+    return str(trial["run_id"]), formats.label(trial["status"]), value, *settings, *live
 
 
 @app.command()
@@ -237,6 +238,7 @@ def _print_sweep(sweep: "SweepSummary", *, as_json: bool) -> None:
     best = f"  best {sweep['metric']} {number_formats.number(sweep['best'])}"
     ended = f"{_ended(sweep)} / {sweep['runs_total']} runs ended"
     why = f"  ({sweep['error']})" if sweep["error"] else ""
-    text = f"sweep {sweep['id']}  {sweep['status']}  {sweep['name']}  {ended}"
+    status = formats.label(sweep["status"])
+    text = f"sweep {sweep['id']}  {status}  {sweep['name']}  {ended}"
     text += "" if sweep["best"] is None else best
     print_result(sweep, text + why, as_json=as_json)

@@ -21,7 +21,7 @@ MOST_RUNS = 200
 @single()
 def app(
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.2, help="Time between two refreshes")
+        float, typer.Option(metavar="SECONDS", min=0.2, help="Time between refreshes")
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @single()
 def app(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs, or above them")
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Folders of runs, or their parent folders"),
     ],
     checkpoints: Annotated[
         bool,
@@ -28,7 +29,7 @@ def app(
     ] = False,
     delete: Annotated[
         bool,
-        typer.Option("--delete", help="Delete the spools of attempts that ended and were sent"),
+        typer.Option("--delete", help="Delete spools of attempts that have ended and were sent"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +50,7 @@ def app(
     server = credentials.known()
     if server is None:
         raise typer.BadParameter(
-            "no server is known: `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN"
+            "no server is configured: run `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN"
         )
     progress = Progress("runs")
 

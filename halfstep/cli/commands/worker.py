@@ -55,7 +55,7 @@ def undrain(name: WorkerName, as_json: AsJson = False) -> None:
 def _worker_id(client: "Client", name: str) -> int:
     workers = {row["name"]: int(row["id"]) for row in client.workers()}
     if name not in workers:
-        raise typer.BadParameter(f"name is {name!r}; there are: {', '.join(workers) or 'none'}")
+        raise typer.BadParameter(f"name is {name!r}; allowed: {', '.join(workers) or 'none'}")
     return workers[name]
 
 

@@ -241,8 +241,8 @@ def test_channels_are_checked_and_keep_their_secrets(
             ("email", "a@b.example, c@d.example", "address: 'a@b.example, c@d.example' is not"),
             ("email", "a@b.example\nBcc: x@y.example", "address"),
             ("webhook", "ftp://h/hush", "address: its scheme is 'ftp'; allowed: https"),
-            ("webhook", "https:///hush", "it names no host"),
-            ("slack", "https://u:hush@h/", "it names a user"),
+            ("webhook", "https:///hush", "it has no host"),
+            ("slack", "https://u:hush@h/", "it contains a user name"),
             ("slack", "https://h:99999/hush", "it is not a URL"),
             ("slack", "https://h/" + "hush" * 1000, "it has 4,010 characters of at most 2,000"),
         ):
@@ -340,7 +340,7 @@ def test_a_request_without_a_response_is_repeated(
     with database.writing() as session:
         for _ in range(deliveries.MOST_TESTS):
             deliveries.test(session, ada, channel.id, "http://here")
-        with pytest.raises(Conflict, match="5 tests are under way"):
+        with pytest.raises(Conflict, match="5 tests are already in progress"):
             deliveries.test(session, ada, channel.id, "http://here")
         channels.delete(session, ada, channel.id)
         assert session.scalars(select(Delivery)).all() == []

@@ -45,7 +45,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
     again = browser.post(
         "/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"}
     )
-    assert "is a channel of yours already" in again.text
+    assert "is already one of your channels" in again.text
     assert browser.get("/alerts/channels").headers["location"] == "/alerts#channels"
     rule = {"scope": "run", "run_id": "1", "condition": "scale_below", "value": "1", "channel": "1"}
     assert posted(browser, "/alerts/rules", **rule) == 303

@@ -117,7 +117,7 @@ def test_short_password_is_rejected(browser: TestClient) -> None:
     """The page says how long it has to be."""
     answer = browser.post("/account/password", data={"password": "short"})
     assert answer.status_code == 422
-    assert "has 5 characters; 8 to 200 are allowed" in answer.text
+    assert "has 5 characters; allowed: 8 to 200" in answer.text
 
 
 def test_token_is_shown_once(browser: TestClient) -> None:
@@ -175,7 +175,7 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     for kind, run_id in (("run", ""), ("run", running.id), ("run", theirs), ("write", mine)):
         form = {"name": "x", "kind": kind, "run_id": str(run_id)}
         refused = browser.post("/account/tokens", data=form)
-        assert (refused.status_code, "is not valid; allowed: of kind" in refused.text) == (
+        assert (refused.status_code, "is not valid; allowed: for kind" in refused.text) == (
             422,
             True,
         )

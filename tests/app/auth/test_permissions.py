@@ -172,7 +172,7 @@ def test_a_rejection_names_the_request(
     """One permission allows several actions; a user without any project gets a message without
     one."""
     member = script_of(app, database, people[MEMBER])
-    refused = f"Your role does not let you {{}} the project {PROJECT!r}."
+    refused = f"Your role does not allow you to {{}} the project {PROJECT!r}."
     rule = {"scope": f"in:{PROJECT}", "log_days": 3}
     answer = member.put("/api/v1/retention", json=rule)
     assert answer.json()["detail"] == refused.format("set retention rules of")

@@ -88,7 +88,7 @@ def test_maintainers_give_roles_in_their_projects(
     for name in ("vision", "speech"):
         assert browser.post("/projects", data={"name": name}).status_code == 303
     twice = browser.post("/projects", data={"name": "vision"})
-    assert (twice.status_code, "there is a project" in twice.text) == (422, True)
+    assert (twice.status_code, "already exists" in twice.text) == (422, True)
     with database.writing() as session:
         carol = accounts.make_user(session, "carol")
         dave = accounts.make_user(session, "dave")

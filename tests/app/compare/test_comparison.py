@@ -229,7 +229,7 @@ def test_a_comparison_over_several_devices_says_so(
         return [run["device"] for run in browser.get("/api/v1/groups/2").json()["runs"]]
 
     _train(database, 2, seconds=2.0, losses=[2.0], devices=[0, 1])
-    assert devices() == ["CPU, a device that is gone", "", "", ""]
+    assert devices() == ["CPU, a removed device", "", "", ""]
     assert note not in browser.get("/groups/2").text
     _train(database, 3, seconds=2.0, losses=[2.0], worker_id=2, devices=[0, 1])
     assert devices()[1] == "2 × H100"
@@ -386,7 +386,7 @@ def test_runs_that_cannot_be_compared_are_named(
     assert answer(1) == "run 1 is of gpt; allowed: a run of digits"
     monkeypatch.setattr("db.runs.groups.MOST_COMPARED", 2)
     assert answer(2) == "201"
-    assert answer(2) == "run 2 has 2 beside it; allowed: fewer"
+    assert answer(2) == "the group of run 2 already has 2 runs, the maximum"
 
 
 def _cells(page: str, row: str) -> list[str]:

@@ -202,7 +202,7 @@ def test_runs_that_are_no_pairs_are_unknown(make: Callable[..., Run], script: Te
     make("fp32", None, 0.9)
     alone = parity(script, "6,7")
     assert (alone["groups"], alone["seed"]) == ([], "")
-    assert "no setting training.seed" in alone["reason"]
+    assert "neither the setting training.seed" in alone["reason"]
     assert reason(parity(script, "1,3,6,7")).startswith("1 pair")
 
 
@@ -411,7 +411,7 @@ def test_times_to_a_target_are_compared(make: Callable[..., Run], script: TestCl
     assert (found["is_low"], found["target"]) == (True, 0.9)
     pairs = [(pair["value"], pair["reference_value"]) for pair in group["pairs"]]
     assert pairs == [(0.2, 0.1), (0.25, 0.15), (0.15, 0.05)]
-    reached = "all differences are equal (0.1), so their spread is not known"
+    reached = "all differences are equal (0.1), so their spread is unknown"
     assert group["sentence"].startswith(f"Unknown for fp16: {reached}")
     earlier = only(parity(script, runs, target=0.7, **query))
     assert [pair["value"] for pair in earlier["pairs"]] == [0.15, 0.15, 0.15]
@@ -436,7 +436,7 @@ def test_a_run_that_never_reaches_the_target_has_no_time(
     assert "NaN" not in page
     with database.writing() as session:
         session.get_one(Run, 1).attempt = 2
-    interrupted = "interrupted, so the time to a target is not known: run 1 (finished)"
+    interrupted = "interrupted, so the time to target is unknown: run 1 (finished)"
     assert reason(parity(script, runs, **query)) == interrupted
 
 
@@ -447,10 +447,10 @@ def test_a_time_to_a_target_needs_a_target_and_a_direction(
     runs = with_curves(make, {"fp32": [[1.0], [2.0]], "fp16": [[1.0], [2.0]]}, "val/score")
     query = {"metric": "val/score", "value": "time_to_target"}
     missing = parity(script, runs, **query)
-    assert (missing["groups"], missing["reason"]) == ([], "the time to a target needs a target")
-    assert "is not known whether lower" in parity(script, runs, target=1, **query)["reason"]
+    assert (missing["groups"], missing["reason"]) == ([], "the value time_to_target needs a target")
+    assert "is unknown whether lower" in parity(script, runs, target=1, **query)["reason"]
     page = block(browser.get("/compare", params={"runs": runs, "target": "", **query}).text)
-    assert "Unknown: the time to a target needs a target." in page
+    assert "Unknown: the value time_to_target needs a target." in page
     assert '<option value="time_to_target" selected>Time to target</option>' in page
 
 
@@ -467,7 +467,7 @@ def test_times_on_different_devices_are_not_compared_by_themselves(
     assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
     with database.writing() as session:
         session.execute(delete(RunNode).where(RunNode.run_id == 3))
-    also = "not comparable: runs of a pair also differ in possibly their device, which is not known"
+    also = "not comparable: runs of a pair also differ in possibly their device, which is unknown"
     assert reason(parity(script, runs, **times)) == also
     assert only(parity(script, runs, metric="val/loss"))["also_differ"] == []
 
@@ -606,7 +606,7 @@ def test_steps_that_cannot_be_read_are_a_reason(
         last = parity(reader, "1,2,3,4,5,6", metric="loss")["groups"]
     own.dispose()
     expected = {
-        "unreachable": "the storage of the steps does not answer",
+        "unreachable": "the storage of steps does not answer",
     }.get(problem, "the file with the steps of a run is missing or damaged")
     assert groups[0]["result"]["reason"] == expected
     assert not groups[1]["result"]["reason"].startswith("the ")
@@ -770,7 +770,7 @@ def test_scripts_are_paired_by_their_own_seed(
         for run_id in range(1, 5):
             stored = session.get_one(Run, run_id)
             stored.script_config = {**(stored.script_config or {}), "data": {"seed": run_id}}
-    assert "not exactly one that is called seed" in parity(script, "1,2,3,4")["reason"]
+    assert "nor exactly one setting called seed" in parity(script, "1,2,3,4")["reason"]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_due_run_is_frozen(
 @pytest.mark.parametrize(
     ("url", "storage", "days", "what"),
     [
-        ("", "", 7, "move into files, as the database is "),
+        ("", "", 7, "move into files, because the database is "),
         ("", "s3://bucket", 0, "stay in the database, which is not "),
         ("postgresql://host/name", "", 0, "stay in the database, which is not "),
     ],
@@ -168,7 +168,10 @@ def test_the_default_is_logged(
     for given in (settings, settings.model_copy(update={"freeze_after_days": 7.0})):
         FreezeJob(given, Database(settings.database_url), Event()).log_default()
     [message] = [record.message for record in caplog.records]
-    assert f"is not set: {days}: steps of ended runs {what}{tmp_path / 'halfstep.db'}" in message
+    assert (
+        f"is not set and defaults to {days}: steps of ended runs {what}{tmp_path / 'halfstep.db'}"
+        in message
+    )
 
 
 def test_a_round_is_bounded(

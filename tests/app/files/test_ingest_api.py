@@ -339,7 +339,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
         ("finished", "finished", None),
         ("failed", "failed", "RuntimeError: CUDA out of memory"),
         ("terminated", "failed", "its process was terminated"),
-        ("vanished", "failed", "its process ended without saying so; killed?"),
+        ("vanished", "failed", "its process exited unexpectedly (killed?)"),
     ],
 )
 def test_an_attempt_ends_as_its_process_did(
@@ -373,7 +373,7 @@ def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -
     uploader.send()
     uploader.end("terminated", step=9)
     reason = script.get("/api/v1/runs/1").json()["statuses"][-1]["reason"]
-    assert reason == "its process was terminated; of its 9 steps 5 came in"
+    assert reason == "its process was terminated; 5 of its 9 steps were received"
 
 
 def test_a_run_that_a_person_ended_takes_nothing_more(

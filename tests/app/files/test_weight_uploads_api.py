@@ -202,7 +202,7 @@ def test_the_command_uploads_initial_weights(
     assert weights["strict"] is False
     for wrong in (("digits", "--weights", str(tmp_path)), ("--command", "ls", *words[:2])):
         refused = halfstep("run", "submit", *wrong, **environment)
-        assert "allowed is a file, for a recipe" in refused.stderr
+        assert "allowed: a file, and only with a recipe" in refused.stderr
 
 
 def test_only_users_can_check_for_an_upload(

@@ -1,7 +1,11 @@
 """Numbers as people read them."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import app
 from app.html import formats
 
 
@@ -31,3 +35,11 @@ def test_a_setting_keeps_its_name_where_a_sentence_begins_with_it() -> None:
     """Names are not capitalised."""
     assert formats.sentence("weights.path is /a.pt") == "weights.path is /a.pt"
     assert formats.sentence("it raised") == "It raised"
+
+
+def test_templates_show_states_by_their_labels() -> None:
+    """A status is never written out or capitalized, so that all pages have one word for a state."""
+    written = r"status\s*\|\s*(capitalize|title)|\{\{\s*(run|each|row|sweep)\.status\s*\}\}[^\"]"
+    templates = Path(next(iter(app.__path__)), "templates").rglob("*.html")
+    found = [path.name for path in templates if re.search(written, path.read_text())]
+    assert found == []

@@ -107,7 +107,9 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
         assert answer.status_code == status, (wanted, answer.text)
     assert answer.json()["queued"] == 5
     form = {"project": "speech", "new_name": "Sight"}
-    assert "there is a project &#39;sight&#39;" in browser.post("/projects/name", data=form).text
+    assert (
+        "a project &#39;sight&#39; already exists" in browser.post("/projects/name", data=form).text
+    )
     assert browser_of(app, database, mel).get(f"/runs/{run.id}").status_code == 200
     with database.reading() as session:
         assert furniture(session) == ["sight", "sight", "project:sight"]
@@ -166,7 +168,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
     assert result["done"] == [queued]
     said = {each["id"]: each["detail"] for each in result["refused"]}
     assert "after it has ended" in said[busy]
-    assert "does not let you move runs out of or into the project 'text'" in said[others]
+    assert "does not allow you to move runs out of or into the project 'text'" in said[others]
     for wrong in ({"project": None}, {"action": "cancel"}):
         assert client.post("/api/v1/runs/bulk", json=wanted | wrong).status_code == 422
     page = client.get(f"/runs/{queued}").text
@@ -303,7 +305,10 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
     erase(database, settings, open_store(settings), 1, Event())
     with database.writing() as session:
         session.get_one(Sweep, sweep.id).status = sweeps.RUNNING
-    assert (delete()[0], f"sweep {sweep.id}, which is to submit" in delete()[1]) == (409, True)
+    assert (delete()[0], f"sweep {sweep.id}, which has more runs to submit" in delete()[1]) == (
+        409,
+        True,
+    )
     with database.writing() as session:
         session.get_one(Sweep, sweep.id).status = sweeps.CANCELLED
     assert delete()[0] == 204

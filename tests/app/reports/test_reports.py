@@ -152,9 +152,9 @@ def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
     assert "hidden run" not in page
     assert "gone run" not in page
     for sentence in (
-        f"Run {hidden.id} does not exist, or you may not see it.",
+        f"Run {hidden.id} does not exist or is not visible to you.",
         f"Run {gone.id} is deleted.",
-        "Run 99 does not exist, or you may not see it.",
+        "Run 99 does not exist or is not visible to you.",
         "None of these runs has nothing.",
         "&lt;b&gt;",
         "<h3>Why</h3>",

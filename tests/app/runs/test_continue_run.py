@@ -29,7 +29,7 @@ def test_a_cancelled_run_continues_from_its_last_checkpoint(
         assert {**run.config, "weights": None} == {**CONFIG, "weights": None}
     again = browser.post(f"/runs/{running.id}/continuation")
     assert again.status_code == 409
-    assert f"Run {running.id} is continued by run {run.id} already, which is queued." in again.text
+    assert f"Run {running.id} is already continued by run {run.id}, which is queued." in again.text
     script.post(f"/api/v1/runs/{run.id}/cancellation")
     anew = browser.post(f"/runs/{running.id}/continuation")
     assert (anew.status_code, anew.headers["location"]) == (303, f"/runs/{run.id + 1}")

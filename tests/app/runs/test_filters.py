@@ -118,7 +118,11 @@ WRONG = (
     ('x "open', [2], "its quote is not closed"),
     ('""', [1], "it is empty"),
     ("a:b c:d", [1, 2], "word 2, 'c:d'"),
-    ("ok OR lr>1", [2], 'terms are combined with AND, OR is no operator; allowed: "OR" as a text'),
+    (
+        "ok OR lr>1",
+        [2],
+        'terms are combined with AND, and OR is not an operator; allowed: "OR" as a text',
+    ),
     ("ok a\0b", [2], "has the character '\\x00', which cannot be stored"),
     ("w " * 21, [0], "it has 21 words; allowed: at most 20"),
     ("w" * 1001, [0], "it has 1,001 characters; allowed: at most 1000"),

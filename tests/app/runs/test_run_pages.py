@@ -108,7 +108,7 @@ def test_what_could_not_be_started_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """The reason is shown once."""
-    reason = "there is no program pyhton on this worker, in its PATH"
+    reason = "there is no program pyhton in the PATH of this worker"
     with database.writing() as session:
         queue.end(
             session, 1, 1, Status.FAILED, error=reason, reason=reason, failure_kind="settings"
@@ -361,7 +361,7 @@ def test_the_environment_is_shown(database: Database, running: Run, browser: Tes
 
     A changed recipe is noted, but not an equal or unknown one.
     """
-    assert "It is noted when the run starts" in browser.get("/runs/1").text
+    assert "It is recorded when the run starts" in browser.get("/runs/1").text
     assert browser.get("/api/v1/runs/1/environment").status_code == 404
     file = {"path": "/r.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
     git = {"commit": "c0ffee", "is_dirty": True, "untracked": ["<b>"], "untracked_count": 1}

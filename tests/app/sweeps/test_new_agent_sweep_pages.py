@@ -39,7 +39,7 @@ def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
     assert sweep["config"] == {"name": "adam", "epochs": 10, "fused": True}
     shown = browser.get("/sweeps/1").text
     assert "halfstep agent 1 -- python train.py" in shown
-    assert "No agent is at work." in shown
+    assert "No agent is running." in shown
     assert "differ from the default" not in shown  # only a recipe has defaults
 
 

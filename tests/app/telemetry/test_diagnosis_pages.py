@@ -257,7 +257,7 @@ def test_page_has_the_last_precision_diff(
     assert "In step 100" in section
     assert section.index("<code>(loss)</code>") < section.index("<code>body</code>")
     assert "Local 0.0003, inherited 0.0004; cosine 1, 11 bits" in section
-    assert "Local error unknown: a number that arrives at it" in section
+    assert "Local error unknown: one of its inputs exceeds" in section
     assert "which would leave an error of 0.0005" in section
     assert "Modules by the gradient error that each causes alone" in section
     assert '<td class="number">25 %</td><td class="number">50 %</td>' in section

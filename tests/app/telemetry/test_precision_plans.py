@@ -479,7 +479,7 @@ def test_client_and_command(database: Database, ended: Run, address: str, token:
     assert json.loads(halfstep(*command, "--json", **known).stdout)["best"] == 1
     without = halfstep("run", "precision-plan", "1", **known)
     assert (without.returncode, without.stdout) == (1, "")
-    assert "--request queues one" in without.stderr
+    assert "add --request to queue one" in without.stderr
     asked = halfstep("run", "precision-plan", "1", "--request", "--checkpoint", "200", **known)
     assert "queued  own-fp16 precision plan" in asked.stdout
     asked = halfstep("run", "precision-diff", "1", "--checkpoint", "200", **known)

@@ -79,7 +79,7 @@ def test_files_to_delete_are_listed_first(old: int, settings: Settings) -> None:
 def test_without_a_rule_nothing_is_pruned(old: int) -> None:
     """The message names the missing option."""
     done = halfstep("storage", "prune")
-    assert (done.returncode, "allowed: at least one of them" in done.stderr) == (1, True)
+    assert (done.returncode, "use at least one of them" in done.stderr) == (1, True)
 
 
 def test_the_api_says_the_same(old: int, script: TestClient) -> None:

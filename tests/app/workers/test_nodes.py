@@ -124,7 +124,7 @@ def test_conflicting_settings_are_rejected_before_workers_are_claimed(
     training = {"parallel": "fsdp", "compile": True}
     answer = script.post("/api/v1/runs", json={"recipe": "gpt", "config": {"training": training}})
     assert answer.status_code == 422
-    text = "parallel fsdp cannot go with compile; allowed: ddp"
+    text = "parallel fsdp cannot be combined with compile; allowed: ddp"
     assert answer.json()["errors"] == {"training.parallel": text}
     spike = {"spike": {"rollback": True, "threshold": 3.0}, "checkpoints": {"every_steps": None}}
     answer = script.post("/api/v1/runs", json={"recipe": "gpt", "config": spike})

@@ -160,7 +160,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     """And let it claim again; page, list and audit log show it."""
     assert browser.post("/workers/1/drain", data={"stop": "true"}).status_code == 303
     assert "drained, stops" in browser.get("/workers").text
-    assert "Take runs again" in browser.get("/workers/1").text
+    assert "Undrain" in browser.get("/workers/1").text
     (state,) = script.get("/api/v1/workers").json()["workers"]
     assert (state["drained_at"] > 0, state["drain_stops"]) == (True, True)
     assert browser.post("/workers/1/undrain").status_code == 303
@@ -177,7 +177,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
         line = capsys.readouterr().out.splitlines()[-1]
         assert (line[:2], line.endswith(said)) == ("w1", True)
     assert type_command("workers", "drain", "w9") == 2
-    assert "name is 'w9'; there are: w1" in capsys.readouterr().err
+    assert "name is 'w9'; allowed: w1" in capsys.readouterr().err
     audit_events = [each["action"] for each in script.get("/api/v1/audit").json()["audit_events"]]
     assert [each for each in audit_events if "/drain" in each or "/undrain" in each] == [
         "POST /api/v1/workers/1/undrain",

@@ -64,7 +64,7 @@ def test_a_missing_or_wrong_key_is_an_error(
     with database.reading() as session:
         for path, message in (
             (tmp_path / "missing.key", "missing.key is not there; copy it"),
-            (other, "other.key is not the key that they were encrypted with"),
+            (other, "other.key is not the key with which they were encrypted"),
             (broken, "broken.key: Fernet key must be"),
         ):
             with pytest.raises(secrets.Unreadable, match=message):

@@ -305,7 +305,7 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
         "diverged": "finished, but diverged: its loss is not finite from step 102 on",
         "nonfinite_loss": "had a loss that is not finite at step 102",
     }[condition]
-    cause = "The gradient of SqrtBackward0 of head is not defined (step 101)"
+    cause = "The gradient of SqrtBackward0 of head is undefined (step 101)"
     assert alert.text == f"Run 1, digits-fp16, {what}. Cause: {cause}."
 
 

@@ -100,4 +100,4 @@ def test_a_listener_without_notifications_reports_it(
         listener, _heard = stack.enter_context(listening(deaf))
         while listener.problem is None:
             assert not listener.is_listening
-        assert listener.problem == "no notification arrives, as behind a transaction pooler"
+        assert listener.problem == "no notification arrives (is there a transaction pooler?)"

@@ -200,7 +200,7 @@ def test_storage_check_names_and_mends_what_does_not_match(
     assert found() == ["no row names the file"]
     assert found(deep=True)[0].startswith("the file is altered")
     obstore.put(store, key, b"weig")
-    assert found()[0] == "the file has 4 bytes, recorded were 7"
+    assert found()[0] == "the file has 4 bytes, not the recorded 7"
     obstore.delete(store, key)
     assert found()[0] == "the file is missing"
     with database.reading() as session:

@@ -197,7 +197,7 @@ def test_what_does_not_match_is_found_by_pages(
     problems = {each.key: each.problem for each in found}
     assert problems == {
         keys[0]: "the file is missing",
-        keys[1]: "the file has 2 bytes, recorded were 1",
+        keys[1]: "the file has 2 bytes, not the recorded 1",
         stranger: "no row names the file",
     }
     mend(database, store, found)

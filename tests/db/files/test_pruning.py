@@ -68,7 +68,8 @@ def test_old_checkpoints_are_previewed_and_deleted(
         for table in (LogLine, SystemSample):
             assert session.scalar(select(func.count()).select_from(table)) == 0
         assert runs.statuses(session, old)[-1].reason == (
-            "pruned, for their age: 3 steps' checkpoints, 1 log line, 1 sample of the machine"
+            "deleted because of their age: 3 steps' checkpoints, 1 log line, "
+            "1 sample of the machine"
         )
     left = [meta["path"] for page in obstore.list(store) for meta in page]
     assert sorted(left) == [f"runs/{old}/checkpoints/{step}.pt" for step in (30, 50)]

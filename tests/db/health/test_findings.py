@@ -153,7 +153,7 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
             {"events": [Schedule(step=40, advanced=9, skipped=10)]},
             ["The learning-rate schedule advances in skipped steps"],
         ),
-        ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
+        ("healthy", {"left_out": LEFT_OUT}, ["The replay is not available"]),
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
@@ -173,7 +173,7 @@ def test_texts_hold_the_figures() -> None:
     )
     underflow, slower, shapes = (each.text for each in findings.find(evidence))
     assert "1.8 % of the gradients" in underflow
-    assert "most in body (2 %)" in underflow
+    assert "the largest share is in body (2 %)" in underflow
     assert "The same run took 3 s, and 2 s in fp32: 1.5 times as long" in slower
     assert "Here 31.4 % of the weights are in layers with other sizes" in shapes
     assert "(768 to 50257), model.body.1 (770 to 770) and 4 more; the batch size is 50" in shapes
@@ -375,7 +375,7 @@ def test_updates_that_round_away_are_a_finding(
     assert [each.title for each in found] == (["Updates round away"] if is_told else [])
     if is_told:
         assert "At step 20, 84.5 % of the weights" in found[0].text
-        assert "most in body (85 %)" in found[0].text
+        assert "the largest share is in body (85 %)" in found[0].text
     by_chance = [each | {"saved": 1} for each in counted]
     event = {"event": "updates", "step": 30, "modules": by_chance}
     record(database, running, events=[event])
@@ -415,7 +415,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
     record(database, running, events=[event])
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))
-    assert found.title == "The initial weights fit only in part"
+    assert found.title == "The initial weights match only in part"
     assert (
         "12 of the recipe's 14 weights are loaded from /data/models/net.safetensors" in found.text
     )
@@ -447,7 +447,7 @@ def test_little_headroom_is_the_first_warning(database: Database, running: Run) 
 
     assert found(body=1000.0, head=2.0) == []
     [warning] = found(body=3820.0, head=2.0, over="Infinity")
-    assert warning.title == "4.1 powers of two left in body"
+    assert warning.title == "body has 4.1 powers of two of headroom"
     assert warning.module == "body"
     assert "In step 100 its largest activation was 3,820;" in warning.text
 
@@ -467,8 +467,8 @@ def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) 
     ("losses", "words"),
     [
         ([1.0] * 9 + [math.nan, 1.0], "At step 11 it was finite"),
-        ([1.0] * 9 + [math.nan], "whether another batch is finite"),
-        ([1.0] * 9 + [math.nan, math.nan], "whether another batch is finite"),
+        ([1.0] * 9 + [math.nan], "whether other batches are finite"),
+        ([1.0] * 9 + [math.nan, math.nan], "whether other batches are finite"),
     ],
 )
 def test_a_forward_overflow_of_unknown_place_says_what_later_steps_show(
@@ -581,7 +581,7 @@ def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:
         titles.append(found.title)
         assert not found.is_certain
     assert "unknown" in titles[0]
-    assert "outside of this process" in titles[1]
+    assert "outside this process" in titles[1]
 
 
 @pytest.mark.parametrize(
@@ -612,4 +612,4 @@ def test_a_damaged_event_costs_only_its_own_finding(database: Database, running:
                 session.add(Diagnosis(run_id=running.id, kind=kind, step=3, content=damaged))
         session.flush()
         [found] = findings.of_run(session, session.get_one(Run, running.id))
-    assert found.title == "The initial weights fit only in part"
+    assert found.title == "The initial weights match only in part"

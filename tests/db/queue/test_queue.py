@@ -270,7 +270,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         other = submit(session, accounts.user_named(session, "bob"))
         order = [claim(session, worker, runs_per_user=1) for _ in range(3)]
         assert [run and run.id for run in order] == [1, other.id, None]
-        assert "as many as are allowed" in why(session, waits, runs_per_user=1)
+        assert "the maximum" in why(session, waits, runs_per_user=1)
 
 
 @pytest.mark.parametrize(

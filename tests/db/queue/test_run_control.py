@@ -35,7 +35,7 @@ def test_a_repeated_cancel_still_waits_for_the_checkpoint(
         assert history == ["queued", "starting", "running", "stopping"]
         for act in (run_control.kill, run_control.cancel):
             assert act(session, running.id, ada).desired_state == "kill"
-    with pytest.raises(Conflict, match="only one that trains"), database.writing() as session:
+    with pytest.raises(Conflict, match="only a running one"), database.writing() as session:
         run_control.kill(session, submit(session, ada).id, ada)
 
 

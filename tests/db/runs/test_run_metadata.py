@@ -57,7 +57,10 @@ def test_the_second_of_two_conflicting_edits_is_rejected(
     """An edit of an outdated value is an error; edits of other fields do not conflict."""
     edit(database, running.id, ada, note="theirs", tags=["x"])
     for wanted, seen in (({"note": "mine"}, {"note": ""}), ({"tags": ["y"]}, {"tags": []})):
-        with pytest.raises(Changed, match="changed meanwhile"), database.writing() as session:
+        with (
+            pytest.raises(Changed, match="has changed in the meantime"),
+            database.writing() as session,
+        ):
             run_metadata.edit(session, running.id, ada, wanted, seen)
     with database.writing() as session:
         run_metadata.edit(session, running.id, ada, {"note": "theirs"}, {"note": ""})  # the same

@@ -255,7 +255,7 @@ def make_precision_diff(step: int, **changes: Any) -> dict[str, Any]:
             make_precision_row("body", direction="backward", error=2e-3),
             make_precision_row("head", **nonfinite, local_fp32=1e-4),
             make_precision_row("head", direction="backward", local=None, inherited=None)
-            | {"unknown": "a number that arrives at it is beyond the format's largest"},
+            | {"unknown": "one of its inputs exceeds the format's largest number"},
             make_precision_row("head.weight", direction="parameter", call=0, used_by=["head"]),
         ],
     }

@@ -55,7 +55,7 @@ def test_login_stores_the_token_privately(stranger: Path) -> None:
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
     assert done.stdout == f"The token for http://there/ is stored in {path}\n"
-    result = "halfstep: the token is not checked: the server does not answer at http://there: "
+    result = "halfstep: the token was not checked: the server does not answer at http://there: "
     assert done.stderr.startswith(result)
     assert path.stat().st_mode & 0o777 == 0o600
     assert credentials.known() == ("http://there", "secret-token", str(path))
@@ -99,7 +99,7 @@ def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
 def test_login_names_the_allowed_values() -> None:
     """An address without a scheme, and no token."""
     assert "url is 'there'; allowed: http://" in login("token", "there").stderr
-    assert "there is no token: type it" in login("", "http://there").stderr
+    assert "no token given: type it" in login("", "http://there").stderr
 
 
 def test_invalid_credentials_are_named_with_their_source(

@@ -3,6 +3,7 @@
 import pytest
 
 from halfstep.cli import formats
+from halfstep.cli.commands import sweep
 from tests.halfstep.cli.formats_made import RUN
 
 
@@ -44,3 +45,10 @@ def test_a_failed_run_has_the_reason_of_its_failure() -> None:
 def test_text_cannot_control_the_terminal() -> None:
     """Escape sequences in a name are printed visibly."""
     assert formats.plain("a\x1b[2Jb\nc") == "a\ufffd[2Jb c"
+
+
+def test_a_trial_has_the_label_of_its_state() -> None:
+    """As in lists of runs and on pages; a state of a newer server is shown as it is."""
+    trial = {"run_id": 7, "status": "unreachable", "value": 0.5, "params": {}}
+    assert sweep._trial_row(trial, [], None, is_loss=False)[:2] == ("7", "no contact")
+    assert formats.label("resting") == "resting"

@@ -58,7 +58,7 @@ def test_help_lists_every_command_with_its_first_line() -> None:
         text = help_of(*words)
         assert "up Start server and worker on this machine" in text
         assert "worker Start a worker: it offers" in text
-        assert "recipe Check, plan, train and register recipes of your own." in text
+        assert "recipe Check, plan, train and register your own recipes." in text
         assert "top Show all running runs" in text
 
 
@@ -254,7 +254,7 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         (
             "storage prune --logs 1",
             1,
-            "--json: cannot ask for confirmation; allowed: with --dry-run or --yes",
+            "--json: cannot ask for confirmation without a terminal; add --dry-run or --yes",
         ),
         ("link bob", 1, "There is no installation here"),
         ("recipe remove away.py", 1, "away.py is not "),

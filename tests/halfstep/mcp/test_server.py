@@ -152,13 +152,13 @@ def test_a_client_without_questions_gets_the_page(client: Client) -> None:
     """On which the person can queue the same run; one too long to be read also is not asked."""
     server = server_of(client, allow_writes=True)
     new = {"recipe": "digits", "config": {"training": {"steps": 3}}}
-    with pytest.raises(LookupError, match=r"cannot ask the person .*: http") as raised:
+    with pytest.raises(LookupError, match=r"cannot ask the user .*: http") as raised:
         call(server, "submit", **new)
     path = str(raised.value).rpartition(client.url_of("/"))[2]
     assert path == "runs/new?recipe=digits&set=training.steps%3D3"
     with pytest.raises(LookupError, match=r"runs/new\?from=1&step=5"):
         call(server, "fork", run_id=1, step=5)
-    with pytest.raises(LookupError, match="too long to be shown"):
+    with pytest.raises(LookupError, match="too long to show"):
         call(server, "submit", lambda _text: True, recipe="digits", name="x" * 5000)
     assert len(client.runs()) == 1
     for tool in ask(server, lambda agent: agent.list_tools()).tools:

@@ -679,7 +679,7 @@ def test_an_unknown_run_to_continue_is_reported(
     for _ in range(2):
         halfstep.watch(folder=tmp_path, run=run).finish()
     line, *watching = capsys.readouterr().err.splitlines()
-    assert line == f"halfstep: there is no run 'mien' in {tmp_path}: this is a new one"
+    assert line == f"halfstep: there is no run 'mien' in {tmp_path}; starting a new one"
     assert len(watching) == 2
 
 
@@ -700,7 +700,7 @@ def test_only_the_named_run_is_continued(
     assert len(list(again.folder.glob("outcome-*.json"))) == 2
     assert [path.name for path in tmp_path.glob("o*/outcome-2.json")] == ["outcome-2.json"]
     line, *watching = capsys.readouterr().err.splitlines()
-    assert line == f"halfstep: there is no run {shown(run)} in {tmp_path}: this is a new one"
+    assert line == f"halfstep: there is no run {shown(run)} in {tmp_path}; starting a new one"
     assert len(watching) == 2
 
 
@@ -800,7 +800,7 @@ def test_without_the_service_the_upload_is_named(
     monkeypatch.setattr("halfstep.session.watch_session.SERVICE", "halfstep-absent")
     halfstep.watch(folder=tmp_path, name="it").finish()
     folder = tmp_path / "it"
-    upload = f"`halfstep upload {folder}` sends it to a server"
+    upload = f"`halfstep upload {folder}` uploads it to a server"
     assert capsys.readouterr().err == f"halfstep: watching; the run is in {folder}; {upload}\n"
 
 
@@ -893,7 +893,10 @@ def test_a_single_text_is_one_tag(tmp_path: Path, tags: Any, kept: list[str]) ->
 
 
 WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "a number": (lambda: {"optimizers": [5]}, "optimizers is ignored, and all are observed: it h"),
+    "a number": (
+        lambda: {"optimizers": [5]},
+        "optimizers is ignored and all optimizers are observed: it h",
+    ),
     "no list": (lambda: {"optimizers": 5}, "it has 5; allowed: optimizers of torch, in a list or"),
     "none": (lambda: {"optimizers": []}, "it is []; allowed: optimizers of torch, in a list or by"),
     "a module": (lambda: {"optimizers": [Net()]}, "it has Net( (body): Linear("),
@@ -903,7 +906,7 @@ WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "a scaler": (
         lambda: {"scaler": "x"},
-        "scaler is ignored, and every scaler is observed: it is 'x'; allowed: a torch.amp.Grad",
+        "scaler is ignored and all scalers are observed: it is 'x'; allowed: a torch.amp.Grad",
     ),
 }
 
@@ -1325,7 +1328,7 @@ def test_a_full_disk_does_not_end_watching(
     assert len(written.steps) == 0
     assert [(event["name"], event["step"]) for event in written.of("metric")] == [("late", 40)]
     result = capsys.readouterr().err
-    assert "the spool is written again: 40 steps" in result
+    assert "the spool can be written again: 40 steps" in result
     assert (tmp_path / "it" / "outcome-1.json").exists()
 
 

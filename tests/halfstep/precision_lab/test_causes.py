@@ -40,7 +40,7 @@ def test_planted_cause_is_the_first(dtype: torch.dtype) -> None:
     again = parse(fields_of(report.event))
     assert isinstance(again, PrecisionDiff)
     assert [each.role for each in again.causes] == [each.role for each in report.causes]
-    assert "modules cause alone" in report._repr_html_()
+    assert "each module causes alone" in report._repr_html_()
 
 
 def test_causes_are_measured_on_request() -> None:

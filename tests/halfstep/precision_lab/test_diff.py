@@ -132,7 +132,7 @@ def test_side_channel_is_unknown_not_wrong() -> None:
     report = precision_diff(model, vectors(), loss, torch.bfloat16)
     row = report.row("1", "backward")
     assert row.local is None
-    assert "more than its results were used" in str(row.unknown)
+    assert "more than its results is used" in str(row.unknown)
     assert not report.suggest()
 
 

@@ -103,7 +103,7 @@ def test_short_mantissa_is_named() -> None:
     plan = precision_plan(between(cancelled(12)), [vectors()], squared, **STRICT)
     assert str(plan.best) == "fp16 everywhere"
     assert plan.of_precision["bf16"].fp32 == ["1"]
-    assert "Only bf16's mantissa of 8 bits is too short" in str(plan)
+    assert "Only bf16 exceeds the bounds, with 8 bits of precision" in str(plan)
 
 
 def test_small_range_is_named() -> None:
@@ -111,7 +111,7 @@ def test_small_range_is_named() -> None:
     case = PLANS["overflow of a layer"]
     plan = precision_plan(case.make(), [case.batch()], case.loss)
     assert str(plan.best) == "bf16 everywhere"
-    assert "Only fp16's range is too small" in str(plan)
+    assert "Only fp16 exceeds the bounds, because of its range" in str(plan)
 
 
 def test_two_needs_are_both_named() -> None:

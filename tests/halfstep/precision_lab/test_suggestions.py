@@ -77,7 +77,7 @@ def test_underflow_is_attributed_to_the_scale() -> None:
     case = PLANTED["gradients that underflow without a scale"]
     model, batch = case.make(), case.batch()
     without = precision_diff(model, batch, case.loss, scale=1.0)
-    assert any("a larger one repairs that" in note for note in without.event.notes)
+    assert any("a larger one fixes this" in note for note in without.event.notes)
     assert not precision_diff(model, batch, case.loss).suggest()
 
 

@@ -148,7 +148,7 @@ def test_a_second_process_at_once_trains_unwatched(
         other.stdout.readline()
         assert halfstep.watch().folder is None
         other.communicate(b"\n")
-    assert "another process of this run is being watched" in capfd.readouterr().err
+    assert "another process of this run is already watched" in capfd.readouterr().err
     assert not (folder / "spool").exists()
     train()
     assert len(Written(folder).steps) > 0
@@ -166,7 +166,7 @@ def test_without_locks_a_second_process_is_rejected_as_well(
     first = QueuedRun.taken()
     assert first is not None
     assert halfstep.watch().folder is None
-    assert "another process of this run is being watched" in capfd.readouterr().err
+    assert "another process of this run is already watched" in capfd.readouterr().err
     first.leave(0)
     train()
     assert len(Written(folder).steps) > 0

@@ -51,7 +51,7 @@ def test_it_continues_in_a_new_file_and_counts_losses(tmp_path: Path, now: list[
     lost = "10 steps and 1 events were lost"
     assert said == [
         "the spool cannot be written; data is lost until it can: [Errno 27] File too large",
-        f"the spool is written again: {lost}",
+        f"the spool can be written again: {lost}",
     ]
     reader, found, result = SpoolReader(tmp_path), [], []
     while items := reader.poll():
@@ -76,7 +76,7 @@ def test_a_disk_that_stays_full_is_reported_at_the_end(tmp_path: Path, now: list
         spool.steps(steps(6))
         spool.close()
     assert len(said) == 2
-    assert said[-1] == "the spool could not be written again: 10 steps and 0 events were lost"
+    assert said[-1] == "the spool still could not be written: 10 steps and 0 events were lost"
 
 
 def test_a_spool_that_cannot_be_begun_raises(tmp_path: Path) -> None:

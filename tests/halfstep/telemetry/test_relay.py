@@ -78,7 +78,7 @@ def test_values_logged_by_data_workers_are_in_the_run(
     )
     assert done.returncode == 0, done.stderr
     [_, line] = done.stderr.splitlines()
-    assert line.startswith("halfstep: text is not logged: only numbers of a child process")
+    assert line.startswith("halfstep: text is not logged: from a child process only numbers")
     folder = tmp_path / "halfstep-runs" / "it"
     logged: dict[str, list[tuple[int, float]]] = {}
     for event in Written(folder).of("metric"):
@@ -142,7 +142,7 @@ def test_values_that_a_child_cannot_relay_are_reported_once(
     assert len(said) == 3
     assert "log received 'text'" in said[0]
     assert "number is not logged: OverflowError" in said[1]
-    assert "numbers of a child process are not logged: invalid literal" in said[2]
+    assert "values of a child process are not logged: invalid literal" in said[2]
     for number in range(2 * MOST_MESSAGES):
         RelayWriter(files).log({f"text {number}": "text"}, None)
     assert len(capsys.readouterr().err.splitlines()) == MOST_MESSAGES - len(said)

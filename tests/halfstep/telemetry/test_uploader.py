@@ -392,7 +392,7 @@ def test_data_that_the_server_rejects_are_reported_and_given_up_at_the_end(
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
-    assert uploading.said == ["the server refuses the run (It is refused.); nothing is deleted"]
+    assert uploading.said == ["the server rejects the run (It is refused.); nothing is deleted"]
     site.faults = ["422"] * 100
     writer.steps().finish()
     uploading.threads[0].join(60)
@@ -479,7 +479,7 @@ def test_a_rejected_token_is_reported_and_can_be_replaced(
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.said))
-    assert "the server refuses the token" in uploading.said[0]
+    assert "the server rejects the token" in uploading.said[0]
     site.tokens = {"token"}
     until(lambda: bool(uploading.pages))
     site.tokens = {"mended"}
@@ -960,7 +960,7 @@ def test_a_rejection_is_a_response(
     named = "" if is_told else f" The token is that of {credentials.place()}."
     refused, begun = said.splitlines()[:2]
     assert refused.startswith(
-        f"halfstep: the server refuses the token (It is unauthorized.{named});"
+        f"halfstep: the server rejects the token (It is unauthorized.{named});"
     )
     assert begun == f"halfstep: watching; the run is in {tmp_path / 'it'}"
 

@@ -221,7 +221,9 @@ def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
     run = run_loop(Regression, values, resume=tmp_path / "step-00000002.pt")
     [event] = run.of("resumed")
     assert not event["exact"]
-    assert event["notes"] == ["training.deterministic is off: algorithms may give other last bits"]
+    assert event["notes"] == [
+        "training.deterministic is off, so results may differ in the last bits"
+    ]
 
 
 def test_a_checkpoint_of_another_model_is_rejected(run_loop, saved):

@@ -112,7 +112,7 @@ def test_weights_that_do_not_fit_are_reported_and_fail_the_run(run_loop, unfitti
         "missing: model.0.bias",
         "unexpected: model.9.weight",
         "of another shape: model.2.weight: 5 × 8, not 1 × 8",
-        "weights.strict off",
+        "set weights.strict to off",
     ):
         assert part in str(raised.value)
 
@@ -135,7 +135,9 @@ def test_weights_that_do_not_fit_are_reported_and_left_out(run_loop, unfitting):
 def test_a_file_of_another_network_altogether(run_loop, tmp_path, strict):
     """Where no name fits nothing is started, strict or not."""
     save_file({"stem.kernel": torch.ones(3)}, tmp_path / "net.safetensors")
-    with pytest.raises(ConfigError, match=r"no weight of .* fits .* it has stem.kernel; the recip"):
+    with pytest.raises(
+        ConfigError, match=r"no weight of .* matches .* it has stem.kernel; the recip"
+    ):
         start(run_loop, tmp_path / "net.safetensors", strict=strict)
 
 
@@ -154,7 +156,7 @@ def test_quantised_weights_are_rejected(fitted):
     weights = {"weight": torch.ones(2, 2, dtype=torch.int8), "bias": torch.ones(2)}
     event, trouble = fitted(weights, {"model": network})
     assert event["mismatched"] == ["model.weight: int8, not float32"]
-    assert "do not fit" in trouble
+    assert "do not match" in trouble
 
 
 def test_weights_in_half_precision_become_the_modules_type(fitted):
@@ -188,11 +190,11 @@ def test_settings_name_one_source(run_loop):
     for weights, message in (
         ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
         ({"upload": "net.pt"}, "allowed: text that matches"),
-        ({"step": 3}, "says nothing without run"),
+        ({"step": 3}, "step is 3, but run is empty"),
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(Regression, {"weights": weights})
-    with pytest.raises(ConfigError, match="which only a server has"):
+    with pytest.raises(ConfigError, match="which only the server can read"):
         run_loop(Regression, {"weights": {"run": 3}})
 
 

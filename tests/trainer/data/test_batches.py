@@ -45,7 +45,7 @@ def test_a_recipe_that_ignores_its_indices_is_not_called_exact(run_loop, tmp_pat
     [result] = resumed.of("resumed")
     assert not result["exact"]
     assert result["notes"] == [
-        "another batch comes next: Recipe.batch does not depend only on its indices"
+        "the next batch differs: Recipe.batch does not depend only on its indices"
     ]
     assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
 
@@ -73,7 +73,7 @@ def test_a_fork_of_an_old_checkpoint_names_unknown_values(run_loop, tmp_path):
     del state["next_batch"]
     torch.save(state, path)
     [result] = run_loop(Regression, VALUES, resume=path).of("resumed")
-    assert result["notes"] == ["which batch came next is not known"]
+    assert result["notes"] == ["the next batch is unknown"]
 
 
 def test_drawing_ahead_changes_neither_order_nor_position():
@@ -147,5 +147,6 @@ def test_a_checkpoint_from_before_orders_were_computed_says_that_it_is(run_loop,
     torch.save(state, path)
     [result] = run_loop(Regression, VALUES, tmp_path / "b", resume=path).of("resumed")
     assert result["notes"] == [
-        "another batch comes next: the version that saved this drew the order of examples otherwise"
+        "the next batch differs: the version that saved the checkpoint used another order "
+        "of examples"
     ]

@@ -129,7 +129,7 @@ def test_a_stream_says_what_it_lacks(run_loop):
         run_loop(Lost)
     with pytest.raises(ConfigError, match=r"epochs is 2.0, but the dataset is a stream"):
         run_loop(Streaming, {"training": {"epochs": 2}})
-    with pytest.raises(DataError, match=r"place 0 .*: it ends before its first example"):
+    with pytest.raises(DataError, match=r"position 0 .*: it ends before its first example"):
         run_loop(Empty, settings(1))
 
 
@@ -193,7 +193,9 @@ def test_a_collate_that_fails_is_reported(run_loop):
         def collate(self, examples):
             raise KeyError("labels")
 
-    with pytest.raises(DataError, match=r"examples \d+, .* make no batch: KeyError: 'labels'"):
+    with pytest.raises(
+        DataError, match=r"examples \d+, .* cannot be collated into a batch: KeyError: 'labels'"
+    ):
         run_loop(Failing, settings(1))
 
 

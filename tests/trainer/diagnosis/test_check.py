@@ -49,7 +49,7 @@ def test_the_template_passes(tmp_path, capsys):
     """It has neither an error nor a warning, and its steps are shown in each precision."""
     code, text = checked(tmp_path, capsys)
     assert code == 0
-    assert "No mistake found." in text
+    assert "No mistakes found." in text
     assert "error" not in text
     assert "warning" not in text
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["fp32", "fp16", "bf16"]
@@ -89,26 +89,26 @@ ERRORS = {
         """with torch.autocast(self.device.type, enabled=False):
             outputs = self.modules["model"](inputs).squeeze(1)""",
         None,
-        "every matrix product ran with autocast off: fp16 changes nothing",
+        "every matrix product ran with autocast off: fp16 has no effect",
     ),
     "forward in batch": (
         "return self.train_inputs[rows], self.train_targets[rows]",
         'return self.modules["model"](self.train_inputs[rows]), self.train_targets[rows]',
         'return self.modules["model"]',
-        "batch() computes with weights, and it runs outside autocast",
+        "batch() computes with weights, but runs outside autocast",
     ),
     "own autocast that is always on": (
         OUTPUTS,
         """with torch.autocast(self.device.type, dtype=torch.bfloat16):
             outputs = self.modules["model"](inputs).squeeze(1)""",
         'outputs = self.modules["model"]',
-        "an autocast region of the recipe's own is on in an fp32 run",
+        "the recipe enables autocast in an fp32 run",
     ),
     "sum for a mean": (
         STEP,
         'yield Loss(F.mse_loss(outputs, targets, reduction="sum"), optimizer="adamw")',
         None,
-        'the loss of "adamw" doubles with the batch: it is a sum',
+        'the loss of "adamw" doubles with the batch size, so it is a sum',
     ),
     "divided twice": (
         STEP,
@@ -121,7 +121,7 @@ ERRORS = {
         STEP,
         'yield Loss(self.scaler.scale(F.mse_loss(outputs, targets)), optimizer="adamw")',
         None,
-        "training_step scales the loss: the loop does",
+        "training_step scales the loss, which the loop does",
     ),
     "fp16 parameters": (
         "        ).to(device)\n        self.modules",
@@ -136,7 +136,7 @@ ERRORS = {
         self.optimizers["adamw"].step()
         yield Loss(F.mse_loss(self.modules["model"](inputs).squeeze(1), targets), "adamw")""",
         "loss.backward()",
-        "training_step changes weights or gradients itself",
+        "training_step calls backward() or changes weights or gradients itself",
     ),
     "weights written to before the loss": (
         STEP,
@@ -144,28 +144,28 @@ ERRORS = {
             self.modules["model"][2].bias.add_(1)
         yield Loss(F.mse_loss(outputs, targets), "adamw")""",
         None,
-        "training_step changes weights or gradients itself",
+        "training_step calls backward() or changes weights or gradients itself",
     ),
     "backward after the yield": (
         STEP,
         f"""{STEP}
         F.mse_loss(self.modules["model"](inputs).squeeze(1), targets).backward()""",
         "targets).backward()",
-        "training_step changes weights or gradients itself",
+        "training_step calls backward() or changes weights or gradients itself",
     ),
     "a step after the yield": (
         STEP,
         f"""{STEP}
         self.optimizers["adamw"].step()""",
         'self.optimizers["adamw"].step()',
-        "training_step changes weights or gradients itself",
+        "training_step calls backward() or changes weights or gradients itself",
     ),
     "a scaler of its own": (
         STEP,
         """self.own = torch.amp.GradScaler(self.device.type, init_scale=1.0)
         yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")""",
         "self.own =",
-        "a GradScaler of the recipe's own is on in an fp32 run",
+        "the recipe's own GradScaler is enabled in an fp32 run",
     ),
     "a penalty that is not unscaled": (
         STEP,
@@ -177,7 +177,7 @@ ERRORS = {
         STEP,
         PENALTY.format(scale="1", inverse="1"),
         "torch.autograd.grad(",
-        "an inner gradient is taken of a loss that is not scaled",
+        "an inner gradient is computed from an unscaled loss",
     ),
     "a hook that clips scaled gradients": (
         'self.modules = {"model": model}',
@@ -198,27 +198,27 @@ ERRORS = {
         STEP,
         'yield Loss(outputs.cumsum(0).square().mean(), optimizer="adamw")',
         "outputs.cumsum",
-        "cumsum of floating-point numbers has no deterministic form on CUDA",
+        "cumsum of floating-point numbers has no deterministic implementation on CUDA",
     ),
     "a tensor left on the CPU": (
         STEP,
         """weights = torch.linspace(0.5, 1.5, len(inputs))
         yield Loss((outputs * weights - targets).square().mean(), optimizer="adamw")""",
         "outputs * weights",
-        "a tensor or a module that the step uses was left on the CPU",
+        "a tensor or a module of the step is on the CPU",
     ),
     "a module left on the CPU": (
         "        ).to(device)\n        self.modules",
         "        )\n        self.modules",
         None,
-        'module "model" was left on the CPU',
+        'module "model" is on the CPU',
     ),
     "momentum that is dropped": (
         STEP,
         f"""self.optimizers["adamw"].state.clear()
         {STEP}""",
         None,
-        'optimizer "adamw" is a fused SGD whose momentum was dropped',
+        'optimizer "adamw" is a fused SGD whose momentum was deleted',
     ),
     "item": (
         STEP,
@@ -226,7 +226,7 @@ ERRORS = {
         self.last = loss.item()
         yield Loss(loss, optimizer="adamw")""",
         "self.last = loss.item()",
-        "the step asks the device for a value",
+        "the step reads a value from the device",
     ),
     "cpu": (
         STEP,
@@ -234,7 +234,7 @@ ERRORS = {
         self.last = loss.detach().cpu()
         yield Loss(loss, optimizer="adamw")""",
         "self.last = loss.detach()",
-        "the step asks the device for a value",
+        "the step reads a value from the device",
     ),
     "if on a tensor": (
         STEP,
@@ -243,27 +243,27 @@ ERRORS = {
             loss = loss * 0
         yield Loss(loss, optimizer="adamw")""",
         "if loss > 100",
-        "the step asks the device for a value",
+        "the step reads a value from the device",
     ),
     "no scalar": (
         STEP,
         'yield Loss(F.mse_loss(outputs, targets, reduction="none"), optimizer="adamw")',
         None,
-        'the loss of "adamw" has shape (8,): yield its mean',
+        'the loss of "adamw" has shape (8,): yield a scalar',
     ),
     "log of what fp16 flushes": (
         STEP,
         """chance = torch.sigmoid(outputs - 20)
         yield Loss(-torch.log(chance).mean(), optimizer="adamw")""",
         "torch.log",
-        "log of a value that fp16 has flushed to 0, and fp32 has not",
+        "log of a value that fp16 flushes to 0 and fp32 does not",
     ),
     "division by what fp16 flushes": (
         STEP,
         """chance = torch.sigmoid(outputs - 20).float()
         yield Loss((1 / chance).mean(), optimizer="adamw")""",
         "1 / chance",
-        "division of a value that fp16 has flushed to 0, and fp32 has not",
+        "division of a value that fp16 flushes to 0 and fp32 does not",
     ),
     "an epsilon that fp16 rounds to 0": (
         STEP,
@@ -319,7 +319,7 @@ ERRORS = {
         "1 - unexplained.item()",
         "1 - unexplained",
         None,
-        'evaluate returns Tensor as "val/r2": return a float, .item()',
+        'evaluate returns Tensor as "val/r2": return a float, with .item()',
     ),
 }  # fmt: skip
 BESIDES = {
@@ -374,7 +374,7 @@ WARNINGS = {
         OUTPUTS,
         'outputs = self.modules["model"](inputs).squeeze(1).detach() '
         '+ self.modules["model"][2].bias',
-        'parameter model.0.weight of "adamw" got no gradient',
+        'parameter model.0.weight of "adamw" received no gradient',
     ),
     "no optimizer": (
         "model.parameters(), lr", "model[2].parameters(), lr",
@@ -388,16 +388,16 @@ WARNINGS = {
     "log of an fp16 value": (
         STEP,
         'yield Loss(-torch.log(torch.sigmoid(outputs)).float().mean(), optimizer="adamw")',
-        "log of a float16 value, 0.",
+        "log of a float16 value, as small as 0.",
     ),
     "a name that cannot be recorded": (
-        STEP, 'self.log({"x" * 400: 1.0})\n        ' + STEP, "a number that it logs is left out: ",
+        STEP, 'self.log({"x" * 400: 1.0})\n        ' + STEP, "a logged value is dropped: ",
     ),
     "indices that decide nothing": (BATCH, "rows = torch.arange(8)", "ignores its indices"),
     "cannot be made on meta": (
         "self.train_size = TRAIN_SIZE",
         "self.train_size = TRAIN_SIZE if inputs.to(device).sum().item() else 0",
-        "waits for the device could not be looked for",
+        "device synchronizations were not checked",
     ),
 }  # fmt: skip
 
@@ -409,7 +409,7 @@ def test_a_doubt_is_a_warning(tmp_path, capsys, doubt):
     code, text = checked(tmp_path, capsys, (old, new))
     assert code == 0
     assert any(line.startswith("warning: ") and message in line for line in text.splitlines())
-    assert text.splitlines()[-1] == "No error found; warnings to judge: see above."
+    assert text.splitlines()[-1] == "No errors. Review the warnings above."
 
 
 @pytest.mark.parametrize("guard", ["+ 1e-6", ".clamp(min=1e-6)"])
@@ -532,7 +532,7 @@ REFUSED_ON_CUDA = {
 def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operation):
     """Each is an error, unless the run does without determinism."""
     step = f'yield Loss({REFUSED_ON_CUDA[operation]}, optimizer="adamw")'
-    message = f"{operation} has no deterministic form on CUDA"
+    message = f"{operation} has no deterministic implementation on CUDA"
     code, text = checked(tmp_path, capsys, (STEP, step))
     assert code == 1
     assert message in text
@@ -592,7 +592,7 @@ def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
     off = ["training.deterministic=false"]
     code, text = checked(tmp_path, capsys, (STEP, step), arguments=off)
     assert code == 0
-    assert "asks the device for a value" not in text
+    assert "reads a value from the device" not in text
     assert "torch has no ctc_loss on its meta device" in text
 
 
@@ -602,7 +602,7 @@ def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
     code, text = checked(tmp_path, capsys, (STEP, step))
     assert code == 0
     place = line_of(tmp_path, "view(8)")
-    assert f"warning: {place}: the check tried other batches, and it raised: RuntimeError" in text
+    assert f"warning: {place}: it raised when the check tried other batches: RuntimeError" in text
 
 
 def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
@@ -610,7 +610,7 @@ def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
     step = 'yield Loss(F.mse_loss(outputs, targets) * targets.unique().numel(), "adamw")'
     code, text = checked(tmp_path, capsys, (STEP, step))
     assert code == 1
-    assert "the step asks the device for a value" in text
+    assert "the step reads a value from the device" in text
 
 
 def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
@@ -618,7 +618,7 @@ def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeyp
     monkeypatch.setattr(recipe_checks, "TORCH_LIB_PATH", "/home/a b/torch/lib")
     code, text = checked(tmp_path, capsys, arguments=["training.compile=true"])
     assert code == 1
-    assert "-L/home/a b/torch/lib unquoted, and the path has a space" in text
+    assert "-L/home/a b/torch/lib to the linker unquoted, and the path has a space" in text
     assert checked(tmp_path, capsys)[0] == 0
 
 
@@ -641,4 +641,4 @@ def test_a_file_with_two_recipes_wants_a_name(tmp_path, capsys):
     two = ("class Diabetes(Recipe):", "class Other(Recipe): ...\n\n\nclass Diabetes(Recipe):")
     assert checked(tmp_path, capsys, two)[0] == 2
     main(f"{tmp_path}/mine.py:Diabetes")
-    assert "No mistake found." in capsys.readouterr().out
+    assert "No mistakes found." in capsys.readouterr().out

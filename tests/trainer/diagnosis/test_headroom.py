@@ -127,7 +127,7 @@ def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
     values = EVERY | {"training": {"steps": 7, "compile": True}}
     run = run_loop(Regression, values)
     assert run.of("headroom") == run.of("failed_diagnosis") == []
-    assert capsys.readouterr().err.count("no headroom is measured. Modules are compiled: ") == 1
+    assert capsys.readouterr().err.count("headroom is not measured. Modules are compiled: ") == 1
 
 
 def test_none_is_taken_when_it_is_switched_off(run_loop):

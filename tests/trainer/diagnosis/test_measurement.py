@@ -174,7 +174,9 @@ def test_a_checkpoint_of_another_network_is_named(tmp_path: Path, run_loop: Any)
 @pytest.mark.parametrize("precision", ["fp32", "fp8"])
 def test_a_diff_needs_half_precision(precision: str) -> None:
     """The configuration is refused before anything is queued."""
-    with pytest.raises(ConfigError, match=f"precision is {precision}, and lab.task precision_diff"):
+    with pytest.raises(
+        ConfigError, match=f"precision is {precision}, but lab.task is precision_diff"
+    ):
         parse_config(Digits, {"precision": precision, "lab": {"task": "precision_diff"}})
 
 
@@ -182,7 +184,9 @@ def test_a_diff_needs_half_precision(precision: str) -> None:
 def test_weights_in_bf16_are_not_measured(task: str) -> None:
     """What is measured would not be what is trained."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}, "lab": {"task": task}}
-    with pytest.raises(ConfigError, match=f"weights is bf16, and lab.task {task}; allowed: fp32"):
+    with pytest.raises(
+        ConfigError, match=f"weights is bf16, but lab.task is {task}; allowed: fp32"
+    ):
         parse_config(Digits, values)
 
 

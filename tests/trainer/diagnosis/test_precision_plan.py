@@ -194,7 +194,7 @@ def test_recipe_plan_from_the_command() -> None:
     assert "training.nope" in json.loads(wrong.stderr)["error"]
     both = halfstep("recipe", "plan", "digits", "--run", "1", "--checkpoint", "a.pt")
     assert both.returncode == 2
-    assert "leave out --checkpoint" in both.stderr
+    assert "omit --checkpoint" in both.stderr
 
 
 def test_submit_command_is_quoted() -> None:

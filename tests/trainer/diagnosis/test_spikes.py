@@ -250,7 +250,7 @@ def test_looking_without_going_back_changes_no_bit(run_loop, tmp_path):
         ({"spike": {"rollback": True}}, "checkpoints.every_steps is empty"),
         (
             {"spike": {"rollback": True, "threshold": None}, "checkpoints": {"every_steps": 5}},
-            "needs a threshold",
+            "threshold is empty",
         ),
     ],
 )

@@ -181,7 +181,7 @@ def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
 def test_a_policy_goes_with_fewer_settings_than_autocast(values, message):
     """It casts all of a network, in each step."""
     training = {"parallel": "fsdp", "shard_casts": "policy"} | values.get("training", {})
-    with pytest.raises(ConfigError, match=f"cannot go with {message}; allowed: autocast"):
+    with pytest.raises(ConfigError, match=f"cannot be combined with {message}; allowed: autocast"):
         parse_config(Digits, {"precision": "fp16"} | values | {"training": training})
 
 
@@ -375,8 +375,8 @@ def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_f
         ("Tied", "model.0.weight and model.1.weight are one weight, and lie in two shards"),
         ("Sparse", "model.3 has sparse gradients, which cannot be sharded"),
         ("Penalty", "training_step differentiates a gradient"),
-        ("Pair", "one loss a step, of all optimizers (sgd, adam)"),
-        ("Routed", "the ranks have called modules in different orders"),
+        ("Pair", "one loss per step for all optimizers (sgd, adam)"),
+        ("Routed", "the ranks called modules in different orders"),
         ("Mixed", "the weights of model are of several types, torch.bfloat16, torch.float32"),
     ],
 )
@@ -391,16 +391,16 @@ def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"training": {"compile": True}}, "parallel fsdp cannot go with compile"),
+        ({"training": {"compile": True}}, "parallel fsdp cannot be combined with compile"),
         (
             {"training": {"static_graph": True, "channels_last": True}},
-            "parallel fsdp cannot go with channels_last or static_graph; allowed: ddp",
+            "parallel fsdp cannot be combined with channels_last or static_graph; allowed: ddp",
         ),
         (
             {"training": {"weights": "bf16", "rounding": "stochastic"}},
-            "parallel fsdp cannot go with rounding stochastic",
+            "parallel fsdp cannot be combined with rounding stochastic",
         ),
-        ({"precision": "fp8"}, "precision is fp8, and training.parallel fsdp; allowed: ddp"),
+        ({"precision": "fp8"}, "precision is fp8, but training.parallel is fsdp; allowed: ddp"),
     ],
 )
 def test_settings_that_conflict_with_shards_are_rejected(values, words):

@@ -64,7 +64,8 @@ def test_layers_train_in_fp8_and_report_rounding(run_loop, emulated, capsys, tmp
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert whole.recipe.calls == 6
     assert (
-        "in bf16, their sizes being no multiples of 16: model.4 (64 to 1)" in capsys.readouterr()[1]
+        "in bf16, because their sizes are not multiples of 16: model.4 (64 to 1)"
+        in capsys.readouterr()[1]
     )
     assert [event["step"] for event in whole.of("fp8")] == [2, 4, 6]
     for event in whole.of("fp8"):
@@ -106,7 +107,7 @@ def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
     kinds = [type(run.recipe.modules["model"][at]).__name__ for at in (0, 2)]
     assert kinds == ["Linear", "Float8Linear"]
     everywhere = values(2, modules={"fp32": ["model.0"], "bf16": ["model.2"]})
-    with pytest.raises(ConfigError, match=r"no linear layer can have it, its sizes .*model\.4"):
+    with pytest.raises(ConfigError, match=r"no linear layer supports it, because sizes .*model\.4"):
         run_loop(Layers, everywhere)
 
 

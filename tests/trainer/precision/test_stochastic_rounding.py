@@ -143,7 +143,9 @@ def test_unsupported_optimizers_are_rejected(run_loop, recipe, message):
 
 def test_without_torchao_or_bf16_weights_it_is_rejected(run_loop, monkeypatch):
     """With what to install; fp32 weights have nothing to round."""
-    with pytest.raises(ConfigError, match="rounding is stochastic, and weights fp32; allowed"):
+    with pytest.raises(
+        ConfigError, match="rounding is stochastic, but weights is fp32; set weights"
+    ):
         parse_config(Small, {"training": {"rounding": "stochastic"}})
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(ConfigError, match=r"pip install 'halfstep-service\[torchao\]'"):

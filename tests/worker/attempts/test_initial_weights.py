@@ -33,9 +33,9 @@ def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
         f"{other}/gone.pt",
         "/etc/passwd",
     ):
-        with pytest.raises(CannotStart, match=f"{path}; allowed: below {models}, "):
+        with pytest.raises(CannotStart, match=f"{path}; allowed: paths below {models}, "):
             allowed(path, settings)
-    with pytest.raises(CannotStart, match="allowed: below"):
+    with pytest.raises(CannotStart, match="allowed: paths below"):
         allowed(f"{tmp_path}/models-2", settings)
     with pytest.raises(CannotStart, match="which does not exist on this worker"):
         allowed(f"{models}/gone.pt", settings)
@@ -45,7 +45,7 @@ def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
 
 def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
     """The message names the operator's setting."""
-    with pytest.raises(CannotStart, match="its operator names some in HALFSTEP_WEIGHTS_DIRS"):
+    with pytest.raises(CannotStart, match="set HALFSTEP_WEIGHTS_DIRS on the worker"):
         allowed(str(tmp_path), Settings(data=tmp_path))
 
 
@@ -83,7 +83,7 @@ def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
     assert refused.content["unexpected"] == ["no.such"]
     for run_id, message in (
         (unlike, "no weight of"),
-        (outside, "weights.path is /etc/passwd; allowed: below"),
+        (outside, "weights.path is /etc/passwd; allowed: paths below"),
         (absent, "the uploaded weights net.pt that it was to start from are missing or damaged"),
         (gone, f"the weights of run {first} at step 1 no longer exist"),
     ):

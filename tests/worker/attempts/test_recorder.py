@@ -552,8 +552,8 @@ def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool)
         [spike] = session.scalars(select(Diagnosis.content))
     assert spike["rolled_back_to"] == 20
     assert [each for each in reasons if each and each.startswith("rollback")] == [
-        "rollback 1: from step 30 to step 20, for the loss of 20.5 at step 30; on without 320 "
-        "examples"
+        "rollback 1: from step 30 to step 20, for the loss of 20.5 at step 30; continued without "
+        "320 examples"
     ]
     assert news is not None
     assert news.goes_back

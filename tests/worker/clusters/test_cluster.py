@@ -30,7 +30,8 @@ def test_a_volume_that_others_cannot_reach_is_reported(
     assert not list((tmp_path / "checks").iterdir())
     assert said["interface"] == (
         False,
-        "lo (127.0.0.1) leads to no other machine: set HALFSTEP_NETWORK_INTERFACE",
+        "lo (127.0.0.1) is a loopback interface, not reachable from other machines: "
+        "set HALFSTEP_NETWORK_INTERFACE",
     )
     assert said["torch"][0] is False
     assert "but old has None: a run's nodes need one" in said["torch"][1]

@@ -143,7 +143,7 @@ def test_a_run_is_one_indexed_job_however_often_it_is_placed(
     assert worker["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
     engine.cancel(TWO)
     engine.cancel(TWO)
-    assert engine.poll(TWO).reason == "Kubernetes does not know it"
+    assert engine.poll(TWO).reason == "Kubernetes has no such job"
 
 
 def test_settings_stand_over_the_pod_template_and_secrets_in_neither(
@@ -279,7 +279,7 @@ def test_a_job_that_is_over_makes_way_for_the_next_try(
     assert engine.poll(TWO).reason.endswith("ended: Reached expected number of succeeded pods")
     engine.place(TWO)
     api.objects[JOBS, "lab", TWO.name].patch({"metadata": {"uid": "another"}, "status": None})
-    assert engine.poll(TWO).reason.endswith("its pods are yet to be made")
+    assert engine.poll(TWO).reason.endswith("its pods have not been created yet")
 
 
 def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmulator) -> None:
@@ -335,8 +335,8 @@ def test_an_api_that_is_away_is_waited_for(
     ("text", "words"),
     [
         ("spec: [", "while parsing"),
-        ("- a", "no pod template"),
-        ("spec: {containers: [a]}", "no pod"),
+        ("- a", "not a pod template"),
+        ("spec: {containers: [a]}", "not a pod"),
     ],
 )
 def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: str) -> None:
@@ -408,10 +408,10 @@ def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path
     said = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="team")
     assert said.pop("kubernetes").endswith("answers: v1.34")
     assert said == {
-        "namespace": "ok lab is there",
-        "rights": "ok in lab this account may do all that it has to",
+        "namespace": "ok lab exists",
+        "rights": "ok in lab this account has all required permissions",
         "queue": "ok team is a local queue of lab",
-        "job": "ok one as ours would be taken",
+        "job": "ok a job like the placer's would be accepted",
     }
     assert list(bare)[-1].params == {"dryRun": "All"}
     other = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="other")
@@ -431,12 +431,12 @@ def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path
     bare[REVIEWS] << review
     bare[NEW_JOBS] << KubernetesError(status=403, message="no image from there")
     said = checked(tmp_path, kubernetes_queue="team")
-    assert said["namespace"] == "NO there is none called 'lab': HALFSTEP_KUBERNETES_NAMESPACE"
+    assert said["namespace"] == "NO there is no namespace 'lab'; see HALFSTEP_KUBERNETES_NAMESPACE"
     wanted = "list pods, get pods/log, list events"
-    assert said["rights"] == f"NO in lab this account may not {wanted}"
-    assert said["queue"] == "NO 'team' is asked for, and the cluster has no Kueue"
-    assert said["secret"].startswith("NO HALFSTEP_KUBERNETES_SECRET names none")
-    assert said["job"] == "NO one as ours is refused: no image from there"
+    assert said["rights"] == f"NO in lab this account lacks permission to {wanted}"
+    assert said["queue"] == "NO 'team' is configured, but the cluster has no Kueue"
+    assert said["secret"].startswith("NO HALFSTEP_KUBERNETES_SECRET is empty")
+    assert said["job"] == "NO a job like the placer's is rejected: no image from there"
 
 
 def test_an_unreachable_cluster_is_reported(
@@ -446,4 +446,7 @@ def test_an_unreachable_cluster_is_reported(
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     assert "NO Kubernetes does not answer" in checked(tmp_path)["kubernetes"]
     (tmp_path / "kubeconfig").unlink()
-    assert "NO HALFSTEP_PLACEMENT: 'kubernetes' knows no cluster" in checked(tmp_path)["kubernetes"]
+    assert (
+        "NO HALFSTEP_PLACEMENT: 'kubernetes' has no cluster configuration"
+        in checked(tmp_path)["kubernetes"]
+    )
