@@ -103,7 +103,7 @@ def test_the_servers_charts_are_live_until_plotly_is_there(
 def test_a_page_opened_before_the_first_step_has_charts_without_plotly(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The server's charts come with the first steps, and the figures of the library replace them."""
+    """The server's charts come with the first steps, and plotly's figures replace them."""
     held: list[Route] = []
     page.route("**/plotly*", lambda route: held.append(route))
     page.goto("/runs/1")

@@ -29,13 +29,13 @@ def read(database: Database, run: Run, **limits: Any) -> dict[str, list[Any]]:
 
 
 def test_steps_are_read_back_as_they_were_recorded(database: Database, running: Run) -> None:
-    """Every number survives; NaN is None and an infinity has its name."""
+    """Every number survives; NaN and infinities have their names."""
     record(database, running, make_steps([0.5, float("nan"), float("inf")], skipped=[2]))
     steps = read(database, running)
     assert steps["step"] == [1, 2, 3]
     assert steps["elapsed_ms"] == [5, 10, 15]
     assert steps["step_us"] == [5001, 5002, 5003]
-    assert steps["loss"] == [0.5, None, "Infinity"]
+    assert steps["loss"] == [0.5, "NaN", "Infinity"]
     assert steps["scale"] == [2.0**20, 2.0**20, 2.0**19]
     assert steps["grad_norm"] == [2.0, "Infinity", 4.0]
     assert steps["grad_norm_clipped"] == [2.0, "Infinity", 3.0]
