@@ -81,9 +81,8 @@ def show_run(
     stepless = stepless_figures(session, run)
     charts, steps_problem = {}, ""
     if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar()):
-        names = metric_names.names
         try:
-            charts = static_charts(session, run, names, is_scaled=summary.is_scaled)
+            charts = static_charts(session, run, is_scaled=summary.is_scaled)
         except (StepsUnreadable, StorageUnreachable) as error:
             steps_problem = str(error)
     return page(

@@ -14,8 +14,6 @@
 export const METRIC = 'metric:'
 const SKIPPED = 1
 const NONFINITE_LOSS = 2
-/** More names than these come only with a page of them: each is drawn. */
-const MOST_METRICS = 200
 const isNumber = (value) => typeof value === 'number'
 /** Infinities come as words, and charts leave a gap for them as for a NaN. */
 const drawable = (values) => values.map((value) => (isNumber(value) ? value : null))
@@ -37,6 +35,8 @@ export class Points {
 
   /** @type {Map<string, Line & {isWhole: boolean}>} */
   metrics = new Map()
+  /** Of all metrics, also of those whose points are not here. @type {Set<string>} */
+  names = new Set()
   /** Steps that were asked for, the first and the last. @type {[number, number]} */
   asked = [1, Infinity]
   /** Of a fork, the last step that was its parent's. */
@@ -83,9 +83,15 @@ export class Points {
       this.lines[name] = { x: [...x ?? page.x], y: drawable(y) }
       if (meanY.length) this.means[name] = { x: [...meanX ?? page.mean_x], y: drawable(meanY) }
     }
-    for (const [name, { x, y, mean_x: meanX }] of Object.entries(page.metrics)) {
+    this.setMetrics(page.metrics)
+  }
+
+  /** Take points of metrics, of the steps that were asked for. @param {Page['metrics']} metrics */
+  setMetrics(metrics) {
+    for (const [name, { x, y, mean_x: meanX }] of Object.entries(metrics)) {
       // Of a metric measured now and then all points are here; a part of it would break the line.
       if (this.metrics.get(name)?.isWhole) continue
+      this.names.add(name)
       this.metrics.set(name, { x, y: drawable(y), isWhole: this.isWhole && !meanX.length })
     }
   }
@@ -146,9 +152,9 @@ export class Points {
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
   addMetrics(metrics) {
     for (const { name, step, value } of metrics) {
-      if (!this.metrics.has(name) && this.metrics.size >= MOST_METRICS) continue
-      const line = this.metrics.get(name) ?? { x: [], y: [], isWhole: this.isWhole }
-      this.metrics.set(name, line)
+      if (!this.names.has(name)) this.setMetrics({ [name]: { x: [], y: [], mean_x: [] } })
+      const line = this.metrics.get(name)
+      if (!line) continue // its earlier points are not here
       line.x.length = line.y.length = position(line.x, step)
       line.x.push(step)
       line.y.push(isNumber(value) ? value : null)
