@@ -5,7 +5,7 @@ the secret, and receives it back as a cookie for the path of the link's runs. So
 in logs, chat previews or Referer headers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -155,9 +155,7 @@ def show(
     else:
         template, values = (
             "compare/shared_compare.html",
-            template_values(
-                session, _compared(session, shown.runs, settings, view.parity.metric), view
-            ),
+            template_values(session, _compared(session, shown.runs, settings, view.metrics), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 
@@ -312,9 +310,9 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
 
 
 def _compared(
-    session: Session, run_ids: Sequence[int], settings: Settings, metric: str = ""
+    session: Session, run_ids: Sequence[int], settings: Settings, metrics: Iterable[str] = ()
 ) -> Comparison:
-    compared = comparison.of_runs(session, list(run_ids), settings, metric)
+    compared = comparison.of_runs(session, list(run_ids), settings, metrics)
     return replace(
         compared,
         columns=[replace(column, run=_redacted(column.run)) for column in compared.columns],

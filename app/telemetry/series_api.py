@@ -29,8 +29,6 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 SERIES = (*(series.name for series in STEP_SERIES), "elapsed_ms")
 MOST_POINTS = 5000
 LEAST_POINTS = 32
-#: Points of a metric in a panel, which is narrow.
-METRIC_POINTS = 2000
 #: Names of metrics in one response.
 MOST_NAMES = 5000
 
@@ -395,7 +393,7 @@ def series_of_metrics(
         [run_id],
         first=first if first > 1 else None,  # metrics may begin before the first step
         last=last,
-        most=METRIC_POINTS,
+        most=MOST_POINTS,
         names=names,
     )
     return MetricSeries(metrics=_lines(measured[run_id]), cursor=cursor)

@@ -111,14 +111,17 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   }
   /** Parts of panels that have left the view, for those that come into it. @type {Shell[]} */
   const free = []
+  /** Panels that were in use when they left the view. @type {Set<Panel>} */
+  const used = new Set()
   /** Give a panel its parts. @param {Panel} panel */
   const mount = (panel) => {
     const { element, row } = panel
+    used.delete(panel)
     if (panel.shell) return
-    const used = free.pop()
-    if (used) element.replaceChildren(...used.parts)
+    const shell = free.pop()
+    if (shell) element.replaceChildren(...shell.parts)
     else if (!element.querySelector('.tools')) element.replaceChildren(...blank.cloneNode(true).children)
-    const { plot } = panel.shell = used ?? createShell(element)
+    const { plot } = panel.shell = shell ?? createShell(element)
     plot.dataset.plot = row.name
     plot.setAttribute('aria-label', `${row.title} by step`)
     Object.assign(element.querySelector('h3'), { textContent: row.title, title: row.title })
@@ -130,7 +133,10 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   /** @param {Panel} panel */
   const unmount = (panel) => {
     const { element, row, shell } = panel
-    if (!shell || element.contains(document.activeElement) || element === document.fullscreenElement) return
+    if (!shell) return
+    const isInUse = element.contains(document.activeElement) || element === document.fullscreenElement
+    if (isInUse) return used.add(panel)
+    used.delete(panel)
     element.querySelector('.panel-lines').replaceChildren()
     element.querySelector('.crosshair').hidden = true
     element.replaceChildren(...blanksOf(row))
@@ -148,6 +154,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
       if (isIntersecting) mount(panel)
       else unmount(panel)
     }
+    used.forEach(unmount)
     onSeen()
   }, { rootMargin: '50% 0px' })
   /** Draw a panel, once its points are here. @param {Panel} panel */

@@ -241,7 +241,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const changeView = async () => {
     showView()
     if (!points) return
-    await refetch()
+    await Promise.all([refetch(), want()])
     draw()
   }
 
