@@ -20,7 +20,7 @@ const [MOST_NAMED, MOST_CHARACTERS] = [100, 6000]
 const MOST_PANELS = 10000
 /** Metrics among which no search is needed. */
 const UNSEARCHED = 10
-/** So long other panels may come into view before their points are fetched. */
+/** While panels come into view one after another, their points are fetched after a pause of this. */
 const SCROLLING_MS = 100
 
 /**
@@ -84,7 +84,9 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     onArrange: keep,
     onSeen: () => {
       clearTimeout(scrolling)
-      scrolling = setTimeout(want, SCROLLING_MS)
+      const now = performance.now()
+      scrolling = setTimeout(want, now - seenAt > SCROLLING_MS ? 0 : SCROLLING_MS)
+      seenAt = now
     },
   })
   createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture, view, onAxis: () => { showView(); draw() } }, arrangement, () => {
@@ -93,7 +95,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   })
   const starting = createStarting(section)
 
-  let scrolling = 0
+  let [scrolling, seenAt] = [0, -Infinity]
   /** Names of all metrics, also of those beyond MOST_PANELS. */
   let total = Number(section.dataset.metrics)
   const isPartial = () => total > FEW || Boolean(view.search)
