@@ -63,7 +63,7 @@ interface Found {
 }
 interface Window {
   Plotly: {
-    react(plot: HTMLElement, data: object[], layout: object, config: object): Promise<unknown>
+    react(plot: HTMLElement, data: object[], layout: object, config?: object): Promise<unknown>
     downloadImage(figure: object, options: { format: 'png' | 'svg', scale: number, filename: string }): Promise<string>
   }
 }

@@ -1,17 +1,37 @@
 """Cleanup of this machine's data folder, which the server may not reach."""
 
 import logging
+import threading
 
 from db.database import Database
 from db.files import erasure, uploads
 from db.runs import runs
 from db.settings import Settings
 from halfstep import untrusted_files
+from worker.attempts.recorder import may_pass
 
 logger = logging.getLogger(__name__)
 
+PAUSE_SECONDS = 60.0
 #: Runs per query.
 RUNS = 500
+
+
+def start(settings: Settings, database: Database, stopping: threading.Event) -> None:
+    """Delete each minute what no run needs, in a thread: a run may have left 100,000 files."""
+    arguments = (settings, database, stopping)
+    threading.Thread(target=_run, args=arguments, name="cleanup", daemon=True).start()
+
+
+def _run(settings: Settings, database: Database, stopping: threading.Event) -> None:
+    while not stopping.is_set():
+        for delete in (delete_erased, delete_checkouts, delete_uploads):
+            try:
+                delete(settings, database)
+            except Exception as error:
+                if not may_pass(error):  # the worker reports outages
+                    logger.exception("the cleanup of the data folder failed")
+        stopping.wait(PAUSE_SECONDS)
 
 
 def delete_erased(settings: Settings, database: Database) -> list[int]:

@@ -32,12 +32,12 @@ from halfstep.cli import logs
 from halfstep.fork_server import ForkServer
 from halfstep.machine_offer import MachineOffer, rows
 from halfstep.telemetry.folder_lock import FolderLock
+from worker import cleanup
 from worker.attempts import node_group
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.attempts.scratch_folders import divide_all
 from worker.attempts.supervisor import run_forked
 from worker.capabilities import Capabilities
-from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
 from worker.expired_leases import ExpiredLeases
 from worker.names import lock_path, name_of
@@ -53,7 +53,6 @@ GLANCE_SECONDS = 0.05
 SPREAD_SECONDS = 0.05
 #: Heartbeat intervals; the longer one applies while notifications arrive for everything else.
 BEAT_SECONDS, QUIET_BEAT_SECONDS = 3.0, 5.0
-TIDY_SECONDS = 60.0
 #: How long a single-run worker waits for its run to be claimed; other nodes may have to start.
 PILOT_SECONDS = 120.0
 
@@ -103,7 +102,8 @@ class Worker:
         self._register()
         self._adopt()
         self.listener.start()
-        self.beat_due = tidy_due = 0.0
+        cleanup.start(self.settings, self.database, self.stopping)
+        self.beat_due = 0.0
         self.may_have_work, self.is_notified = True, False
         self.log_state, self.ignored_until = self.database.log_state(), 0.0
         self.has_changed = False  # SQLite's file; the turn is due to that
@@ -143,11 +143,6 @@ class Worker:
                 if self.listener.problem not in (None, problem):
                     problem = self.listener.problem
                     logger.warning("polls the queue every %g s: %s", TICK_SECONDS, problem)
-                if time.monotonic() >= tidy_due:
-                    delete_erased(self.settings, self.database)
-                    delete_checkouts(self.settings, self.database)
-                    delete_uploads(self.settings, self.database)
-                    tidy_due = time.monotonic() + TIDY_SECONDS
                 is_away = False
             except Exception as error:
                 if not may_pass(error):
@@ -156,6 +151,7 @@ class Worker:
                     logger.warning("waiting: %s", error)
                 self.lost.note_outage()
                 is_away = True
+        self.stopping.set()  # ends the cleanup, too
         self.listener.close()
         self.capabilities.close()
         self._stop_runs()

@@ -38,7 +38,7 @@ from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import Name, RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
-from app.runs.chart_preferences_api import toolbar
+from app.runs.chart_preferences_api import SEVERAL_RUNS, preferences
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import pending_reasons
@@ -56,7 +56,6 @@ class View:
     """View options of the page that the server needs; the browser manages the others."""
 
     x: str
-    loss: str
     smooth: float
     draw: list[str]
     by: str
@@ -74,7 +73,6 @@ class View:
 def _view(
     request: Request,
     x: Text = "step",
-    loss: Literal["linear", "log"] = "linear",
     smooth: Annotated[float, Query(ge=0, le=0.99)] = 0,
     draw: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
     by: Text = "",
@@ -100,7 +98,7 @@ def _view(
         if name not in vars(parity)
     ]
     drawn = list(dict.fromkeys(draw))
-    return View(x, loss, smooth, drawn, by, band, settings, parity, carried)
+    return View(x, smooth, drawn, by, band, settings, parity, carried)
 
 
 TheView = Annotated[View, Depends(_view)]
@@ -204,7 +202,7 @@ def _page(
         principal=principal,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
-        toolbar=toolbar(session, principal.user),
+        preferences=preferences(session, principal.user, SEVERAL_RUNS),
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
         **template_values(session, compared, view),

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from markupsafe import Markup
 
+from app.html.nonfinite_marks import marks, values_of
 from halfstep import number_formats
 
 #: Limit of runs in one image.
@@ -32,6 +33,9 @@ _STYLE = Markup(
     "text{{font:14px system-ui,sans-serif;fill:#57606a}}.edge{{stroke:#8b949e66}}{}"
     "@media(prefers-color-scheme:dark){{text{{fill:#b3bcc6}}{}}}"
 ).format(_colors(LIGHT), _colors(DARK))
+
+
+_MARK = Markup('text-anchor="middle" style="font-size:11px;fill:currentColor"')
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,20 @@ def picture(
     title: str,
     lines: Mapping[str, tuple[Sequence[int], Sequence[float | str | None]]],
     places: Sequence[int],
+    nonfinite: Sequence[Sequence[int]] = (),
 ) -> Markup:
     """Draw lines of steps and values by label; values that are not numbers are gaps.
 
-    places: position of each line's run, which decides its colour.
+    places: position of each line's run, which decides its colour.  nonfinite: of each line, the
+    buckets with values that are not finite; these have marks.
     """
     points = [
         (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
     ]
     if not points:
         return _svg(title, Markup('<text x="240" y="110" text-anchor="middle">no values</text>'))
-    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    steps = [step for at in (*(xs for xs, _ in lines.values()), *nonfinite) for step in at]
+    first, last = min(steps), max(steps)
     low, high = min(y for _, y in points), max(y for _, y in points)
     left, right, top, bottom = 70, WIDTH - 14, 34, HEIGHT - 28
 
@@ -112,6 +119,17 @@ def picture(
         ).format(place % len(LIGHT), path(*line))
         for place, line in zip(places, lines.values(), strict=True)
     )
+    buckets = nonfinite or [()] * len(lines)
+    for place, line, own in zip(places, lines.values(), buckets, strict=True):
+        values = values_of(*line, own)
+        for mark in marks(values, lambda step: (step - first) / ((last - first) or 1)):
+            drawn += Markup('<text class="c{}" x="{:.0f}" y="{}" {}>{}</text>').format(
+                place % len(LIGHT),
+                left + mark.at * (right - left),
+                top + 12 if mark.is_above else bottom - 2,
+                _MARK,
+                mark.sign,
+            )
     share = (right - left) / len(lines)
     labels = Markup("").join(
         Markup(

@@ -37,7 +37,7 @@ def chart(session: Session, ids: list[int], series: str) -> Response:
     """Return the image of one series or metric of runs."""
     windows = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
     names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
-    lines, drawn = {}, []
+    lines, drawn, nonfinite = {}, [], []
     for run_id, window in windows.items():
         recorded = window.series.get(series)
         line = recorded if recorded and recorded.y else window.metrics.get(series)
@@ -45,8 +45,9 @@ def chart(session: Session, ids: list[int], series: str) -> Response:
             xs = line.x if line.x is not None else window.x
             lines[f"{run_id} · {names[run_id]}"] = (xs, line.y)
             drawn.append(run_id)
+            nonfinite.append(line.nonfinite.steps if line.nonfinite else [])
     places = run_colors.places(ids)
     title = f"{series} of {', '.join(lines) or 'no run'}"
-    picture = chart_links.picture(title, lines, [places[run_id] for run_id in drawn])
+    picture = chart_links.picture(title, lines, [places[run_id] for run_id in drawn], nonfinite)
     headers = {"Content-Security-Policy": POLICY}
     return Response(str(picture), media_type="image/svg+xml", headers=headers)

@@ -20,6 +20,10 @@ router = APIRouter(prefix="/preferences", tags=["account"])
 
 #: Limit of panels that an arrangement names.
 MOST_PANELS = 200
+#: What panels of several runs are arranged as, instead of a recipe, also in chart_preferences.js.
+SEVERAL_RUNS = "several runs"
+#: Panels that the server draws.
+FIRST_PANELS = ("loss", "scale", "norm")
 
 
 def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
@@ -58,6 +62,7 @@ class PanelArrangement(Body):
         ),
     ]
     logs: Annotated[Names, Field(description="Panels with a log axis by choice")]
+    trimmed: Annotated[Names, Field(description="Panels whose y range ignores outliers")]
 
 
 class NewPanelArrangement(PanelArrangement):
@@ -70,7 +75,10 @@ class Toolbar(Body):
     """The choices above the charts, of all runs."""
 
     x: Annotated[Name, Field(description="step, applied, time, examples, metric:NAME")] = "step"
-    loss: Literal["linear", "log"] = "linear"
+    loss: Annotated[
+        Literal["linear", "log"],
+        Field(description="Of an earlier version: the axis of panels not arranged since"),
+    ] = "linear"
     smooth: Annotated[float, Field(ge=0, le=0.99)] = 0
 
 
@@ -79,6 +87,15 @@ class Preferences(BaseModel):
 
     panels: PanelArrangement | None
     toolbar: Toolbar | None
+
+    @property
+    def has_usual_charts(self) -> bool:
+        """Whether the first charts of a run are drawn in the usual way."""
+        toolbar, panels = self.toolbar, self.panels
+        if toolbar is not None and toolbar != Toolbar(loss=toolbar.loss):
+            return False
+        changed = {*panels.logs, *panels.trimmed} if panels else set()
+        return changed.isdisjoint(FIRST_PANELS)
 
 
 @router.get("")
@@ -108,9 +125,17 @@ def write_toolbar(body: Toolbar, session: Db, principal: SignedIn) -> None:
 
 
 def preferences(session: Session, user: User, recipe: str = "") -> Preferences:
-    """Return what a user has arranged."""
+    """Return what a user has arranged.
+
+    Earlier versions kept the log axis of the loss for all runs, in the toolbar. It holds for panels
+    that were not arranged since: these have no `trimmed`.
+    """
     panels = chart_preferences.read(session, user, f"{PANELS}{recipe}")
-    return Preferences.model_validate({"panels": panels, "toolbar": toolbar(session, user)})
+    bar = toolbar(session, user)
+    if bar and bar.loss == "log" and "trimmed" not in (panels or {}):
+        known = panels or {}
+        panels = known | {"logs": list(dict.fromkeys([*known.get("logs", []), "loss"]))}
+    return Preferences.model_validate({"panels": panels, "toolbar": bar})
 
 
 def toolbar(session: Session, user: User) -> Toolbar | None:

@@ -15,7 +15,7 @@ from app.html.rendering import page
 from app.http.parameters import Name, RowId, RunId, Sort, Text
 from app.live.run_updates import list_cursor
 from app.runs import columns, filters, grouping, list_facts, view_tabs
-from app.runs.chart_preferences_api import toolbar
+from app.runs.chart_preferences_api import SEVERAL_RUNS, preferences
 from app.runs.columns import ACTIVE_FIRST, BUILT_IN, CHARTS, NEWEST_FIRST, TABLE, Column
 from app.runs.summary import summarise_all
 from app.telemetry import metric_direction
@@ -186,7 +186,7 @@ def list_runs(
         density=_density(request),
         chart_rows=_chart_rows(session, listed) if view == CHARTS else (),
         most_drawn=MOST_DRAWN,
-        toolbar=toolbar(session, principal.user) if view == CHARTS else None,
+        preferences=preferences(session, principal.user, SEVERAL_RUNS) if view == CHARTS else None,
         at=at,
         address_of=columns.list_address,
         views=saved,

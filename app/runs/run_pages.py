@@ -16,7 +16,7 @@ from app.html.rendering import page
 from app.http.parameters import RunId
 from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
-from app.runs.chart_preferences_api import Toolbar, preferences
+from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.static_charts import static_charts
@@ -42,7 +42,7 @@ from halfstep.cli import command_line
 router = APIRouter()
 
 #: Parameters that the view of the charts has in the URL.
-VIEW = {"x", "loss", "smooth", "range", "hide", "ylog"}
+VIEW = {"x", "loss", "smooth", "range", "hide", "ylog", "ytrim"}
 LOG_LINES_SHOWN = 1000
 #: Labels of the tabs by their names in the URL.
 TABS = {
@@ -79,8 +79,8 @@ def show_run(
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
     stepless = stepless_figures(session, run)
-    charts, steps_problem = {}, ""
-    if _is_usual_view(request, run) and arranged.toolbar in (None, Toolbar()):
+    charts, steps_problem = None, ""  # no charts in a view that the server does not draw
+    if _is_usual_view(request, run) and arranged.has_usual_charts:
         try:
             charts = static_charts(session, run, is_scaled=summary.is_scaled)
         except (StepsUnreadable, StorageUnreachable) as error:

@@ -6,17 +6,21 @@ its width.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Self
 
 from markupsafe import Markup
 from sqlalchemy.orm import Session
 
+from app.html import nonfinite_marks
 from app.html.formats import scale as scale_text
+from app.html.nonfinite_marks import Mark
 from db.tables import Run
 from db.telemetry import latest_metrics, windows
-from halfstep.number_formats import count
+from halfstep.number_formats import count, number
+from halfstep.telemetry.plain_json import json_safe
 
 #: Points that are read of a line. Of those in a column the extremes are drawn.
 MOST_POINTS = 1000
@@ -54,12 +58,18 @@ class Label:
 
 @dataclass(frozen=True)
 class StaticChart:
-    """A panel: its lines, labels, and the steps that were skipped."""
+    """A panel: its lines, labels, the steps that were skipped, and values that are not finite."""
 
     lines: Sequence[StaticLine]
     x_labels: Sequence[Label]
     y_labels: Sequence[Label]
     skips: str  # path of the ticks
+    marks: Sequence[Mark]
+
+    @property
+    def signs(self) -> list[tuple[str, str]]:
+        """Sign and name of each kind of mark."""
+        return nonfinite_marks.signs(self.marks)
 
 
 @dataclass(frozen=True)
@@ -87,42 +97,68 @@ def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, S
         return {}
     names = latest_metrics.losses(session, run.id, most=MOST_LOSSES)
     measured = windows.metrics_of_runs(session, [run.id], most=MOST_POINTS, names=names)[run.id]
-    others = {name: (line.x, _finite(line.y)) for name, line in measured.items()}
-    own = {name: (line.x, _finite(line.y)) for name, line in window.series.items()}
-    for name, value in (("loss", run.loss), ("scale", run.scale)):
+    others = {name: _Curve.of(line) for name, line in measured.items()}
+    own = {name: _Curve.of(line) for name, line in window.series.items()}
+    for name, value in (("loss", run.known_loss), ("scale", run.scale)):
         if name in own and window.bucket > 1:  # a bucket has its extremes, not its last step
-            own[name] = ([*own[name][0], window.last], [*own[name][1], *_finite([value])])
-    first = min([window.first, *(x[0] for x, _ in others.values() if x)])
+            own[name] = own[name].until(window.last, json_safe(value))
+    first = min([window.first, *(curve.x[0] for curve in others.values() if curve.x)])
     x_axis = _Axis(first, window.last)
     charts = {"loss": _loss_chart(own["loss"], others, x_axis)}
+    curves = {"loss": [own["loss"], *others.values()]}
     if is_scaled:
-        charts["scale"] = _scale_chart(own["scale"], x_axis)
+        charts["scale"], curves["scale"] = _scale_chart(own["scale"], x_axis), [own["scale"]]
     else:
-        charts["norm"] = _norm_chart(own["grad_norm"], x_axis)
+        charts["norm"], curves["norm"] = _norm_chart(own["grad_norm"], x_axis), [own["grad_norm"]]
     labels, skips = _x_labels(x_axis), _skips(window.skips.steps, x_axis)
     return {
-        row: StaticChart(lines, labels, y_labels, skips)
+        row: StaticChart(lines, labels, y_labels, skips, _marks(curves[row], x_axis))
         for row, (lines, y_labels) in charts.items()
     }
 
 
-_Points = tuple[Sequence[int], Sequence[float | None]]
+@dataclass(frozen=True)
+class _Curve:
+    """Points of a line, with None where nothing is drawn."""
+
+    x: Sequence[int]
+    y: Sequence[float | None]
+    last: float | str | None  # as JSON has it; None: unknown
+    nonfinite: Sequence[tuple[int, str | None]]
+
+    @classmethod
+    def of(cls, line: windows.Line) -> Self:
+        buckets = line.nonfinite.steps if line.is_bucketed else ()
+        nonfinite = nonfinite_marks.values_of(line.x, line.y, buckets)
+        return cls(line.x, list(map(_finite, line.y)), line.y[-1] if line.y else None, nonfinite)
+
+    def until(self, step: int, value: float | str | None) -> "_Curve":
+        """Return the curve with the value of a last step."""
+        return _Curve([*self.x, step], [*self.y, _finite(value)], value, self.nonfinite)
+
+
 _Drawn = tuple[list[StaticLine], list[Label]]
 
 
-def _loss_chart(loss: _Points, others: Mapping[str, _Points], x_axis: _Axis) -> _Drawn:
-    values = [y for _, line in (loss, *others.values()) for y in line if y is not None]
+def _marks(curves: Sequence[_Curve], axis: _Axis) -> list[Mark]:
+    return nonfinite_marks.marks(
+        (each for curve in curves for each in curve.nonfinite), lambda step: axis.share(step)
+    )
+
+
+def _loss_chart(loss: _Curve, others: Mapping[str, _Curve], x_axis: _Axis) -> _Drawn:
+    values = [y for curve in (loss, *others.values()) for y in curve.y if y is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     is_from_zero = low >= 0 and low <= high / 2
     free = (high - low) * FREE / (1 - 2 * FREE)
     axis = _Axis(0, high / (1 - FREE)) if is_from_zero else _Axis(low - free, high + free)
     lines = [_line("loss", "--chart-loss", loss, x_axis, axis)]
-    lines += [_line(name, "--chart-val", points, x_axis, axis) for name, points in others.items()]
+    lines += [_line(name, "--chart-val", curve, x_axis, axis) for name, curve in others.items()]
     return lines, _y_labels(axis, 6)
 
 
-def _scale_chart(scale: _Points, x_axis: _Axis) -> _Drawn:
-    exponents = [math.log2(y) for y in scale[1] if y is not None and y > 0]
+def _scale_chart(scale: _Curve, x_axis: _Axis) -> _Drawn:
+    exponents = [math.log2(y) for y in scale.y if y is not None and y > 0]
     if not exponents:
         return [], []
     low, high = math.floor(min(exponents)) - 1, math.ceil(max(exponents)) + 1
@@ -137,8 +173,8 @@ def _scale_chart(scale: _Points, x_axis: _Axis) -> _Drawn:
     return [line], labels
 
 
-def _norm_chart(norm: _Points, x_axis: _Axis) -> _Drawn:
-    logs = [math.log10(y) for y in norm[1] if y is not None and y > 0]
+def _norm_chart(norm: _Curve, x_axis: _Axis) -> _Drawn:
+    logs = [math.log10(y) for y in norm.y if y is not None and y > 0]
     if not logs:
         return [], []
     free = (max(logs) - min(logs)) * FREE / (1 - 2 * FREE)
@@ -167,15 +203,15 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _finite(values: Iterable[float | str | None]) -> list[float | None]:
-    return [y if isinstance(y, int | float) and math.isfinite(y) else None for y in values]
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
 
 
 def _line(
-    name: str, color: str, points: _Points, x_axis: _Axis, axis: _Axis, *, is_stepped: bool = False
+    name: str, color: str, curve: _Curve, x_axis: _Axis, axis: _Axis, *, is_stepped: bool = False
 ) -> StaticLine:
     path, is_down = [], False
-    for x, y in _folded(points, x_axis):
+    for x, y in _folded(curve, x_axis):
         if y is None or (axis.is_log and y <= 0):
             is_down = False
             continue
@@ -187,15 +223,18 @@ def _line(
         else:
             path.append(f"L{x} {height}")
         is_down = True
-    last = points[1][-1] if points[1] else None
-    text = scale_text(last) if is_stepped else _text(last, digits=5)
+    last = curve.last
+    if isinstance(last, str):
+        text = Markup.escape(number(last))
+    else:
+        text = scale_text(last) if is_stepped else _text(last, digits=5)
     return StaticLine(name, color, "".join(path), text)
 
 
-def _folded(points: _Points, axis: _Axis) -> Iterator[tuple[int, float | None]]:
+def _folded(curve: _Curve, axis: _Axis) -> Iterator[tuple[int, float | None]]:
     """Yield each column with its first, lowest, highest and last value, in their order."""
     columns = groupby(
-        zip(*points, strict=True),
+        zip(curve.x, curve.y, strict=True),
         lambda point: COLUMN * round(WIDTH / COLUMN * axis.share(point[0])),
     )
     for x, column in columns:

@@ -33,8 +33,20 @@ LEAST_POINTS = 32
 MOST_NAMES = 5000
 
 
+class Ticks(BaseModel):
+    """Steps with an event; buckets with counts if there are more than points."""
+
+    steps: Annotated[list[int], Field(description="Steps, or first steps of buckets")] = []
+    counts: list[int] = []
+    total: Annotated[int, Field(description="Exact number in the range")] = 0
+    before: Annotated[int, Field(description="Number before the range")] = 0
+
+
 class Line(BaseModel):
-    """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity"."""
+    """Values and their steps.
+
+    null is unknown; values that JSON lacks are "NaN", "Infinity" and "-Infinity".
+    """
 
     x: Annotated[list[int] | None, Field(description="Steps; null: those of the page")]
     y: list[float | str | None]
@@ -44,15 +56,10 @@ class Line(BaseModel):
     mean_y: Annotated[
         list[float | str | None], Field(description="Means of buckets; empty in a raw window")
     ] = []
-
-
-class Ticks(BaseModel):
-    """Steps with an event; buckets with counts if there are more than points."""
-
-    steps: Annotated[list[int], Field(description="Steps, or first steps of buckets")] = []
-    counts: list[int] = []
-    total: Annotated[int, Field(description="Exact number in the range")] = 0
-    before: Annotated[int, Field(description="Number before the range")] = 0
+    nonfinite: Annotated[
+        Ticks | None,
+        Field(description="Non-finite values of buckets, which y lacks; null if there are none"),
+    ] = None
 
 
 class Spike(BaseModel):
@@ -274,6 +281,7 @@ def _lines(lines: dict[str, windows.Line], first: windows.Line | None = None) ->
             y=line.y,
             mean_x=None if first and line.mean_x == first.mean_x else line.mean_x,
             mean_y=line.mean_y,
+            nonfinite=_ticks(line.nonfinite) if line.is_bucketed and line.nonfinite.total else None,
         )
         for name, line in lines.items()
     }

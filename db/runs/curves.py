@@ -59,11 +59,12 @@ class Curve:
         if not known:
             return None
         nonfinite = line.nonfinite.steps
-        ends = min([known[0][0], *nonfinite[:1]]), max([known[-1][0], *nonfinite[-1:]])
+        is_finite = not nonfinite and not line.unknown
         if line.mean_x:
-            return cls(line.mean_x, line.mean_y, not nonfinite, line.mean_x, ends, is_bucketed=True)
+            ends = min([known[0][0], *nonfinite[:1]]), max([known[-1][0], *nonfinite[-1:]])
+            return cls(line.mean_x, line.mean_y, is_finite, line.mean_x, ends, is_bucketed=True)
         steps, values = [x for x, _ in known], [y for _, y in known]
-        return cls(steps, values, not nonfinite, line.x, ends, is_bucketed=False)
+        return cls(steps, values, is_finite, line.x, (line.x[0], line.x[-1]), is_bucketed=False)
 
     def steps_until(self, last: int) -> Sequence[int]:
         """Return the steps that have a point; the middles of buckets where these are not known."""

@@ -1,5 +1,6 @@
 """Complete, never sampled data of a run: scaler events and flagged steps."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,9 @@ from db.tables import (
     ScalerEvent,
     Step,
 )
-from db.telemetry.series import Cursor, json_number, newest_rows
+from db.telemetry.series import Cursor, newest_rows
+from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.plain_json import json_safe
 
 
 def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
@@ -33,13 +36,18 @@ def flagged_steps(
         query = _flagged(flag, Step.step, Step.flags, Step.loss)
         query = query.where(Step.run_id == run_id, Step.step > after, condition)
         rows = session.execute(query.order_by(Step.step).limit(limit))
-        flagged |= {step: (flags, json_number(loss)) for step, flags, loss in rows}
+        flagged |= {step: (flags, _loss(flags, loss)) for step, flags, loss in rows}
     steps = sorted(flagged)[:limit]
     return {
         "step": steps,
         "flags": [flagged[step][0] for step in steps],
         "loss": [flagged[step][1] for step in steps],
     }
+
+
+def _loss(flags: int, loss: float | None) -> Any:
+    """Return a stored loss for JSON; NaN is stored as NULL, as an unknown loss is."""
+    return json_safe(math.nan if loss is None and flags & NONFINITE_LOSS else loss)
 
 
 def count_flagged(session: Session, run_id: int) -> int:

@@ -1,6 +1,5 @@
 """Queries of recorded data: charts, events, log lines and changes since a cursor."""
 
-import math
 from collections.abc import Collection
 from dataclasses import astuple, dataclass, replace
 from functools import cache
@@ -39,6 +38,7 @@ from db.tables import (
 )
 from db.telemetry import frozen_steps
 from db.telemetry.frozen_steps import StepRow
+from halfstep.telemetry.plain_json import json_safe
 
 #: Rows that one query looks up by key: SQLite allows 32,766 parameters.
 LOOKED_UP = 30_000
@@ -202,11 +202,15 @@ def changes(
 def raw_steps(
     session: Session, run_id: int, *, first: int = 1, last: int | None = None, most: int = 5000
 ) -> dict[str, list[Any]]:
-    """Return columns of steps in order. NaN is None; infinities are "Infinity", "-Infinity"."""
-    rows = frozen_steps.read_rows(session, run_id, first=first, last=last, most=most)
+    """Return columns of steps in order, with None for what is unknown.
+
+    Non-finite values are "NaN", "Infinity" or "-Infinity".
+    """
+    stored = frozen_steps.read_rows(session, run_id, first=first, last=last, most=most)
+    rows = [row.with_nan() for row in stored]
     columns = zip(*rows, strict=True) if rows else [()] * len(StepRow._fields)
     return {
-        name: list(map(json_number, column))
+        name: list(map(json_safe, column))
         for name, column in zip(StepRow._fields, columns, strict=True)
     }
 
@@ -271,7 +275,7 @@ def sparklines(
     losses: dict[int, list[Any]] = {run.id: [] for run in some_runs}
     if conditions:
         for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
-            losses[run_id].append(json_number(loss))
+            losses[run_id].append(json_safe(loss))
     # Of a frozen run, rows have the losses at SPARKLINE_POINTS steps, until it continues. A list
     # of runs reads no file: that would make it slow, and an outage of the store would end it.
     short = [run for run in some_runs if len(losses[run.id]) < min(points, run.own_steps)]
@@ -289,7 +293,7 @@ def _losses_near(session: Session, run: Run, points: int) -> list[Any]:
     span, gaps = run.own_steps - 1, max(count - 1, 1)
     given = {"run_id": run.id, "first": run.step - span, "span": span, "gaps": gaps, "count": count}
     rows = session.connection().execute(_near_query(), given)
-    return [json_number(loss) for _step, loss in rows]
+    return [json_safe(loss) for _step, loss in rows]
 
 
 @cache
@@ -344,13 +348,6 @@ def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Pa
     """
     query = select(Metric).where(Metric.run_id == run_id)
     return page(session, query, (Metric.id,), after=after, limit=limit)
-
-
-def json_number(value: Any) -> Any:
-    """Convert a number for JSON: NaN to None, infinities to "Infinity" or "-Infinity"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value).replace("inf", "Infinity")
-    return value
 
 
 def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:

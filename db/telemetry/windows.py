@@ -5,6 +5,7 @@ buckets and raw steps, so that it includes no steps outside the window. Sizes of
 powers of two and their edges multiples of the size, so they never move while the run grows.
 """
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -41,12 +42,15 @@ from db.telemetry.pyramid import (
     read_points_of_runs,
     source_of,
 )
-from db.telemetry.series import json_number
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
-from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
+from halfstep.telemetry.plain_json import json_safe
 
 #: Rows read by one query: more or longer runs are read a few at a time.
 ROWS = 40_000
+NORMS = frozenset({"grad_norm", "grad_norm_clipped"})
+#: Series whose NaN is a value; in others, and where a flag says so, it is an unknown number.
+MEASURED = NORMS | {"loss", "value"}
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,10 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Line:
-    """Drawn points of a series. NaN is None; infinities are "Infinity", "-Infinity".
+    """Drawn points of a series, with None where the number is unknown.
 
-    In a bucketed window every point is still a real step; nonfinite values are in `nonfinite` only.
+    Non-finite values are "NaN", "Infinity" or "-Infinity". In a bucketed window every point is
+    still a real step, and non-finite values are in `nonfinite` only.
     """
 
     x: list[int]
@@ -74,6 +79,8 @@ class Line:
     # Middle and mean of each bucket, if the series stores means.
     mean_x: list[int] = field(default_factory=list)
     mean_y: list[Any] = field(default_factory=list)
+    is_bucketed: bool = False
+    unknown: int = 0  # number of unknown values, which `nonfinite` does not count
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,8 @@ def windows_of(
     """Return the result of `window` for each run with steps; short runs take two queries."""
     connection, limits = session.connection(), _limits(first, last)
     series_names = None if names is None else {"loss", *names}
+    if series_names and series_names & NORMS:
+        series_names.add("lr")  # without one, a norm is unknown, see `_is_unknown`
     there = []
     for run_id, first_row, last_row, *file in connection.execute(
         _spans_of_runs(), {"run_ids": list(run_ids), **limits}
@@ -141,12 +150,15 @@ def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Wi
     lines, skips, total = dict(stretch.lines()), stretch.skips(), stretch.total
     span, loss, run_id = stretch.span, lines["loss"], stretch.source.key["run_id"]
     waits = lines.get("data_us")
-    if waits and waits.nonfinite.total == total:  # the data wait is unknown at every step
+    if waits and all(value is None for value in waits.y):  # unknown at every step
         lines["data_us"] = Line([], [], Ticks())
     if isinstance(stretch, _Stretch):
         skips = _located(connection, run_id, span, "skipped", skips, most)
         nonfinite = _located(connection, run_id, span, "nonfinite", loss.nonfinite, most)
-        lines["loss"] = replace(loss, nonfinite=nonfinite)
+        unknown = loss.nonfinite.total - nonfinite.total
+        lines["loss"] = replace(loss, nonfinite=nonfinite, unknown=unknown)
+        norms = stretch.nonfinite_norms(has_losses=nonfinite.total > 0)
+        lines |= {name: replace(lines[name], nonfinite=ticks) for name, ticks in norms.items()}
         if "scale" in lines:
             lines["scale"] = _scale(connection, run_id, stretch, lines["scale"], most)
     return Window(
@@ -395,8 +407,23 @@ class _Raw:
             y, is_finite = values.tolist(), np.isfinite(values)
             if is_finite.all():
                 yield series.name, Line(self.x, y, Ticks())
-            else:
-                yield series.name, Line(self.x, list(map(json_number, y)), self._ticks(~is_finite))
+                continue
+            is_unknown = np.isnan(values) & self._has_unknown(series.name)
+            y = [
+                None if unknown else json_safe(each)
+                for each, unknown in zip(y, is_unknown.tolist(), strict=True)
+            ]
+            nonfinite = self._ticks(~is_finite & ~is_unknown)
+            yield series.name, Line(self.x, y, nonfinite, unknown=int(is_unknown.sum()))
+
+    def _has_unknown(self, name: str) -> NDArray[np.bool_]:
+        """Return for each step whether a NaN of a series is unknown, as StepRow.with_nan does."""
+        if name not in MEASURED:
+            return np.ones(len(self.points), bool)
+        if name not in NORMS:
+            return (self.points.flags & UNKNOWN_LOSS) > 0
+        lr = [series.name for series in self.source.series].index("lr")
+        return ((self.points.flags & UNKNOWN_NORM) > 0) | np.isnan(self.points.values[:, lr])
 
     def skips(self) -> Ticks:
         return self._ticks((self.points.flags & SKIPPED) > 0)
@@ -443,7 +470,8 @@ class _Stretch:
         """Yield each series as a line of the extremes of each bucket and the two ends."""
         parts, edges = self.parts, self.edges
         for index, series in enumerate(self.source.series):
-            nonfinite = self.ticks(parts.nonfinite[:, index])
+            is_measured = series.name in MEASURED
+            nonfinite = self.ticks(parts.nonfinite[:, index]) if is_measured else Ticks()
             x, where = np.unique(
                 np.concatenate(
                     [parts.low_step[:, index], parts.high_step[:, index], edges.step[[0, -1]]]
@@ -465,11 +493,24 @@ class _Stretch:
                     nonfinite,
                     middle[known].tolist() if series.mean else [],
                     mean[known].tolist(),
+                    is_bucketed=True,
                 ),
             )
 
     def skips(self) -> Ticks:
         return self.ticks(self.parts.skips)
+
+    def nonfinite_norms(self, *, has_losses: bool) -> dict[str, Ticks]:
+        """Return the non-finite gradient norms by series.
+
+        Buckets count unknown norms too. A norm that is not finite is one of a step that was
+        skipped or that has a non-finite loss.  has_losses: whether there are any.
+        """
+        at = {series.name: index for index, series in enumerate(self.source.series)}
+        counts = self.parts.nonfinite
+        happened = self.parts.skips + (counts[:, at["loss"]] if has_losses else 0)
+        norms = [name for name in at if name in NORMS]
+        return {name: self.ticks(np.minimum(counts[:, at[name]], happened)) for name in norms}
 
     def ticks(self, counts: Ints) -> Ticks:
         """Return the start steps and counts of the buckets with counted events."""
@@ -507,18 +548,21 @@ def _decompose(first: int, last: int, largest: int) -> tuple[list[StepRange], li
 def _located(
     connection: Connection, run_id: int, span: StepRange, flag: str, counted: Ticks, most: int
 ) -> Ticks:
-    """Return each flagged step if there are at most `most`, else the counts per bucket."""
-    if not 0 < counted.total <= most:
+    """Return each flagged step if there are at most `most`, else the counts per bucket.
+
+    Buckets count unknown losses as well.
+    """
+    if not counted.total:
         return counted
     # Without the hint, SQLite would read all steps instead of the index of flagged steps.
     hint = f"INDEXED BY ix_steps_{flag}" if connection.dialect.name == "sqlite" else ""
     query = text(
         f"SELECT step FROM steps {hint} WHERE run_id = :run_id"  # noqa: S608 - our own names
-        f" AND step BETWEEN :first AND :last AND {FLAGGED[flag]} ORDER BY step"
-    ).bindparams(run_id=run_id, first=span[0], last=span[1])
+        f" AND step BETWEEN :first AND :last AND {FLAGGED[flag]} ORDER BY step LIMIT :most"
+    ).bindparams(run_id=run_id, first=span[0], last=span[1], most=most + 1)
     # Directly from the driver, as in db.telemetry.pyramid: there may be thousands of rows.
     steps = [step for (step,) in connection.execute(query).cursor.fetchall()]
-    return Ticks(steps, [1] * len(steps), len(steps))
+    return counted if len(steps) > most else Ticks(steps, [1] * len(steps), len(steps))
 
 
 def _scale(
@@ -543,4 +587,5 @@ def _scale(
     points = {first: ends[0]}
     points.update(connection.execute(changes).cursor.fetchall())  # see `_located`
     points[last] = ends[1]
-    return replace(sampled, x=list(points), y=list(map(json_number, points.values())))
+    scales = [None if math.isnan(scale) else json_safe(scale) for scale in points.values()]
+    return replace(sampled, x=list(points), y=scales)

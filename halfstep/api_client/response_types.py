@@ -474,12 +474,17 @@ class Parity(TypedDict):
 
 
 class Line(TypedDict):
-    """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity"."""
+    """Values and their steps.
+
+    null is unknown; values that JSON lacks are "NaN", "Infinity" and "-Infinity".
+    """
 
     x: list[int] | None  # Steps; null: those of the page
     y: list[float | str | None]
     mean_x: list[int] | None  # Middles of buckets; null: those of the page
     mean_y: list[float | str | None]  # Means of buckets; empty in a raw window
+    # Non-finite values of buckets, which y lacks; null if there are none
+    nonfinite: "Ticks | None"
 
 
 class Ticks(TypedDict):

@@ -65,7 +65,10 @@ class Series(Mapping[str, Line]):
 
 
 def of_page(lines: Mapping[str, Mapping[str, Any]], shared: list[int]) -> Series:
-    """Parse lines of a /series response. shared: steps of lines without their own."""
+    """Parse lines of a /series response, with NaN for unknown values, too.
+
+    shared: steps of lines without their own.
+    """
     read = {}
     for name, line in lines.items():
         steps = shared if line["x"] is None else line["x"]

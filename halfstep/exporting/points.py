@@ -31,7 +31,7 @@ def points_of(client: Client, run: "RunDetail") -> Iterator[Point]:
         for row in csv.DictReader(lines_of(text)):
             step, time = int(row["step"]), started + int(row["elapsed_ms"]) / 1000
             for name in COLUMNS:
-                if name != "lr" or row[name] != "NaN":  # unknown
+                if row[name] and (name, row[name]) != ("lr", "NaN"):  # unknown
                     yield Point(name, step, time, float(row[name]))
             yield Point("skipped", step, time, float(int(row["flags"]) & SKIPPED))
     with client.export(run["id"], "metrics") as text:

@@ -98,3 +98,23 @@ def test_the_servers_charts_are_live_until_plotly_is_there(
     record(database, running, make_steps([0.25] * 10, first=41))
     page.wait_for_selector("[data-plot=loss][data-drawn='50']")
     assert page.locator("[data-row=loss] .panel-lines b").first.inner_text() == "0.25"
+
+
+def test_a_page_opened_before_the_first_step_has_charts_without_plotly(
+    database: Database, running: Run, page: Page
+) -> None:
+    """The server's charts come with the first steps, and the figures of the library replace them."""
+    held: list[Route] = []
+    page.route("**/plotly*", lambda route: held.append(route))
+    page.goto("/runs/1")
+    expect(page.locator("[data-starting]")).to_be_visible()
+    record(database, running, make_steps([2.0] * 10))
+    for panel in ("loss", "scale"):
+        label = page.locator(f"[data-plot={panel}] .x span").last
+        expect(label).to_have_text("10")
+    assert page.inner_text("[data-last=loss]") == "2"
+    for route in held:
+        route.continue_()
+    for panel in ("loss", "scale"):
+        page.wait_for_selector(f"[data-plot={panel}][data-drawn='10']")
+    expect(page.locator("[data-static-chart]")).to_have_count(0)

@@ -84,7 +84,8 @@ def test_pictures_open_in_a_lightbox_and_plots_are_drawn(shown: None, page: Page
     matrix.scroll_into_view_if_needed()
     expect(matrix).to_have_attribute("data-drawn", "2")
     cells = "e => [e.data[0].customdata, e._fullLayout.xaxis.ticktext]"
-    assert matrix.evaluate(cells) == [[[1, 0], [1, 1]], ["a", "b"]]
+    counts = [["1 (100 %)", "0 (0 %)"], ["1 (50 %)", "1 (50 %)"]]
+    assert matrix.evaluate(cells) == [counts, ["a", "b"]]
     curve = grid.get_by_role("img", name="ROC: 1 AUC 1")
     curve.scroll_into_view_if_needed()
     expect(curve).to_have_attribute("data-drawn", "1")

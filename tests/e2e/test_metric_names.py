@@ -140,7 +140,7 @@ def test_a_search_filters_panels_and_table(
 
 def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]) -> None:
     """All fold and unfold by one button, which the server keeps; a search opens what it found."""
-    with page.expect_request("**/preferences/panels"):
+    with page.expect_response("**/preferences/panels"):
         page.get_by_role("button", name="Fold all").click()
     expect(page.locator(".panel-group[open]")).to_have_count(0)
     page.reload()

@@ -104,7 +104,7 @@ def test_weights_are_uploaded_into_the_form(
     held: list[Route] = []
     page.route("**/api/v1/uploads/*", lambda route: held.append(route))
     box.locator("[data-file]").set_input_files(path)
-    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1.05 MB.")
+    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1 MiB.")
     page.get_by_role("button", name="Start run").click()
     expect(box.locator("[data-message]")).to_contain_text("still on its way")
     box.get_by_role("button", name="Stop").click()
@@ -226,20 +226,50 @@ def test_zoom_survives_updates_reload_and_a_lost_connection(
     assert page.evaluate("document.querySelector('[data-plot]').layout.xaxis.range") == [5, 10]
     expect(page.locator("[data-view=loss][value=log]")).to_be_checked()
     page.get_by_role("button", name="Reset zoom").click()
-    page.wait_for_url("**/runs/1?loss=log")
+    page.wait_for_url("**/runs/1?ylog=loss")
 
 
-def test_loss_that_is_not_finite_is_drawn(
+def test_values_that_are_not_finite_are_marked(
     database: Database,
     running: Run,
     page: Page,
 ) -> None:
-    """NaN and infinity leave a gap in the line and a mark of their own."""
-    record(database, running, make_steps([1.0, float("nan"), 1.0, float("inf"), 1.0]))
+    """In each panel, with a sign in its legend, and as the value at the crosshair."""
+    nan, inf = float("nan"), float("inf")
+    steps = make_steps([1.0, nan, 1.0, inf, 1.0])
+    steps["grad_norm"][2] = steps["grad_norm_clipped"][2] = inf
+    events = [make_metric(step, value, "a/x") for step, value in ((1, 1.0), (3, -inf), (5, nan))]
+    record(database, running, steps, events=events)
     page.goto("/runs/1")
     _drawn(page, 5)
     assert _line(page, "loss") == [1.0, None, 1.0, None, 1.0]
-    assert len(_line(page, "loss not finite")) == 2
+    signs = {"loss": ["✕NaN", "▲∞"], "norm": ["▲∞"], "a/x": ["✕NaN", "▼−∞"]}
+    for row, texts in signs.items():
+        panel = page.locator(f"[data-row='{row}']")
+        panel.scroll_into_view_if_needed()
+        expect(panel.locator(".sign")).to_have_text(texts)
+    loss = page.locator("[data-row=loss]")
+    loss.scroll_into_view_if_needed()
+    expect(loss.locator("b").first).to_have_text("1")
+    layout = "document.querySelector('[data-plot=loss]')._fullLayout.xaxis"
+    left, length = page.evaluate(f"[{layout}._offset, {layout}._length]")
+    for step, text in ((2, "NaN"), (4, "∞"), (5, "1")):
+        at = {"x": left + length * (step - 1) / 4 - (step == 5), "y": 60}
+        loss.locator(".plot").hover(position=at)
+        expect(loss.locator("b").first).to_have_text(text)
+    flag = page.locator("[data-row=loss] .crosshair b")
+    loss.locator(".plot").hover(position={"x": left + length / 4, "y": 60})
+    expect(flag).to_have_text("step 2 · loss NaN at step 2")
+    record(database, running, make_steps([nan], first=6))
+    expect(loss.locator("b").first).to_have_text("NaN")
+    page.goto("/compare?runs=1&draw=loss&draw=a/x")
+    for row, text in (("loss", "✕ NaN · ▲ ∞"), ("a/x", "✕ NaN · ▼ −∞")):
+        expect(page.locator(f"[data-row='{row}'] [data-pointed]")).to_have_text(text)
+    paths = f"{layout.removesuffix('._fullLayout.xaxis')}.layout.shapes.map((shape) => shape.name)"
+    assert page.evaluate(paths) == ["NaN", "∞"]
+    left, length = page.evaluate(f"[{layout}._offset, {layout}._length]")
+    page.locator("[data-plot=loss]").hover(position={"x": left + length / 5, "y": 60})
+    expect(page.locator("[data-legend] [data-figure=loss]")).to_have_text("NaN")
 
 
 def test_list_follows_its_runs(

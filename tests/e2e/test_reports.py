@@ -104,8 +104,11 @@ def test_a_report_is_written_drawn_live_and_shared(
 def test_a_report_is_read_without_scripts(
     page: Page, chromium: Browser, database: Database, running: Run, site_address: str
 ) -> None:
-    """Its charts are images of the server, its legend and tables are text."""
-    record(database, running, make_steps([2.0] * 20))
+    """Its charts are images of the server, its legend and tables are text.
+
+    With scripts they are live; either marks a loss that is not finite.
+    """
+    record(database, running, make_steps([2.0] * 19 + [float("nan")]))
     block = f"```panel\nruns: {running.id}\nmetrics: loss\n```\n\n```runs\nruns: {running.id}\n```"
     body = {"title": "Plain", "text": block}
     page.goto("/runs")
@@ -120,7 +123,11 @@ def test_a_report_is_read_without_scripts(
     expect(image).to_be_visible()
     expect(plain.get_by_role("link", name=running.name).first).to_be_visible()
     expect(plain.get_by_role("row", name="Last loss")).to_be_visible()
+    source = image.get_attribute("src")
+    assert "✕" in page.request.get(str(source)).text()
     plain.context.close()
+    page.goto("/reports/1")
+    expect(page.locator("[data-row=loss] [data-pointed]")).to_have_text("✕ NaN")
 
 
 def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:

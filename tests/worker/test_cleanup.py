@@ -1,15 +1,18 @@
 """Files of deleted runs on a worker's machine."""
 
+import os
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
 from db.database import Database
-from db.queue import queue
+from db.queue import queue, run_control
 from db.runs import trash
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.db.conftest import running, submit_command, worker  # noqa: F401 - fixtures
+from tests.site import Site, until
 from worker.cleanup import delete_checkouts, delete_erased
 
 FOLDERS = ("runs", "scratch")
@@ -63,3 +66,25 @@ def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path
     assert delete_checkouts(settings, database) == []
     stays = {run_id for run_id in ids if (settings.scratch_folder(run_id) / "work").exists()}
     assert stays == {*ids[:2], ids[4], queued}
+
+
+@pytest.mark.slow
+def test_runs_train_while_a_folder_is_deleted(site: Site, tmp_path: Path) -> None:
+    """However many files a deleted run has left, the worker goes on, and then the folder goes."""
+    gate, programs = tmp_path / "gate", tmp_path / "programs"
+    programs.mkdir()
+    slow, wait = programs / "rm", f"until [ -e {quote(str(gate))} ]; do sleep 0.1; done"
+    deleted = site.submit()
+    slow.write_text(f'#!/bin/sh\ncase "$*" in */{deleted}) {wait};; esac\nexec /bin/rm "$@"\n')
+    slow.chmod(0o755)
+    with site.database.writing() as session:
+        run_control.cancel(session, deleted, site.owner)
+        trash.delete(session, deleted, site.owner)
+        trash.erase(session, deleted, site.owner)
+    folder = site.scratch(deleted)
+    folder.mkdir(parents=True)
+    with site.worker(PATH=f"{programs}:{os.environ['PATH']}"):
+        assert site.wait(site.submit()).status == Status.FINISHED
+        assert folder.exists()
+        gate.touch()
+        until(lambda: not folder.exists())

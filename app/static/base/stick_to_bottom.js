@@ -9,9 +9,9 @@ addEventListener('scroll', ({ target: box }) => {
   else left.add(box)
 }, true)
 
-/** @param {ParentNode} root */
-export const toNewest = (root) => {
+/** Scroll in the next frame, when the page has been laid out. @param {ParentNode} root */
+export const toNewest = (root) => requestAnimationFrame(() => {
   for (const box of root.querySelectorAll('[data-newest-last]')) {
     if (!left.has(box) && !box.matches(':hover, :focus-within')) box.scrollTop = box.scrollHeight
   }
-}
+})

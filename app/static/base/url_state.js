@@ -3,12 +3,13 @@
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
  * search: part of the names of metrics that have panels.
- * logs: rows whose y axis is logarithmic by choice; hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
+ * logs: rows whose y axis is logarithmic by choice; trimmed: rows that ignore outliers; hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
  * @typedef {[number, number]} Range
- * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, search?: string, rows: Record<string, Range>, logs: string[], hidden: string[], pinned: string[], collapsed: string[]}} View
+ * @typedef {{x: import('points').Axis, smooth: number, range: Range|null, search?: string, rows: Record<string, Range>, logs: string[], trimmed: string[], hidden: string[], pinned: string[], collapsed: string[]}} View
  */
 
-const [ROW, LOG, SEARCH] = ['y.', 'ylog', 'metric_search']
+const [ROW, LOG, TRIMMED, SEARCH] = ['y.', 'ylog', 'ytrim', 'metric_search']
+const MOST = 50 // rows that each of these names
 /** @type {import('points').Axis[]} */
 const AXES = ['step', 'applied', 'time', 'examples']
 /** @param {Element} choice @returns {import('points').Axis} */
@@ -39,14 +40,15 @@ export const readView = (section) => {
     const range = name.startsWith(ROW) && readRange(text)
     if (range) rows[name.slice(ROW.length)] = range
   }
+  const logs = query.getAll(LOG).slice(0, MOST)
+  if (query.get('loss') === 'log' && !logs.includes('loss')) logs.push('loss') // as earlier versions wrote it
   return {
     x: axes.find((axis) => axis === wanted) ?? usualAxis,
-    loss: query.get('loss') === 'log' ? 'log' : 'linear',
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: range && range[0] < range[1] ? range : null,
     search: query.get(SEARCH) ?? '',
     hidden: query.getAll('hide'), pinned: [], collapsed: [],
-    rows, logs: query.getAll(LOG).slice(0, 50),
+    rows, logs, trimmed: query.getAll(TRIMMED).slice(0, MOST),
   }
 }
 
@@ -75,13 +77,13 @@ const write = () => {
   const set = (name, value, usual) =>
     (value === usual ? address.searchParams.delete(name) : address.searchParams.set(name, value))
   set('x', view.x, usualAxis)
-  set('loss', view.loss, 'linear')
+  address.searchParams.delete('loss')
   set('smooth', view.smooth, 0)
   set('range', view.range && rangeText(view.range), null)
   set(SEARCH, view.search ?? '', '')
   for (const name of [...address.searchParams.keys()]) if (name.startsWith(ROW)) address.searchParams.delete(name)
   for (const [name, range] of Object.entries(view.rows)) set(ROW + name, rangeText(range), null)
-  for (const [name, value] of Object.entries({ [LOG]: view.logs, ...further })) {
+  for (const [name, value] of Object.entries({ [LOG]: view.logs, [TRIMMED]: view.trimmed, ...further })) {
     address.searchParams.delete(name)
     for (const each of [value].flat()) if (each) address.searchParams.append(name, each)
   }

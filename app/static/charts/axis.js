@@ -1,8 +1,10 @@
 // Labels of axes.
-import { count } from 'formats'
+import { count, number } from 'formats'
 
 const LABEL = 90 // pixels that a label has
 const LOG_LABELS = 5 // labels of a logarithmic axis
+/** A range without outliers: between these quantiles, widened by a share of their distance on either side, but not beyond the extremes; and the room that Plotly leaves, too. */
+const ROBUST = { low: 0.025, high: 0.975, wider: 0.12, room: 0.05, least: 5 } // least: values
 
 /** Multiples of 1, 2 or 5 times a power of ten, whole ones of steps. @param {[number, number]} range @param {number} pixels @param {boolean} isWhole @returns {number[]} */
 export const ticksOf = ([low, high], pixels, isWhole) => {
@@ -28,6 +30,39 @@ export const positiveExtent = (values) => {
     high = Math.max(high, value)
   }
   return [low, high]
+}
+
+/**
+ * The range of y that ignores outliers of what is drawn in a stretch of x; undefined: there are none to ignore.
+ * @param {{x: number[], y: (number|null)[]}[]} lines @param {[number, number]} stretch @param {boolean} isLog then the ends are exponents @returns {[number, number]|undefined}
+ */
+export const robustRange = (lines, [first, last], isLog) => {
+  /** @type {number[]} */
+  const values = []
+  for (const { x, y } of lines) {
+    y.forEach((value, i) => { if (value !== null && x[i] >= first && x[i] <= last && !(isLog && value <= 0)) values.push(isLog ? Math.log10(value) : value) })
+  }
+  const sorted = Float64Array.from(values).sort()
+  const end = sorted.length - 1
+  if (sorted.length < ROBUST.least) return undefined
+  const [low, high] = [sorted[Math.ceil(ROBUST.low * end)], sorted[Math.floor(ROBUST.high * end)]]
+  const wider = ROBUST.wider * (high - low) || (isLog ? ROBUST.wider : ROBUST.wider * Math.abs(low) || 1) // of a constant
+  const [from, to] = [Math.max(sorted[0], low - wider), Math.min(sorted[end], high + wider)]
+  const room = ROBUST.room * (to - from)
+  return from === sorted[0] && to === sorted[end] ? undefined : [from - room, to + room]
+}
+
+/** What y of a panel covers by choice: a fixed range, or that without outliers, which are then named. @param {string} name @param {import('url_state').View} view @param {{x: number[], y: (number|null)[]}[]} lines @param {[number, number]} stretch of x @param {boolean} isLog */
+export const chosenRange = (name, view, lines, stretch, isLog) => {
+  const fixed = view.rows[name]
+  const robust = !fixed && view.trimmed.includes(name) ? robustRange(lines, stretch, isLog) : undefined
+  const ends = (robust ?? []).map((end) => (isLog ? 10 ** end : end))
+  const isBeyond = (is) => lines.some(({ x, y }) => y.some((value, i) => value !== null && x[i] >= stretch[0] && x[i] <= stretch[1] && is(value)))
+  const beyond = [
+    ...(isBeyond((value) => value > ends[1]) ? [`above ${number(ends[1])}`] : []),
+    ...(isBeyond((value) => value < ends[0] && !(isLog && value <= 0)) ? [`below ${number(ends[0])}`] : []),
+  ]
+  return { zoom: fixed ?? robust, outliers: beyond.length ? `values ${beyond.join(' and ')} not shown` : '' }
 }
 
 /** Labels of a logarithmic axis, at least three between two values: powers of ten, 1, 2 and 5 of each, or as on a linear axis. @param {number} low @param {number} high @returns {number[]} */

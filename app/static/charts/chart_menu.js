@@ -1,5 +1,6 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
 import { placeBelow } from 'menus'
+import { setLog, setRange, setTrimmed, unkept } from 'panel_axes'
 import { askRange, showTable } from 'panel_dialogs'
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
@@ -8,9 +9,6 @@ const download = (name, type, content) => {
   link.click()
   setTimeout(() => URL.revokeObjectURL(link.href), 1000)
 }
-
-/** Rows whose axis is chosen elsewhere, or always logarithmic. */
-const OWN_AXES = ['loss', 'scale', 'norm', 'grad_norm', 'grad_norm_clipped']
 
 /** @param {string} text */
 const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
@@ -26,45 +24,46 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
  * The menu of a panel, opened by the button in its head.
  * @param {HTMLElement} section
  * @param {string} name of the files
- * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void, view?: import('url_state').View, onAxis?: () => void}} charts
- * @param {{pinned: string[], ranges: Record<string, import('url_state').Range>, logs: string[]}} [arrangement] metrics that are pinned, y ranges that are fixed, and log axes; changed
+ * @param {{panelOf: (row: string) => {row: {metric?: string, isLog?: boolean}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void, view?: import('url_state').View, onAxis?: () => void}} charts
+ * @param {import('panel_axes').Axes & {pinned: string[]}} [arrangement] which is changed
  * @param {() => void} [onArrange]
  * @param {any} [menu] shared by several sections
  */
-export const createPanelMenu = (section, name, charts, arrangement = { pinned: [], ranges: {}, logs: [] }, onArrange = () => {}, menu = section.querySelector('[data-panel-menu]')) => {
+export const createPanelMenu = (section, name, charts, arrangement = unkept(), onArrange = () => {}, menu = section.querySelector('[data-panel-menu]')) => {
   const item = (label, act) => {
     const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
     made.addEventListener('click', () => { menu.hidePopover(); act() })
     return made
   }
   const axis = (row) => {
-    const { logs, rows } = /** @type {import('url_state').View} */ (charts.view)
-    const at = logs.indexOf(row)
-    return item(at < 0 ? 'Log axis' : 'Linear axis', () => {
-      if (at < 0) logs.push(row)
-      else logs.splice(at, 1)
-      delete rows[row] // an exponent on a log axis
-      delete arrangement.ranges[row]
-      arrangement.logs.splice(0, Infinity, ...logs)
+    const view = /** @type {import('url_state').View} */ (charts.view)
+    const isLog = view.logs.includes(row)
+    return item(isLog ? 'Linear axis' : 'Log axis', () => {
+      setLog(row, !isLog, view, arrangement)
       onArrange()
       charts.onAxis?.()
     })
   }
   /** @param {string} row @param {Found} element */
   const fixed = (row, element) => item('Fix y range…', () => {
-    const { rows } = /** @type {import('url_state').View} */ (charts.view)
+    const view = /** @type {import('url_state').View} */ (charts.view)
     const { range, type } = /** @type {any} */ (element.querySelector('.plot'))._fullLayout.yaxis2
     const isLog = type === 'log'
-    askRange(element.getAttribute('aria-label') ?? row, isLog ? range.map((exponent) => 10 ** exponent) : range, { isLog, isFixed: row in rows }, (wanted) => {
-      if (wanted) rows[row] = arrangement.ranges[row] = /** @type {[number, number]} */ (isLog ? wanted.map(Math.log10) : wanted)
-      else {
-        delete rows[row]
-        delete arrangement.ranges[row]
-      }
+    askRange(element.getAttribute('aria-label') ?? row, isLog ? range.map((exponent) => 10 ** exponent) : range, { isLog, isFixed: row in view.rows }, (wanted) => {
+      setRange(row, /** @type {[number, number]|null} */ (wanted && isLog ? wanted.map(Math.log10) : wanted), view, arrangement)
       onArrange()
       charts.onAxis?.()
     })
   })
+  const outliers = (row) => {
+    const view = /** @type {import('url_state').View} */ (charts.view)
+    const isTrimmed = view.trimmed.includes(row)
+    return item(isTrimmed ? 'Show outliers' : 'Ignore outliers', () => {
+      setTrimmed(row, !isTrimmed, view, arrangement)
+      onArrange()
+      charts.onAxis?.()
+    })
+  }
   const pin = (metric) => {
     const isPinned = arrangement.pinned.includes(metric)
     return item(isPinned ? 'Unpin' : 'Pin to the top', () => {
@@ -82,8 +81,8 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
     const file = `${name}-${row.replaceAll('/', '-')}`
     menu.replaceChildren(
       ...(panel.row.metric ? [pin(panel.row.metric)] : []),
-      ...(!charts.view || OWN_AXES.includes(row) ? [] : [axis(row)]),
-      ...(charts.view && panel.drawn ? [fixed(row, panel.element)] : []),
+      ...(!charts.view || panel.row.isLog ? [] : [axis(row)]),
+      ...(charts.view && panel.drawn ? [fixed(row, panel.element), outliers(row)] : []),
       item('Full screen', () => panel.element.requestFullscreen()),
       ...(row === 'parallel' ? [] : [item('Show as table', () => showTable(panel.element.getAttribute('aria-label') ?? row, panel.drawn?.lines ?? [], charts.mode()))]),
       item('Save as PNG', () => charts.picture(file, 'png', row)),

@@ -2,7 +2,7 @@
 import { readSizes } from 'panel_layout'
 import { root } from 'root'
 
-/** @typedef {{pinned: string[], collapsed: string[], order: string[], sizes: Record<string, import('panel_layout').Size>, ranges: Record<string, import('url_state').Range>, logs: string[]}} Arrangement */
+/** @typedef {{pinned: string[], collapsed: string[], order: string[], sizes: Record<string, import('panel_layout').Size>, ranges: Record<string, import('url_state').Range>, logs: string[], trimmed: string[]}} Arrangement */
 
 const MOST = 200
 /** So long more changes are waited for. */
@@ -43,15 +43,18 @@ const texts = (list) => (Array.isArray(list) ? list.filter((each) => typeof each
 /** @param {any} ranges */
 const rangesOf = (ranges) => Object.fromEntries(Object.entries(ranges ?? {}).filter(([, range]) => Array.isArray(range) && range.length === 2 && range.every(Number.isFinite)).slice(0, MOST))
 
+/** What panels of several runs are arranged as, instead of a recipe. A fixed range is of these runs only, and not kept. */
+export const SEVERAL_RUNS = 'several runs'
+
 /** The arrangement of a recipe's panels. @param {HTMLElement} section whose data-arrangement the server wrote @param {string} recipe @returns {{arrangement: Arrangement, keep: () => void}} */
 export const arrangementOf = (section, recipe) => {
   const own = section.dataset.arrangement
   const kept = parsed(own) ?? (own === undefined ? null : keptBefore(recipe))
   const arrangement = {
-    pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed), order: texts(kept?.order), logs: texts(kept?.logs),
+    pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed), order: texts(kept?.order), logs: texts(kept?.logs), trimmed: texts(kept?.trimmed),
     sizes: readSizes(kept?.sizes), ranges: rangesOf(kept?.ranges),
   }
-  return { arrangement, keep: () => { if (own !== undefined) keep('panels', { recipe, ...arrangement }) } }
+  return { arrangement, keep: () => { if (own !== undefined) keep('panels', { recipe, ...arrangement, ...(recipe === SEVERAL_RUNS && { ranges: {} }) }) } }
 }
 
 /** Take what was chosen last above the charts, where the address says nothing. @param {HTMLElement} section whose data-toolbar the server wrote @param {import('url_state').View} view */
@@ -61,10 +64,9 @@ export const recallToolbar = (section, view) => {
   if (!kept || ['x', 'loss', 'smooth'].some((name) => query.has(name))) return
   // A script may have defined an axis to begin with.
   if (kept.x !== 'step' && section.querySelector(`[data-view=x][value="${CSS.escape(kept.x)}"]`)) view.x = kept.x
-  if (section.querySelector('[data-view=loss]') && kept.loss === 'log') view.loss = 'log'
   if (kept.smooth >= 0 && kept.smooth <= 0.99) view.smooth = kept.smooth
 }
-/** @param {HTMLElement} section @param {import('url_state').View} view */
-export const keepToolbar = (section, { x, loss, smooth }) => {
-  if (section.dataset.toolbar !== undefined) keep('toolbar', { x, loss, smooth })
+/** loss: of an earlier version, the axis in panels that were not arranged since. @param {HTMLElement} section @param {import('url_state').View} view */
+export const keepToolbar = (section, { x, smooth }) => {
+  if (section.dataset.toolbar !== undefined) keep('toolbar', { x, smooth, loss: parsed(section.dataset.toolbar)?.loss ?? 'linear' })
 }

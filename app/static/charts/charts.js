@@ -6,6 +6,8 @@ import { still } from 'dom_updates'
 /** Of runs side by side: ten, and beyond as many again, dashed. */
 const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
 const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', good: '--good', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
+/** Of each plot, for its first drawing: Plotly would compare it each time. */
+const CONFIG = { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' }
 /** After a failure. */
 const RETRY_MS = 1000
 
@@ -37,7 +39,7 @@ export const library = async () => {
 /**
  * Keep a plot drawn: when on screen, in the colours of the theme, together with all others.
  * @param {Found} plot
- * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number, isFitted?: boolean}} compose drawn: how much there is to see, for who waits for it; isFitted: as high as its element, which else becomes as high as the figure
+ * @param {(wanted: any, colors: Record<string, string>, size: {width: number, height: number}) => {data: any[], layout: any, drawn: number, isFitted?: boolean}} compose size: of the element in pixels; drawn: how much there is to see, for who waits for it; isFitted: as high as its element, which else becomes as high as the figure
  * @param {() => void} [onFirst]
  */
 export const painter = (plot, compose, onFirst = () => {}) => {
@@ -45,20 +47,22 @@ export const painter = (plot, compose, onFirst = () => {}) => {
   let shown = null
   let isVisible = false
   let colors = themeColors()
-  let [width, height] = [0, 0] // that it was drawn for
+  let size = { width: 0, height: 0 } // of the element, as observed
+  let drawnSize = size
+  // Reading it from the element between two drawings lays out the page, and Plotly reads it at each drawing.
+  Object.defineProperties(plot, { clientWidth: { get: () => size.width }, clientHeight: { get: () => size.height } })
 
   const paint = () => {
     // While Chromium takes a picture of the whole page a plot may have no width.
-    if (!wanted || !isVisible || !plot.clientWidth || document.hidden) return
+    if (!wanted || !isVisible || !size.width || document.hidden) return
     const next = wanted
     wanted = null
     try {
-      const { data, layout, drawn, isFitted } = compose(next, colors)
+      const { data, layout, drawn, isFitted } = compose(next, colors, size)
       const own = `${layout.height}px`
-      if (!isFitted && layout.height && getComputedStyle(plot).height !== own) still(() => { plot.style.height = own })
-      width = plot.clientWidth
-      height = plot.clientHeight
-      window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
+      if (!isFitted && layout.height && plot.style.height !== own) still(() => { plot.style.height = own })
+      drawnSize = isFitted ? size : { ...size, height: layout.height ?? size.height }
+      window.Plotly.react(plot, data, { ...layout, width: size.width }, shown ? undefined : CONFIG)
       if (!shown) onFirst()
       shown = next
       plot.dataset.drawn = String(drawn)
@@ -85,7 +89,11 @@ export const painter = (plot, compose, onFirst = () => {}) => {
     else request()
   }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
-  new ResizeObserver(() => { if (plot.clientWidth && (plot.clientWidth !== width || plot.clientHeight !== height)) redraw() }).observe(plot)
+  new ResizeObserver((entries) => {
+    const { width, height } = entries[entries.length - 1].contentRect
+    size = { width: Math.round(width), height: Math.round(height) }
+    if (size.width && (size.width !== drawnSize.width || size.height !== drawnSize.height)) redraw()
+  }).observe(plot)
   document.addEventListener('visibilitychange', request)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   document.addEventListener('themechange', redraw)
@@ -120,4 +128,4 @@ export const createPlot = (plot, compose, listeners = {}) => ({
 
 /** A plot as high as its element. @param {Found} plot @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose @param {Record<string, (event: any) => void>} [listeners] */
 export const fittedPlot = (plot, compose, listeners) => createPlot(
-  plot, (wanted, colors) => ({ ...compose({ ...wanted, width: plot.clientWidth, height: plot.clientHeight }, colors), isFitted: true }), listeners)
+  plot, (wanted, colors, size) => ({ ...compose({ ...wanted, ...size }, colors), isFitted: true }), listeners)

@@ -5,7 +5,7 @@ import { METRIC, position } from 'points'
 
 const LABELS = { step: 'step', applied: 'applied', time: 'seconds' }
 
-/** @typedef {{name: string, color: string, x: number[], y: (number|null)[], words?: (y: number) => string}} Line a line as it is drawn */
+/** nonfinite: its values that cannot be drawn, and where they stand. @typedef {{name: string, color: string, x: number[], y: (number|null)[], nonfinite?: {x: number[], values: (string|null)[]}, words?: (y: number) => string}} Line a line as it is drawn */
 /** @typedef {{lines: Line[], marks: {name: string, x: number[], text: string[]}[], axis: {range: [number, number], left: number, pixels: number}}} Drawn */
 
 /** @param {number[]} xs @param {number} x @returns {number} index of the nearest */
@@ -15,11 +15,17 @@ const nearest = (xs, x) => {
   return i < xs.length && xs[i] - x < x - xs[i - 1] ? i : i - 1
 }
 
-/** What is drawn of a line nearest to x. @param {Line} line @param {number|null} x null: at its end */
-export const valueAt = ({ x: xs, y, words }, x) => {
-  if (!xs.length) return '–'
-  const value = y[x === null ? xs.length - 1 : nearest(xs, x)]
-  if (value === null || value === undefined) return '–'
+/** The value of a line nearest to x. @param {Line} line @param {number|null} x null: at its end */
+export const valueAt = ({ x: xs, y, words, nonfinite }, x) => {
+  const at = x ?? Math.max(xs.at(-1) ?? -Infinity, nonfinite?.x.at(-1) ?? -Infinity)
+  const i = nearest(xs, at)
+  const value = y[i] ?? null
+  if (nonfinite?.x.length) {
+    const j = nearest(nonfinite.x, at)
+    const [own, other] = [i in xs ? Math.abs(xs[i] - at) : Infinity, Math.abs(nonfinite.x[j] - at)]
+    if (other < own || (other === own && value === null)) return nonfinite.values[j] === null ? 'not finite' : number(nonfinite.values[j])
+  }
+  if (value === null) return '–'
   return words ? words(value) : number(value)
 }
 

@@ -3,7 +3,7 @@ import { position } from 'points'
 
 /**
  * @typedef {{range: [number, number], pixels: number}} Screen a stretch of the x axis, and how wide it is drawn
- * @typedef {{x: number, count: number, first: number, last: number}} Tick what happened within a pixel, first and last at these steps
+ * @typedef {{x: number, count: number, first: number, last: number, value?: string|null}} Tick what happened within a pixel, first and last at these steps
  */
 
 /**
@@ -40,20 +40,25 @@ export const folded = ({ x, y }, { range: [low, high], pixels }) => {
 }
 
 /**
- * Ticks that are a pixel apart or more; closer ones are one tick, with their number.
- * @param {import('points').Ticks} ticks @param {number[]} at where they stand @param {Screen} screen @returns {Tick[]}
+ * Ticks that are a pixel apart or more; closer ones of the same value are one tick, with their number.
+ * @param {import('points').Ticks & {values?: (string|null)[]}} ticks @param {number[]} at where they stand @param {Screen} screen @returns {Tick[]}
  */
-export const merged = ({ steps, counts }, at, { range: [low, high], pixels }) => {
+export const merged = ({ steps, counts, values }, at, { range: [low, high], pixels }) => {
   const pixel = (high - low) / pixels
   /** @type {Tick[]} */
   const ticks = []
+  /** The last tick of each value. @type {Map<string|null|undefined, Tick>} */
+  const latest = new Map()
   for (let i = position(at, low); i < at.length && at[i] <= high; i++) {
-    const tick = ticks.at(-1)
+    const value = values?.[i]
+    const tick = latest.get(value)
     if (tick && at[i] - tick.x < pixel) {
       tick.count += counts[i]
       tick.last = steps[i]
     } else {
-      ticks.push({ x: at[i], count: counts[i], first: steps[i], last: steps[i] })
+      const made = { x: at[i], count: counts[i], first: steps[i], last: steps[i], ...(values && { value }) }
+      latest.set(value, made)
+      ticks.push(made)
     }
   }
   return ticks

@@ -1,5 +1,5 @@
 // What the panels of a run draw, as Plotly wants it: one figure a panel. Draws nothing itself.
-import { logAxis, positiveExtent, ticksOf, tickText } from 'axis'
+import { chosenRange, logAxis, positiveExtent, ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'annotations'
 import { folded } from 'decimation'
@@ -8,8 +8,8 @@ import { isSmoothed, smoothedSeries } from 'smoothing'
 
 /** Pixels around a panel's plot. */
 export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
-/** Of every axis. To hide labels that stick out Plotly measures each of them, at a sixth of a redraw. */
-const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
+/** Of every axis. To hide labels that stick out Plotly measures each of them, and it looks at all values for a type. */
+const AXIS = { type: 'linear', zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
 const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
 /** @param {string} name of a metric */
@@ -20,7 +20,7 @@ const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
 /** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, examples: number, onlyMetrics?: boolean}} Known */
-/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[], zoom?: import('url_state').Range) => any}} Row */
+/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. isLog: whatever is chosen. lines: of a screen, in the theme's colours. axis: the linear one, or that of a scale. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, isLog?: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis?: (values: (number|null)[]) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
 
@@ -31,7 +31,8 @@ const valuesOf = (traces) => traces.flatMap(({ y }) => y)
 
 /** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Known} known @returns {Row[]} */
 export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetrics = false }) => {
-  const on = (screen, { x, y }) => folded({ x: points.x(x, view.x), y }, screen)
+  /** @param {import('decimation').Screen} screen @param {import('points').Line} series */
+  const on = (screen, { x, y, nonfinite }) => ({ ...folded({ x: points.x(x, view.x), y }, screen), nonfinite: points.nonfiniteAt(nonfinite, view.x) })
   const line = (series, name, color, more = {}) => ({
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
     line: { color, width: 1.6, ...more.line }, marker: { size: 6, color }, hoverinfo: 'skip', ...more.trace,
@@ -54,7 +55,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     return curve(screen, name, { line: series, mean: undefined }, labelOf(name), color, { trace: { mode } })
   }
   /** @param {string[]} lines */
-  const has = (...lines) => lines.some((name) => points.lines[name].y.some((value) => value !== null))
+  const has = (...lines) => lines.some((name) => points.lines[name].nonfinite?.steps.length || points.lines[name].y.some((value) => value !== null))
   const names = [...points.names].filter((name) => !name.startsWith('run/'))
   const losses = lossesOf(names)
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
@@ -67,14 +68,14 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       ...ours(screen, 'grad_norm_clipped', 'after clipping', colors.norm)]
   }
   return [
-    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: (traces, zoom) => lossAxis(view, valuesOf(traces), zoom),
+    { name: 'loss', title: 'Loss', group: '', has: !onlyMetrics || has('loss') || losses.length > 0, axis: lossAxis,
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.flatMap((name) => measured(screen, name, colors.val))] },
-    ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
+    ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, isLog: true, axis: scaleAxis,
       lines: (screen, colors) => (isScaled ? ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } }) : []) }] : []),
-    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), axis: (traces, zoom) => logAxis(valuesOf(traces), zoom), lines: normLines },
+    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), isLog: true, lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: (traces) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(valuesOf(traces), false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
+      axis: (values) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(values, false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
     { name: 'data', title: 'Time per step, ms', group: 'throughput', has: points.hasWaits, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
       lines: (screen, colors) => [...milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), ...milliseconds(screen, 'data_us', 'waiting for data', colors.data)] },
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
@@ -99,11 +100,8 @@ const arranged = (names, { pinned }) => {
   return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => (prefixOf(a) < prefixOf(b) ? -1 : prefixOf(a) > prefixOf(b) ? 1 : 0))]
 }
 
-/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {import('url_state').View} view @param {(number|null)[]} values @param {import('url_state').Range} [zoom] */
-export const lossAxis = (view, values, zoom) => {
-  if (view.loss === 'log') return logAxis(values, zoom)
-  return { nticks: 6, rangemode: rangeModeOf(values, true) }
-}
+/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {(number|null)[]} values */
+export const lossAxis = (values) => ({ nticks: 6, rangemode: rangeModeOf(values, true) })
 
 /** plotly would show a constant between one less and one more. @param {(number|null)[]} values @param {boolean} isUsuallyFromZero unless all lie in the upper half */
 const rangeModeOf = (values, isUsuallyFromZero) => {
@@ -141,9 +139,12 @@ export const figure = (row, points, view, colors, { width, height }) => {
   /** @type {import('decimation').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
   const all = row.lines(screen, colors)
-  const lines = all.map(({ name, line, x, y }) => ({ name, color: line.color, x, y, ...(row.name === 'scale' && { words: scaleText }) }))
+  const lines = all.map(({ name, line, x, y, nonfinite }) => ({ name, color: line.color, x, y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) }))
   const traces = all.filter(({ name }) => !view.hidden.includes(name))
+  const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)
+  const values = valuesOf(traces)
+  const { zoom, outliers } = chosenRange(row.name, view, traces, screen.range, row.isLog || view.logs.includes(row.name))
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
   // Axis y spans the plot, behind the lines: marks of steps are there.
@@ -151,23 +152,23 @@ export const figure = (row, points, view, colors, { width, height }) => {
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
     showlegend: false, hovermode: false, dragmode: 'zoom',
-    yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
+    yaxis: { type: 'linear', domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
-      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(view.logs.includes(row.name) ? logAxis(valuesOf(traces), view.rows[row.name]) : row.axis(traces, view.rows[row.name])), ...(isEmpty && { visible: false }),
-      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
+      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(row.axis && !view.logs.includes(row.name) ? row.axis(values) : logAxis(values, zoom)), ...(isEmpty && { visible: false }),
+      ...(zoom && { range: zoom, autorange: false }),
     },
     xaxis: {
-      ...(isEmpty && { visible: false }), anchor: 'y2', showgrid: false, ...AXIS,
+      ...(isEmpty && !marked.some(({ nonfinite }) => nonfinite) && { visible: false }), anchor: 'y2', showgrid: false, ...AXIS,
       ...(ticks.length && { tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }),
       ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
     },
     shapes: /** @type {object[]} */ (row.name === 'scale' && !isEmpty ? [{ type: 'rect', layer: 'below', xref: 'paper', x0: 0, x1: 1, yref: 'y2', y0: 1e-38, y1: 1,
       fillcolor: colors.skip, opacity: 0.13, line: { width: 0 } }] : []),
   }
-  const data = traces.map((trace) => ({ ...trace, yaxis: 'y2' }))
-  const marks = marksOf(points, view, inner, colors, screen, { isTicked: TICKED.has(row.name), isLoss: row.name === 'loss' })
+  const data = traces.map(({ nonfinite: _, ...trace }) => ({ ...trace, yaxis: 'y2' }))
+  const marks = marksOf(points, view, inner, colors, screen, { isTicked: TICKED.has(row.name), isLoss: row.name === 'loss', lines: marked })
   layout.shapes.push(...marks.shapes)
-  data.push(...marks.traces)
+  data.push(...marks.traces.filter(({ x }) => x.length))
   const axis = { title, range: screen.range, left: MARGIN.l, pixels }
-  return { data, layout, lines, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
+  return { data, layout, lines, outliers, marks: marks.traces.filter(({ text, name }) => text && name !== 'skips counted'), axis, title: escaped(row.title), drawn: points.count }
 }

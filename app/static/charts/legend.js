@@ -78,7 +78,7 @@ export class Legend {
     for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
       const entry = entriesOf(cell.dataset.figure).find(({ run, trace }) => run?.id === cell.dataset.of && trace.hoverinfo !== 'skip' && trace.yaxis === 'y2')
       const [first, last] = [entry?.trace.x[0], entry?.trace.x.at(-1)]
-      if (x !== null && entry) cell.replaceChildren(first <= x && x <= last ? valueAt({ ...entry.trace, color: '' }, x) : '–')
+      if (x !== null && entry) cell.replaceChildren(first <= x && x <= last ? valueAt({ ...entry.trace, nonfinite: entry.nonfinite, color: '' }, x) : '–')
       else if (cell.innerHTML !== cell.dataset.latest) cell.innerHTML = cell.dataset.latest
     }
   }

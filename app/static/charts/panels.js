@@ -1,4 +1,5 @@
 // The panels of a run's charts: one figure each, in groups that fold, with a legend of values. Those that are out of view are a title only.
+import { NONFINITE_SIGNS } from 'annotations'
 import { painter, savePicture, zoomed } from 'charts'
 import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { figure, GROUPS, isFound, rowsOf } from 'figure'
@@ -22,7 +23,7 @@ const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.s
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
 
 /** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
-const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], 'loss not finite': ['▲', 'loss not finite'], resumed: ['┊', 'resumed', 'quiet'] }
+const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
 
 /**
  * @param {HTMLElement} section
@@ -60,7 +61,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const showLegend = (panel) => {
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)
-    const signs = panel.row.group ? [] : panel.drawn.marks.filter(({ name, x }) => x.length && name in SIGNS).map(({ name }) => SIGNS[name])
+    const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : [])]
     if ([...list.children].map(({ title }) => title).join('\n') !== [...names, ...signs.map(([, label]) => label)].join('\n')) {
       list.replaceChildren(...names.map((name) => {
         const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), made('span', { className: 'cut', textContent: shortened(name, panel.row) }), made('b'))
@@ -84,9 +85,9 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const createShell = (element) => {
     const plot = element.querySelector('.plot')
     const panelOf = () => /** @type {Panel} */ (panels.get(plot.closest('.chart-panel')?.dataset.row ?? ''))
-    const compose = (_, colors) => {
+    const compose = (_, colors, size) => {
       const panel = panelOf()
-      panel.drawn = figure(panel.row, /** @type {any} */ (points), view, colors, { width: plot.clientWidth, height: plot.clientHeight })
+      panel.drawn = figure(panel.row, /** @type {any} */ (points), view, colors, size)
       showLegend(panel)
       plot.style.visibility = ''
       return { ...panel.drawn, isFitted: true }

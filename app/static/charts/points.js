@@ -2,21 +2,44 @@
 // the live stream.
 
 /**
- * @typedef {{x: number[], y: (number|null)[]}} Line
+ * @typedef {{steps: number[], counts: number[], values: (string|null)[]}} Nonfinite values: "NaN", "Infinity" or "-Infinity"; null: any of these, in a bucket
+ * @typedef {{x: number[], y: (number|null)[], nonfinite?: Nonfinite}} Line y: null is unknown or not finite
  * @typedef {'step'|'applied'|'time'|'examples'|`metric:${string}`} Axis what x counts
  * @typedef {{steps: number[], counts: number[]}} Ticks
- * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[]}} SentLine null: the page's
+ * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[], nonfinite?: Ticks|null}} SentLine null: the page's
  * @typedef {{step: number, loss: number|string|null, z: number|string}} Spike
- * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, {x: number[], y: any[], mean_x: number[]}>, skips: Ticks & {before: number}, nonfinite: Ticks, resumptions: Record<string, number>, spikes: Spike[], examples?: {before: number, each: number}|null}} Page
+ * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, {x: number[], y: any[], mean_x: number[], nonfinite?: Ticks|null}>, skips: Ticks & {before: number}, resumptions: Record<string, number>, spikes: Spike[], examples?: {before: number, each: number}|null}} Page
  */
 
 /** Before the name of a metric that x counts. */
 export const METRIC = 'metric:'
 const SKIPPED = 1
-const NONFINITE_LOSS = 2
 const isNumber = (value) => typeof value === 'number'
-/** Infinities come as words, and charts leave a gap for them as for a NaN. */
-const drawable = (values) => values.map((value) => (isNumber(value) ? value : null))
+/** Append values to a line. A value that is not finite is a text, null is unknown: neither can be drawn. @param {Line} line @param {number[]} steps @param {any[]} values */
+const append = (line, steps, values) => {
+  values.forEach((value, i) => {
+    line.x.push(steps[i])
+    line.y.push(isNumber(value) ? value : null)
+    if (typeof value !== 'string') return
+    line.nonfinite ??= { steps: [], counts: [], values: [] }
+    line.nonfinite.steps.push(steps[i])
+    line.nonfinite.counts.push(1)
+    line.nonfinite.values.push(value)
+  })
+}
+/** Remove what a line has from a step on. @param {Line} line @param {number} step */
+const cut = ({ x, y, nonfinite }, step) => {
+  x.length = y.length = position(x, step)
+  if (nonfinite) nonfinite.steps.length = nonfinite.counts.length = nonfinite.values.length = position(nonfinite.steps, step)
+}
+/** @param {number[]} x @param {any[]} y @param {Ticks|null} [nonfinite] of buckets @returns {Line} */
+const lineOf = (x, y, nonfinite) => {
+  /** @type {Line} */
+  const line = { x: [], y: [] }
+  if (nonfinite) line.nonfinite = { steps: [...nonfinite.steps], counts: [...nonfinite.counts], values: nonfinite.counts.map(() => null) }
+  append(line, x, y)
+  return line
+}
 
 /** First index whose value is at least `wanted`. @param {number[]} sorted @param {number} wanted */
 export const position = (sorted, wanted) => {
@@ -47,14 +70,10 @@ export class Points {
   bucket = 1
   /** Steps that were skipped, and how many before these. @type {Ticks & {before: number}} */
   skips = { steps: [], counts: [], before: 0 }
-  /** Steps whose loss is not finite. @type {Ticks} */
-  nonfinite = { steps: [], counts: [] }
   /** By attempt, the last step before its own. @type {Record<string, number>} */
   resumptions = {}
   /** Where the loss rose suddenly. @type {Spike[]} */
   spikes = []
-  /** Text of each non-finite loss by step; unknown in buckets. @type {Map<number, string>} */
-  words = new Map()
   /** What steps are in examples. @type {{before: number, each: number}|null} */
   examples = null
   /** @type {Record<string, Line>} */
@@ -70,29 +89,25 @@ export class Points {
     this.total = page.total
     this.bucket = page.bucket
     this.skips = page.skips
-    this.nonfinite = page.nonfinite
     this.resumptions = page.resumptions
     this.spikes = page.spikes
-    this.words = new Map()
-    if (page.series.loss) this.addWords(page.x, page.series.loss.y)
     this.examples = page.examples ?? null
     this.lines = {}
     this.means = {}
-    for (const [name, { x, y, mean_x: meanX, mean_y: meanY }] of Object.entries(page.series)) {
-      // Each a list of its own, which grows by itself.
-      this.lines[name] = { x: [...x ?? page.x], y: drawable(y) }
-      if (meanY.length) this.means[name] = { x: [...meanX ?? page.mean_x], y: drawable(meanY) }
+    for (const [name, { x, y, mean_x: meanX, mean_y: meanY, nonfinite }] of Object.entries(page.series)) {
+      this.lines[name] = lineOf(x ?? page.x, y, nonfinite)
+      if (meanY.length) this.means[name] = lineOf(meanX ?? page.mean_x, meanY)
     }
     this.setMetrics(page.metrics)
   }
 
   /** Take points of metrics, of the steps that were asked for. @param {Page['metrics']} metrics */
   setMetrics(metrics) {
-    for (const [name, { x, y, mean_x: meanX }] of Object.entries(metrics)) {
+    for (const [name, { x, y, mean_x: meanX, nonfinite }] of Object.entries(metrics)) {
       // Of a metric measured now and then all points are here; a part of it would break the line.
       if (this.metrics.get(name)?.isWhole) continue
       this.names.add(name)
-      this.metrics.set(name, { x, y: drawable(y), isWhole: this.isWhole && !meanX.length })
+      this.metrics.set(name, { ...lineOf(x, y, nonfinite), isWhole: this.isWhole && !meanX.length && !nonfinite })
     }
   }
 
@@ -127,26 +142,16 @@ export class Points {
     const first = steps.step[begin]
     const added = Object.fromEntries(Object.entries(steps).map(([name, values]) => [name, values.slice(begin, end)]))
     this.first = Math.min(this.first, first)
-    this.addWords(added.step, added.loss)
     for (const [name, line] of [...Object.entries(this.lines), ...Object.entries(this.means)]) {
-      const end = position(line.x, first)
-      line.x.length = line.y.length = end
-      line.x.push(...added.step)
-      line.y.push(...drawable(added[name]))
+      cut(line, first)
+      append(line, added.step, added[name])
     }
     this.total = this.last - this.first + 1
-    /** @type {[Ticks, number][]} */
-    const kinds = [[this.skips, SKIPPED], [this.nonfinite, NONFINITE_LOSS]]
-    for (const [ticks, flag] of kinds) {
-      ticks.steps.length = ticks.counts.length = position(ticks.steps, first)
-      const happened = added.step.filter((_, i) => added.flags[i] & flag)
-      ticks.steps.push(...happened)
-      ticks.counts.push(...happened.map(() => 1))
-    }
-  }
-
-  addWords(steps, losses) {
-    losses.forEach((loss, i) => { if (!isNumber(loss)) this.words.set(steps[i], loss ?? 'NaN') })
+    const { steps: skipped, counts } = this.skips
+    skipped.length = counts.length = position(skipped, first)
+    const happened = added.step.filter((_, i) => added.flags[i] & SKIPPED)
+    skipped.push(...happened)
+    counts.push(...happened.map(() => 1))
   }
 
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
@@ -155,10 +160,14 @@ export class Points {
       if (!this.names.has(name)) this.setMetrics({ [name]: { x: [], y: [], mean_x: [] } })
       const line = this.metrics.get(name)
       if (!line) continue // its earlier points are not here
-      line.x.length = line.y.length = position(line.x, step)
-      line.x.push(step)
-      line.y.push(isNumber(value) ? value : null)
+      cut(line, step)
+      append(line, [step], [value])
     }
+  }
+
+  /** Values of a line that are not finite with where they stand on the x axis; undefined: there are none. @param {Nonfinite|undefined} nonfinite @param {Axis} mode @returns {(Nonfinite & {x: number[]})|undefined} */
+  nonfiniteAt(nonfinite, mode) {
+    return nonfinite?.steps.length ? { ...nonfinite, x: this.x(nonfinite.steps, mode) } : undefined
   }
 
   /** Where steps, in order, stand on the x axis; by examples nowhere, if these are not known. @param {number[]} steps @param {Axis} mode @returns {number[]} */

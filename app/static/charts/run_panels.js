@@ -1,6 +1,6 @@
 // Panels of several runs: one figure each, with a crosshair through all of them.
 import { painter, savePicture, zoomed } from 'charts'
-import { runsFigure } from 'comparison'
+import { ALWAYS_LOG, runsFigure } from 'comparison'
 import { place, pointedAt, snapped } from 'crosshair'
 import { number } from 'formats'
 
@@ -18,6 +18,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   const readout = element.querySelector('[data-pointed]')
   /** @type {any} */
   let drawn = null
+  let isPointed = false
   /** @type {string|undefined} */
   let forward
   /** The run that is pointed at is seen before the others. */
@@ -28,9 +29,10 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       if (isOwn) trace.parentElement.append(trace)
     }
   }
-  const compose = (wanted, colors) => {
-    drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, { width: plot.clientWidth, height: plot.clientHeight })
+  const compose = (wanted, colors, size) => {
+    drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, size)
     element.toggleAttribute('data-blank', !drawn.lines.length)
+    if (!isPointed) readout.textContent = drawn.signs
     requestAnimationFrame(arrange)
     return drawn
   }
@@ -38,10 +40,11 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     plot.querySelector('[data-static-chart]')?.remove()
     plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
       const { run, label } = drawn.entries[curveNumber] ?? {}
-      readout.textContent = label ? `${label}: ${number(y)}` : ''
+      isPointed = Boolean(label)
+      readout.textContent = label ? `${label}: ${number(y)}` : drawn.signs
       onLine(run?.id)
     })
-    plot.on('plotly_unhover', () => { readout.textContent = ''; onLine(undefined) })
+    plot.on('plotly_unhover', () => { isPointed = false; readout.textContent = drawn.signs; onLine(undefined) })
     plot.on('plotly_relayout', (change) => {
       const zoom = zoomed(change, [name])
       if (!zoom) return
@@ -63,7 +66,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   })
   return {
     name, element, draw,
-    row: { metric: undefined },
+    row: { metric: undefined, isLog: ALWAYS_LOG.includes(name) },
     get drawn() { return drawn },
     /** @param {number|null} x */
     point: (x) => place(element.querySelector('.crosshair'), drawn, x, view.x),

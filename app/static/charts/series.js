@@ -1,14 +1,16 @@
 // Charts of a run: numbers, fetched when visible, and the bar above.
 import { fetched, insisted, inTurn, pause } from 'http'
 import { createPanelMenu } from 'chart_menu'
-import { arrangementOf, keepToolbar, recallToolbar } from 'chart_preferences'
+import { arrangementOf } from 'chart_preferences'
 import { library } from 'charts'
 import { isFound, lossesOf } from 'figure'
 import { count } from 'formats'
 import { revisionOf } from 'live'
+import { isZoomed, resetZoom, takeAxes } from 'panel_axes'
 import { createPanels } from 'panels'
 import { METRIC, Points } from 'points'
 import { createStarting } from 'empty_state'
+import { createToolbar } from 'toolbar'
 
 /** Points of an overview above which it is fetched again. */
 const POINTS_KEPT = 10000
@@ -49,10 +51,18 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     ahead = ahead.filter((answer) => answer.revision > revision)
     for (const { take } of reached) take()
   }
-  recallToolbar(section, view)
   const { arrangement, keep } = arrangementOf(section, recipe)
-  const { pinned, collapsed, ranges, logs } = arrangement
-  Object.assign(view, { pinned, collapsed, rows: { ...ranges, ...view.rows }, logs: [...new Set([...view.logs, ...logs])] })
+  const { pinned, collapsed } = arrangement
+  Object.assign(view, { pinned, collapsed })
+  takeAxes(view, arrangement)
+  const toolbar = createToolbar(section, view, arrangement, {
+    onArrange: keep,
+    onChange: (field) => {
+      if (field === 'x') return changeView()
+      showView() // the same numbers, drawn in another way
+      draw()
+    },
+  })
   const known = {
     scaled: section.dataset.scaled !== undefined,
     proven: section.dataset.scaled === 'yes',
@@ -76,6 +86,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
       draw()
     },
     onFold: (group, isFolded) => {
+      if (arrangement.collapsed.includes(group) === isFolded) return // a new group opens
       const others = arrangement.collapsed.filter((each) => each !== group)
       arrangement.collapsed.splice(0, Infinity, ...others, ...(isFolded ? [group] : []))
       keep()
@@ -237,8 +248,8 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
 
   const showView = () => {
     onView()
-    section.querySelector('[data-smooth]').textContent = String(view.smooth)
-    section.querySelector('[data-reset-zoom]').hidden = !view.range && Object.entries(view.rows).every(([row, range]) => range === ranges[row])
+    toolbar.show()
+    section.querySelector('[data-reset-zoom]').hidden = !isZoomed(view, arrangement)
   }
   const changeView = async () => {
     showView()
@@ -247,27 +258,9 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     draw()
   }
 
-  for (const input of section.querySelectorAll('[data-view]')) {
-    const field = input.dataset.view
-    if (input.type === 'radio') input.checked = view[field] === input.value
-    else input.value = view[field]
-    input.addEventListener('input', () => {
-      view[field] = input.type === 'range' ? Number(input.value) : input.value
-      // The same numbers would mean another stretch.
-      if (field === 'x') view.range = null
-      if (field === 'loss') {
-        delete view.rows.loss
-        delete ranges.loss
-      }
-      keepToolbar(section, view)
-      if (field === 'x') return changeView()
-      showView() // the same numbers, drawn in another way
-      draw()
-    })
-  }
+  toolbar.show()
   section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
-    view.range = null
-    view.rows = { ...ranges }
+    resetZoom(view, arrangement)
     changeView()
   })
 

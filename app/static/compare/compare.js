@@ -1,11 +1,12 @@
 // The page of runs side by side: a panel a series, their legend and their table, fetched again while they change.
 import { createPanelMenu } from 'chart_menu'
-import { keepToolbar, recallToolbar } from 'chart_preferences'
+import { arrangementOf, SEVERAL_RUNS } from 'chart_preferences'
 import { inTurn, insisted, pause } from 'http'
 import { titleOf } from 'comparison'
 import { place } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
+import { isZoomed, resetZoom, takeAxes } from 'panel_axes'
 import { METRIC } from 'points'
 import { root } from 'root'
 import { show } from 'rows'
@@ -13,6 +14,7 @@ import { createRunPanel } from 'run_panels'
 import { createScatter } from 'scatter'
 import { seriesOf } from 'series_of_runs'
 import { still } from 'dom_updates'
+import { createToolbar } from 'toolbar'
 import { addressOf, readView, writeView } from 'url_state'
 
 /** Panels: no more fit into an address. */
@@ -26,7 +28,12 @@ const parity = article.querySelector('[data-fragment=parity]')
 const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
 const view = readView(article)
-recallToolbar(article, view)
+const { arrangement, keep } = arrangementOf(article, SEVERAL_RUNS)
+takeAxes(view, arrangement)
+const toolbar = createToolbar(article, view, arrangement, {
+  onArrange: keep,
+  onChange: (field, wasZoomed) => changeView(field === 'x' && (wasZoomed || isMetricAxis())),
+})
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name)))
 /** What each run has of each setting that differs. @type {Record<string, any[]>} */
 let differences = {}
@@ -97,8 +104,8 @@ const arrange = () => {
 
 const draw = () => {
   const shown = legend.shown(differences, choices.by)
-  article.querySelector('[data-smooth]').textContent = String(view.smooth)
-  article.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
+  toolbar.show()
+  article.querySelector('[data-reset-zoom]').hidden = !isZoomed(view, arrangement)
   const here = shown.flatMap((run) => {
     const known = points.get(run.id)
     return known ? [{ ...run, points: known }] : []
@@ -151,20 +158,6 @@ const changeView = (isMore) => {
   if (isMore) fetchSeries(ids)
 }
 
-for (const input of article.querySelectorAll('[data-view]')) {
-  const name = input.dataset.view
-  if (input.type === 'radio') input.checked = view[name] === input.value
-  else input.value = view[name]
-  input.addEventListener('input', () => {
-    view[name] = input.type === 'range' ? Number(input.value) : input.value
-    // The same numbers would mean another stretch.
-    const wasZoomed = name === 'x' && view.range
-    if (name === 'x') view.range = null
-    if (name === 'loss') delete view.rows.loss
-    keepToolbar(article, view)
-    changeView(Boolean(wasZoomed) || isMetricAxis())
-  })
-}
 article.querySelector('[data-mean]')?.addEventListener('change', ({ target }) => {
   const { band, by } = target.selectedOptions[0].dataset
   Object.assign(choices, { by: by ?? '', band: by ? band : '' })
@@ -231,8 +224,7 @@ document.querySelector('[data-add-form]')?.addEventListener('submit', (event) =>
   goOn(event.target.elements.runs.value)
 })
 article.querySelector('[data-reset-zoom]').addEventListener('click', () => {
-  view.range = null
-  view.rows = {}
+  resetZoom(view, arrangement)
   changeView(true)
 })
 createPanelMenu(article, `runs ${ids.join('-').slice(0, 60)}`, {
@@ -242,7 +234,7 @@ createPanelMenu(article, `runs ${ids.join('-').slice(0, 60)}`, {
   view,
   onAxis: () => changeView(false),
   hide: (row) => boxes.find(({ value }) => value === row)?.click(),
-})
+}, arrangement, keep)
 legend.listen((id) => {
   legend.point(id)
   for (const panel of panels.values()) panel.bringForward(id)

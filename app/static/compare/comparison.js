@@ -1,5 +1,6 @@
 // A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
-import { logAxis } from 'axis'
+import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
+import { chosenRange, logAxis } from 'axis'
 import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
@@ -23,11 +24,14 @@ const SCALED = { step_us: 1 / 1000, data_us: 1 / 1000 }
  * place: among all runs, which its colour and its dashes go by; group: what it has in common with others of one mean.
  * @typedef {{id: string, label: string, place: number, groupPlace?: number, points: import('points').Points, group: string|null}} Drawn
  * @typedef {{name: string, title: string}} Row a series of steps, or a metric
- * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[]}} Entry a trace, and its texts at the pointer
+ * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[], nonfinite?: import('points').Nonfinite & {x: number[]}}} Entry a trace, and its texts at the pointer
  */
 
 /** Colour and dashes of the n-th run. @param {number} place @param {Record<string, string>} colors */
 export const strokeOf = (place, colors) => ({ color: colors[`run${place % 10}`], dash: DASHES[Math.floor(place / 10) % DASHES.length] })
+
+/** The place whose colour a run has: of its group, if runs are grouped. @param {Drawn} run */
+const placeOf = ({ group, place, groupPlace }) => (group === null ? place : groupPlace ?? place)
 
 /** A series of a run: of its steps, or else a metric; means: of its buckets, if it has any. @param {import('points').Points} points @param {string} name */
 const seriesOf = (points, name) => {
@@ -38,7 +42,7 @@ const seriesOf = (points, name) => {
     return lines.step_us ? { line: flip(lines.step_us), mean: flip(means.step_us), isMetric: false } : null
   }
   const own = points.lines[name]
-  const line = own?.y.some((y) => y !== null) ? own : points.metrics.get(name)
+  const line = own?.nonfinite?.steps.length || own?.y.some((y) => y !== null) ? own : points.metrics.get(name)
   if (!line) return null
   const mean = line === own ? points.means[name] : undefined
   const factor = SCALED[name]
@@ -59,7 +63,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   const screen = { range, pixels: Math.min(pixels, PIXELS / Math.max(runs.length, 1)) }
   const lines = runs.flatMap((run) => {
     const series = seriesOf(run.points, row.name)
-    return series && run.points.x([1], view.x).length ? [{ run, ...series }] : []
+    return series && run.points.x([1], view.x).length ? [{ run, ...series, nonfinite: run.points.nonfiniteAt(series.line.nonfinite, view.x) }] : []
   })
   // The mean of several scalers' scales is one that none of them had.
   const traces = row.name !== 'scale' && lines.some(({ run }) => run.group !== null)
@@ -70,26 +74,29 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     ...traces.map((each) => ({ ...each, trace: { ...each.trace, yaxis: 'y2', showlegend: each.trace.hoverinfo !== 'skip' } })),
     ...skipping.map((run, i) => skipsOf(run, i, skipping.length, view, screen, colors)),
   ]
+  const marks = nonfiniteMarks(lines.map(({ run, nonfinite }) => ({ label: run.label, color: strokeOf(placeOf(run), colors).color, nonfinite })), { range, pixels }, inner, foot)
   const values = lines.flatMap(({ line }) => line.y)
+  const { zoom, outliers } = chosenRange(row.name, view, traces.map(({ trace }) => trace), range, isLog(row.name, view))
   // Axis y is the foot, with a row of ticks for each run that skipped.
   const layout = {
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, hovermode: 'closest', hoverdistance: 40,
     showlegend: false, dragmode: 'zoom',
-    xaxis: { gridcolor: colors.grid, showgrid: false, zeroline: false, anchor: 'y', ...(range[0] < range[1] && { range, autorange: false }) },
-    yaxis: { domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
+    xaxis: { type: 'linear', gridcolor: colors.grid, showgrid: false, zeroline: false, anchor: 'y', ...(!lines.length && { visible: false }), ...(range[0] < range[1] && { range, autorange: false }) },
+    yaxis: { type: 'linear', domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
     yaxis2: {
-      domain: [foot / inner, 1], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values),
-      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
+      domain: [foot / inner, 1], type: 'linear', gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values, zoom),
+      ...(zoom && { range: zoom, autorange: false }),
     },
+    shapes: marks.shapes,
   }
   const own = entries.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
   return {
     data: entries.map(({ trace }) => trace), layout, entries, isFitted: true,
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
-    lines: own.map(({ label, trace }) => ({ name: label, color: '', x: trace.x, y: trace.y, ...(row.name === 'scale' && { words: scaleText }) })),
-    marks: [], axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
+    lines: own.map(({ label, trace, nonfinite }) => ({ name: label, color: '', x: trace.x, y: trace.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })),
+    marks: marks.traces, signs: [...marks.traces.map(({ name }) => NONFINITE_SIGNS[name].join(' ')), ...(outliers ? [outliers] : [])].join(' · '), axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
   }
 }
 
@@ -101,22 +108,25 @@ const extent = (runs, mode) => {
   return ends.length ? [ends.reduce((a, b) => Math.min(a, b)), ends.reduce((a, b) => Math.max(a, b))] : [0, 1]
 }
 
-const axisOf = ({ name }, view, values) => {
+/** Series whose axis is logarithmic, whatever is chosen. */
+export const ALWAYS_LOG = ['scale', 'grad_norm', 'grad_norm_clipped']
+
+const isLog = (name, view) => ALWAYS_LOG.includes(name) || view.logs.includes(name)
+const axisOf = ({ name }, view, values, zoom) => {
   if (name === 'scale') return scaleAxis(values)
-  if (name !== 'loss' && !name.startsWith('grad_norm') && !view.logs.includes(name)) return { nticks: 6 }
-  if (name === 'loss' && view.loss !== 'log') return lossAxis(view, values)
-  return logAxis(values, view.rows[name])
+  if (isLog(name, view)) return logAxis(values, zoom)
+  return name === 'loss' ? lossAxis(values) : { nticks: 6 }
 }
 
 /** A run's line; smoothed, with the raw one faint behind it. @returns {Entry[]} */
-const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others) => {
-  const stroke = { ...strokeOf(run.group === null ? run.place : run.groupPlace, colors), ...(row.name === 'scale' && { shape: 'hv' }) }
+const lineOf = ({ run, line, mean, isMetric, nonfinite }, row, view, screen, colors, others) => {
+  const stroke = { ...strokeOf(placeOf(run), colors), ...(row.name === 'scale' && { shape: 'hv' }) }
   const width = others > 12 ? 1.2 : others > 4 ? 1.6 : 2
   const traceOf = ({ x: steps, y }, part, more) => {
     const at = run.points.x(steps, view.x)
     const mode = isMetric && steps.length <= MARKED ? 'lines+markers' : 'lines'
     const trace = { ...folded({ x: at, y }, screen), uid: `run${run.id}-${part}`, name: escaped(run.label), type: 'scatter', mode, hoverinfo: 'none', marker: { size: 5, color: stroke.color }, line: { ...stroke, width }, ...more }
-    return { trace, run, label: run.label, steps, at }
+    return { trace, run, label: run.label, steps, at, nonfinite }
   }
   if (!isSmoothed(row.name, view)) return [traceOf(line, 'line', {})]
   return [

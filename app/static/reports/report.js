@@ -33,7 +33,7 @@ const createPanel = (section) => {
   const names = rows.map(({ dataset }) => dataset.row)
   const isLog = log !== undefined
   /** @type {import('url_state').View} */
-  const view = { x: /** @type {any} */ (x), loss: isLog ? 'log' : 'linear', smooth: Number(smoothing), range: null, rows: {}, logs: isLog ? [...names] : [], hidden: [], pinned: [], collapsed: [] }
+  const view = { x: /** @type {any} */ (x), smooth: Number(smoothing), range: null, rows: {}, logs: isLog ? [...names] : [], trimmed: [], hidden: [], pinned: [], collapsed: [] }
   const lines = new Map([...section.querySelectorAll('[data-run-line]')].map(({ dataset }) => [dataset.runLine, dataset]))
   const places = placesOf(ids)
   const draw = () => {

@@ -1,17 +1,21 @@
 // Charts next to the list: the series of the selected runs, or of the first that are listed.
 import { createPanelMenu } from 'chart_menu'
-import { keepToolbar, recallToolbar } from 'chart_preferences'
+import { arrangementOf, SEVERAL_RUNS } from 'chart_preferences'
 import { count } from 'formats'
 import { inTurn } from 'http'
+import { isZoomed, resetZoom, takeAxes } from 'panel_axes'
 import { placesOf, strokes } from 'run_colors'
 import { createRunPanel } from 'run_panels'
 import { seriesOf } from 'series_of_runs'
+import { createToolbar } from 'toolbar'
 import { readView, writeView } from 'url_state'
 
 /** @param {Found} section @param {Found} list */
 export const createListCharts = (section, list) => {
   const view = readView(section)
-  recallToolbar(section, view)
+  const { arrangement, keep } = arrangementOf(section, SEVERAL_RUNS)
+  takeAxes(view, arrangement)
+  const toolbar = createToolbar(section, view, arrangement, { onArrange: keep, onChange: (field) => changeView(field === 'x') })
   const most = Number(section.dataset.most)
   const isScaled = ({ id }) => list.querySelector(`tr[data-key="${id}"][data-scaled]`)
   const panels = [...section.querySelectorAll('[data-row]')].map((element) => createRunPanel(element, {
@@ -21,7 +25,7 @@ export const createListCharts = (section, list) => {
     onView: (isRange) => changeView(isRange),
   }))
   const panelOf = (row) => panels.find(({ name }) => name === row)
-  createPanelMenu(section, 'runs', { panelOf, mode: () => view.x, picture: (file, format, row) => panelOf(row)?.savePicture(file, format), view, onAxis: () => changeView(false) })
+  createPanelMenu(section, 'runs', { panelOf, mode: () => view.x, picture: (file, format, row) => panelOf(row)?.savePicture(file, format), view, onAxis: () => changeView(false) }, arrangement, keep)
   const { points, fetchSeries } = seriesOf(section.dataset.api, view, () => panels.map(({ name }) => name), () => draw())
   /** The drawn runs, in the order of the list. @type {string[]} */
   let ids = []
@@ -54,8 +58,8 @@ export const createListCharts = (section, list) => {
   }
 
   const draw = () => {
-    section.querySelector('[data-smooth]').textContent = String(view.smooth)
-    section.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
+    toolbar.show()
+    section.querySelector('[data-reset-zoom]').hidden = !isZoomed(view, arrangement)
     const runs = ids.flatMap((id) => {
       const known = points.get(id)
       return known?.hasAxis(view.x) ? [{ id, label: labelOf(id), place: places.get(id) ?? 0, group: null, points: known }] : []
@@ -88,20 +92,8 @@ export const createListCharts = (section, list) => {
     refresh()
   }
 
-  for (const input of section.querySelectorAll('[data-view]')) {
-    const name = input.dataset.view
-    if (input.type === 'radio') input.checked = view[name] === input.value
-    else input.value = view[name]
-    input.addEventListener('input', () => {
-      view[name] = input.type === 'range' ? Number(input.value) : input.value
-      if (name === 'x') view.range = null
-      keepToolbar(section, view)
-      changeView(name === 'x')
-    })
-  }
   section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
-    view.range = null
-    view.rows = {}
+    resetZoom(view, arrangement)
     changeView(true)
   })
   list.addEventListener('selection', choose)

@@ -84,7 +84,7 @@ def test_the_first_project_has_a_note(browser: TestClient) -> None:
 def test_a_chart_is_a_picture(
     app: FastAPI, database: Database, ada: User, offered: None, browser: TestClient, series: str
 ) -> None:
-    """A line a run that one sees, with its name and ends, and gaps where it is not finite."""
+    """A line a run that one sees, with its name and ends, gaps and marks where it is not finite."""
     run = start_run(database, ada, name="<base>")
     steps = [3.0, 2.0, float("nan"), 1.5]
     record(database, run, make_steps(steps), events=[make_metric(2, 1.5), make_metric(4, 3)])
@@ -97,6 +97,7 @@ def test_a_chart_is_a_picture(
     assert [each.get("d", "").count("M") for each in lines] == [2 if series == "loss" else 1]
     texts = [each.text for each in picture.iter(f"{names}text")]
     assert {"1 · <base>", "3", "1.5"} <= set(texts)
+    assert texts.count("✕") == (series == "loss")
     with database.writing() as session:
         stranger = accounts.make_user(session, "stranger")
     hidden = script_of(app, database, stranger).get(f"/charts.svg?runs=1&series={series}").text

@@ -50,7 +50,7 @@ def test_updates_of_a_run_have_the_new_rows(
 
     record(database, running, make_steps([float("nan")], first=6), events=[make_metric(6, 0.5)])
     second, _cursor = _told(look(cursor))
-    assert (second["steps"]["step"], second["steps"]["loss"]) == ([6], [None])
+    assert (second["steps"]["step"], second["steps"]["loss"]) == ([6], ["NaN"])
     assert "val/accuracy" in second["rows"]["metrics"]["html"]
     assert second["rows"].keys() == {"metrics"}
 

@@ -32,7 +32,7 @@ def test_an_arrangement_is_kept_per_user_and_recipe(
     assert browser.get(path).json() == {"panels": None, "toolbar": None}
     assert browser.put(f"{path}/panels", json=PANELS).status_code == 204
     assert browser.put(f"{path}/panels", json=PANELS | {"pinned": ["b"]}).status_code == 204
-    toolbar = {"x": "time", "loss": "log", "smooth": 0.5}
+    toolbar = {"x": "time", "loss": "linear", "smooth": 0.5}
     assert browser.put(f"{path}/toolbar", json=toolbar).status_code == 204
     kept = browser.get(f"{path}?recipe=digits").json()
     assert kept["toolbar"] == toolbar
@@ -50,6 +50,49 @@ def test_an_arrangement_is_kept_per_user_and_recipe(
     with database.writing() as session:
         accounts.remove(session, session.merge(other))
         assert chart_preferences.read(session, other, "panels:0") is None
+
+
+OLD_PANELS = {
+    **{"pinned": ["b"], "collapsed": [], "order": [], "sizes": {}},
+    **{"ranges": {"lr": [1.0, 2.0]}, "logs": ["lr"]},
+}
+
+
+def test_a_log_axis_of_the_loss_that_was_kept_for_all_runs_stays_until_a_recipe_is_arranged(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """The toolbar of an earlier version had it; what is arranged since has its own axis."""
+    with database.writing() as session:
+        old = {"x": "time", "loss": "log", "smooth": 0.5}
+        chart_preferences.write(session, ada, "toolbar", old)
+        chart_preferences.write(session, ada, "panels:digits", OLD_PANELS)
+    path = "/api/v1/preferences"
+
+    def logs(recipe: str) -> list[str]:
+        kept: list[str] = browser.get(f"{path}?recipe={recipe}").json()["panels"]["logs"]
+        return kept
+
+    assert (logs("digits"), logs("gpt")) == (["lr", "loss"], ["loss"])
+    panels = browser.get(f"{path}?recipe=digits").json()["panels"]
+    assert panels["ranges"] == {"lr": [1.0, 2.0]}
+    linear = panels | {"recipe": "digits", "logs": ["lr"]}
+    assert browser.put(f"{path}/panels", json=linear).status_code == 204
+    assert (logs("digits"), logs("gpt")) == (["lr"], ["loss"])
+    record(database, start_run(database, ada), make_steps([1.0] * 5))
+    browser.put(f"{path}/toolbar", json={"loss": "log"})
+    assert "data-static-chart" in browser.get("/runs/1").text  # of digits: a linear axis
+    browser.put(f"{path}/panels", json=linear | {"logs": ["loss"]})
+    assert "data-static-chart" not in browser.get("/runs/1").text
+
+
+def test_an_arrangement_of_an_earlier_version_stays(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """It has no log axis of the loss and ignores no outliers."""
+    with database.writing() as session:
+        chart_preferences.write(session, ada, "panels:digits", OLD_PANELS)
+    panels = browser.get("/api/v1/preferences?recipe=digits").json()["panels"]
+    assert panels == OLD_PANELS | {"trimmed": []}
 
 
 REFUSED: list[dict[str, object]] = [

@@ -78,12 +78,13 @@ def test_any_loss_can_be_drawn(
     page = browser.get("/runs/1")
     assert page.status_code == 200
     assert "data-static-chart" in _chart(page.text, "loss")
-    assert "nan" not in _chart(page.text, "loss").lower().replace("nan</b>", "")
+    drawn = _chart(page.text, "loss").partition("data-static-chart")[2]
+    assert not re.search("nan|inf", drawn.partition("</div>")[0].lower())
 
 
 def test_page_without_steps_has_no_chart_yet(running: Run, browser: TestClient) -> None:
     """Before the first step the panels are empty."""
-    assert "data-static-chart" not in browser.get("/runs/1").text
+    assert '<svg class="lines"' not in browser.get("/runs/1").text
 
 
 def test_run_without_scaler_has_its_gradient_norm(
@@ -113,3 +114,31 @@ def test_a_logarithmic_axis_has_at_least_three_labels(
 ) -> None:
     """Powers of ten, 1, 2 and 5 of each, or as on a linear axis."""
     assert _log_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_values_that_are_not_finite_are_marked(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """At the edges, with their signs in the legend; the last value of the loss is NaN."""
+    nan, inf = float("nan"), float("inf")
+    events = [make_metric(1, -inf, "val/loss"), make_metric(4, 1.0, "val/loss")]
+    record(database, running, make_steps([1.0, inf, 1.0, 1.0, nan]), events=events)
+    chart = _chart(browser.get("/runs/1").text, "loss")
+    assert re.findall(r"left:(\d+)%;(top|bottom):[^>]*>(.)</span>", chart) == [
+        ("100", "bottom", "✕"),
+        ("25", "top", "▲"),
+        ("0", "bottom", "▼"),
+    ]
+    assert re.findall(r'class="sign" title="(.*?)"', chart) == ["NaN", "∞", "−∞"]
+    assert 'data-last="loss">NaN<' in chart
+
+
+def test_buckets_with_values_that_are_not_finite_are_marked(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """At most one mark for each hundredth of the axis, however many there are."""
+    losses = [1.0] * (STEPS // 2) + [float("nan")] * (STEPS // 2)
+    record(database, running, make_steps(losses))
+    chart = _chart(browser.get("/runs/1").text, "loss")
+    assert 30 <= chart.count(">□</span>") <= 51
+    assert 'class="sign" title="not finite"' in chart

@@ -1,20 +1,25 @@
 // What is drawn, before Plotly draws it.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { logAxis, logTicks } from 'axis'
+import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
+import { logAxis, logTicks, robustRange } from 'axis'
+import { runsFigure } from 'comparison'
+import { valueAt } from 'crosshair'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
+import { number } from 'formats'
 import { lostAt } from 'heatmap'
+import { setLog, setRange, setTrimmed, takeAxes, unkept } from 'panel_axes'
 import { Points } from 'points'
 import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
-const view = { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, logs: [], hidden: [], pinned: [], collapsed: [] }
+const view = { x: 'step', smooth: 0, range: null, rows: {}, logs: [], trimmed: [], hidden: [], pinned: [], collapsed: [] }
 const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const pointsOf = (series, metrics = {}) => new Points({
   parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],
   series: Object.fromEntries(NAMES.map((name) => [name, line(series[name] ?? [1, 2, 3])])),
-  skips: { steps: [], counts: [], before: 0 }, nonfinite: { steps: [], counts: [] },
+  skips: { steps: [], counts: [], before: 0 },
 })
 const SIZE = { width: 800, height: 240 }
 const rows = (points, known) => rowsOf(points, view, known).filter(({ has }) => has)
@@ -78,6 +83,64 @@ test('a panel without numbers has no axes', () => {
   assert.deepEqual([visible(scale), scale.layout.shapes], [[false, false], []])
 })
 
+/** Where the marks of a figure are, and what they say, by their name. */
+const marksOf = ({ marks, layout: { shapes } }) => Object.fromEntries(marks.filter(({ name, x }) => x.length && name in NONFINITE_SIGNS)
+  .map(({ name, x, text }) => [name, { x, isAbove: shapes.filter((shape) => shape.name === name).map(({ path }) => Number(path.match(/,([\d.]+)/)[1]) > 0.5), text }]))
+
+test('values that are not finite have marks at the edge, in every panel and by one mechanism', () => {
+  const metrics = { accuracy: { x: [1, 2, 3], y: [0, '-Infinity', 1], mean_x: [], mean_y: [] } }
+  const points = pointsOf({ loss: [1, 'NaN', 'Infinity'], grad_norm: [null, 'Infinity', 1], grad_norm_clipped: [null, 'Infinity', 1] }, metrics)
+  assert.deepEqual(marksOf(panel('loss', points)), {
+    NaN: { x: [2], isAbove: [false], text: ['loss NaN at step 2'] },
+    '∞': { x: [3], isAbove: [true], text: ['loss ∞ at step 3'] },
+  })
+  assert.deepEqual(Object.keys(marksOf(panel('norm', points))), ['∞'])
+  assert.deepEqual(marksOf(panel('accuracy', points)), { '−∞': { x: [2], isAbove: [false], text: ['accuracy −∞ at step 2'] } })
+  assert.deepEqual(marksOf(panel('scale', points)), {})
+  assert.equal(panel('norm', pointsOf({ grad_norm_clipped: [1, 2, 3] })).data.length, panel('norm', points).data.length - 1)
+})
+
+test('of a range in buckets a mark says how many values are not finite', () => {
+  const points = pointsOf({})
+  points.lines.loss.nonfinite = { steps: [1], counts: [12], values: [null] }
+  assert.deepEqual(marksOf(panel('loss', points)), { 'not finite': { x: [1], isAbove: [false], text: ['loss not finite: 12 steps from 1'] } })
+})
+
+test('very many values that are not finite have as many marks as have room', () => {
+  const steps = Array.from({ length: 5000 }, (_, i) => i)
+  const nonfinite = { steps, x: steps, counts: steps.map(() => 1), values: steps.map(() => 'NaN') }
+  const marked = (lines) => nonfiniteMarks(lines, { range: [0, 5000], pixels: 900 }, 200, 0).traces[0]
+  const one = marked([{ label: 'own', color: 'red', nonfinite }])
+  assert.ok(one.x.length > 50 && one.x.length <= 100, String(one.x.length))
+  assert.match(one.text[0], /^own NaN: \d+ steps from 0 to \d+$/)
+  assert.ok(marked(Array(50).fill({ label: 'own', color: 'red', nonfinite })).x.length <= 900)
+})
+
+test('a value that is not finite is the value at its step', () => {
+  const { lines: [loss] } = panel('loss', pointsOf({ loss: [1, 'NaN', '-Infinity'] }))
+  assert.deepEqual([1, 2, 3, null].map((x) => valueAt(loss, x)), ['1', 'NaN', '−∞', '−∞'])
+  const { lines: [norm] } = panel('norm', pointsOf({ grad_norm: [1, null, 'Infinity'] }))
+  assert.deepEqual([1, 2, 3].map((x) => valueAt(norm, x)), ['1', '–', '∞'])
+  const bucket = { name: 'loss', color: '', x: [1, 60, 64], y: [1, 2, 3], nonfinite: { x: [64, 128], values: [null, null] } }
+  assert.deepEqual([1, 64, 120].map((x) => valueAt(bucket, x)), ['1', '3', 'not finite'])
+})
+
+test('a comparison marks the values of each run in its colour, and its means too', () => {
+  const colors = { run0: 'rgb(1, 1, 1)', run1: 'rgb(2, 2, 2)' }
+  const runOf = (place, loss, group = null) => ({ id: String(place), label: `run ${place}`, place, groupPlace: 0, group, points: pointsOf({ loss }) })
+  const drawn = (...runs) => runsFigure({ runs, row: { name: 'loss', title: 'Loss' }, view, band: 'range' }, colors, SIZE)
+  const two = drawn(runOf(0, [1, 'NaN', 1]), runOf(1, [1, 1, 'Infinity']))
+  assert.deepEqual(marksOf(two), {
+    NaN: { x: [2], isAbove: [false], text: ['run 0 NaN at step 2'] },
+    '∞': { x: [3], isAbove: [true], text: ['run 1 ∞ at step 3'] },
+  })
+  assert.deepEqual(two.layout.shapes.map(({ line }) => line.color), [colors.run0, colors.run1])
+  assert.equal(two.signs, '✕ NaN · ▲ ∞')
+  assert.equal(valueAt(two.lines[0], 2), 'NaN')
+  assert.deepEqual(Object.keys(marksOf(drawn(runOf(0, [1, 'NaN', 1], 'a'), runOf(1, [1, 1, 1], 'a')))), ['NaN'])
+  assert.deepEqual([drawn(runOf(0, [1, 1, 1])).layout.shapes, drawn(runOf(0, [1, 1, 1])).signs], [[], ''])
+})
+
 test('charts begin at a metric of step 0', () => {
   const points = pointsOf({}, { 'val/loss': { x: [0, 3], y: [2, 1], mean_x: [] } })
   assert.deepEqual(panel('loss', points).layout.xaxis.range, [0, 3])
@@ -93,7 +156,14 @@ test('a panel has a logarithmic axis by choice', () => {
   const points = pointsOf({})
   const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'lr')
   const typeOf = (logs) => figure(row, points, { ...view, logs }, {}, SIZE).layout.yaxis2.type
-  assert.deepEqual([typeOf([]), typeOf(['lr'])], [undefined, 'log'])
+  assert.deepEqual([typeOf([]), typeOf(['lr'])], ['linear', 'log'])
+  const loss = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'loss')
+  const compared = (logs) => runsFigure({
+    runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'loss', title: 'Loss' }, view: { ...view, logs }, band: 'range',
+  }, {}, SIZE).layout.yaxis2
+  for (const axisOf of [(logs) => figure(loss, points, { ...view, logs }, {}, SIZE).layout.yaxis2, compared]) {
+    assert.deepEqual([axisOf([]).type, axisOf(['loss']).type, axisOf(['lr']).type], ['linear', 'log', 'linear'])
+  }
 })
 
 test('a gradient norm that nothing clips is one line', () => {
@@ -118,6 +188,58 @@ test('what somebody called something is no markup, wherever Plotly is told of it
   }
 })
 
+test('a range without outliers has the values between quantiles, widened, and no room where nothing is', () => {
+  const x = Array.from({ length: 100 }, (_, i) => i)
+  const noise = x.map((i) => 1 + i % 10 / 10)
+  const range = (y, isLog = false, stretch = [0, 99]) => robustRange([{ x: x.slice(0, y.length), y }], stretch, isLog)?.map((end) => Number(end.toFixed(2)))
+  assert.equal(range(noise), undefined)
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1000 : y))), [0.95, 2.06])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? -1000 : y))), [0.84, 1.95])
+  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1e6 : 10 ** y)), true), [0.95, 2.06])
+  assert.equal(range(noise.map((y, i) => (i === 50 ? 1000 : y)), false, [60, 99]), undefined)
+  assert.deepEqual(range([4, 4, null, 4, 4, 4, 4, 4, 4, 80]), [3.98, 4.5])
+  assert.deepEqual([range([]), range([null, null]), range([3]), range([3, 3]), range([1, 2, 3, 4])], Array(5).fill(undefined))
+})
+
+test('a panel that ignores outliers has its own range, unless it is zoomed', () => {
+  const x = Array.from({ length: 40 }, (_, i) => i + 1)
+  const metrics = { own: { x, y: x.map((i) => (i === 20 ? 500 : i % 5)), mean_x: [] } }
+  const points = pointsOf({ elapsed_ms: x }, metrics)
+  points.lines.elapsed_ms = { x, y: x }
+  const row = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'own')
+  const drawn = (changes) => {
+    const { layout, outliers } = figure(row, points, { ...view, ...changes }, {}, SIZE)
+    return { range: layout.yaxis2.range, outliers }
+  }
+  const compared = (changes) => runsFigure({
+    runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'own', title: 'own' }, view: { ...view, ...changes }, band: 'range',
+  }, {}, SIZE)
+  assert.deepEqual(drawn({}), { range: undefined, outliers: '' })
+  const { range, outliers } = drawn({ trimmed: ['own'] })
+  assert.equal(outliers, `values above ${number(range[1])} not shown`)
+  assert.ok(range[0] < 0 && range[1] > 4 && range[1] < 10, String(range))
+  assert.deepEqual(drawn({ trimmed: ['own'], rows: { own: [0, 600] } }), { range: [0, 600], outliers: '' })
+  const both = compared({ trimmed: ['own'] })
+  assert.deepEqual([both.layout.yaxis2.range, both.signs], [range, outliers])
+  assert.equal(compared({}).layout.yaxis2.range, undefined)
+})
+
+test('a choice for the axis of a panel undoes those that it excludes', () => {
+  const [own, kept] = [{ ...view, rows: {}, logs: [], trimmed: [] }, unkept()]
+  setRange('lr', [0, 1], own, kept)
+  setTrimmed('lr', true, own, kept)
+  assert.deepEqual([own.rows, kept.ranges, own.trimmed, kept.trimmed], [{}, {}, ['lr'], ['lr']])
+  setLog('lr', true, own, kept)
+  assert.deepEqual([own.trimmed, kept.logs], [['lr'], ['lr']])
+  setRange('lr', [0, 1], own, kept)
+  assert.deepEqual([own.rows, kept.ranges, own.trimmed, kept.trimmed], [{ lr: [0, 1] }, { lr: [0, 1] }, [], []])
+  setLog('lr', false, own, kept)
+  assert.deepEqual([own.rows, kept.ranges, own.logs, kept.logs], [{}, {}, [], []])
+  const other = { ...view, rows: { loss: [1, 2] }, logs: ['x'], trimmed: [] }
+  takeAxes(other, { ranges: { loss: [3, 4], lr: [5, 6] }, logs: ['x', 'y'], trimmed: ['z'] })
+  assert.deepEqual([other.rows, other.logs, other.trimmed], [{ loss: [1, 2], lr: [5, 6] }, ['x', 'y'], ['z']])
+})
+
 test('a scale has ticks at powers of two, however far it falls', () => {
   assert.deepEqual(scaleAxis([65536, null, 32768]).range, [14, 17].map((e) => Math.log10(2 ** e)))
   const axis = scaleAxis([2 ** -126, 2 ** 24])
@@ -126,13 +248,12 @@ test('a scale has ticks at powers of two, however far it falls', () => {
 })
 
 test('a constant is shown from zero on, at its size', () => {
-  assert.deepEqual([[1e-4, null, 1e-4], [3, 3.1], [1, 3], []].map((values) => lossAxis(view, values).rangemode), ['tozero', 'normal', 'tozero', 'normal'])
+  assert.deepEqual([[1e-4, null, 1e-4], [3, 3.1], [1, 3], []].map((values) => lossAxis(values).rangemode), ['tozero', 'normal', 'tozero', 'normal'])
 })
 
 test('a log axis of few decades shows parts of them', () => {
-  const log = { ...view, loss: 'log' }
-  assert.deepEqual(lossAxis(log, [1, 30, null, -1, 0]).tickvals, [1, 2, 5, 10, 20])
-  assert.deepEqual(lossAxis(log, [1e-6, 1e6]).tickvals.map(Math.log10).map(Math.round), [-6, -3, 0, 3, 6])
+  assert.deepEqual(logAxis([1, 30, null, -1, 0]).tickvals, [1, 2, 5, 10, 20])
+  assert.deepEqual(logAxis([1e-6, 1e6]).tickvals.map(Math.log10).map(Math.round), [-6, -3, 0, 3, 6])
 })
 
 test('what a scale loses is counted without the zeros', () => {

@@ -10,7 +10,7 @@ const page = (changes = {}) => {
   return {
     parent_step: 0, first: x[0], total: x.length, bucket: 1, x, mean_x: [],
     series: { loss: line(x.map(() => 1)), elapsed_ms: line(x.map((step) => step * 100)), data_us: line(x.map(() => null)) },
-    metrics: {}, skips: { steps: [3], counts: [1], before: 0 }, nonfinite: { steps: [], counts: [] },
+    metrics: {}, skips: { steps: [3], counts: [1], before: 0 },
     resumptions: {}, spikes: [], ...changes,
   }
 }
@@ -27,9 +27,9 @@ test('position finds the first that is not less', () => {
 test('steps that ran again take the place of those before, with their skips', () => {
   const points = new Points(page())
   points.addSteps(steps([3, 4, 5], { loss: [2, 'NaN', 'Infinity'], flags: [0, 1 | 2, 2] }))
-  assert.deepEqual(points.lines.loss, { x: upTo(5), y: [1, 1, 2, null, null] })
-  assert.deepEqual([points.skips.steps, points.nonfinite.steps], [[4], [4, 5]])
-  assert.deepEqual([...points.words], [[4, 'NaN'], [5, 'Infinity']])
+  const nonfinite = { steps: [4, 5], counts: [1, 1], values: ['NaN', 'Infinity'] }
+  assert.deepEqual(points.lines.loss, { x: upTo(5), y: [1, 1, 2, null, null], nonfinite })
+  assert.deepEqual(points.skips.steps, [4])
   assert.deepEqual([points.total, points.last, points.end], [5, 5, 5])
 })
 
@@ -39,6 +39,24 @@ test('of a zoom, steps beyond it are not shown', () => {
   points.addSteps(steps([6, 7, 8]))
   assert.deepEqual(points.lines.loss.x, [4, 5, 6])
   assert.deepEqual([points.isWhole, points.hasAll([4, 6]), points.hasAll([4, 7])], [false, true, false])
+})
+
+test('what is unknown is a gap, and a value that is not finite is kept with its step until the step runs again', () => {
+  const points = new Points(page({ series: { ...page().series, grad_norm: line([1, null, 'NaN', '-Infinity', 1, 1, 1, 1, 1, 'Infinity']) } }))
+  const { grad_norm: norm } = points.lines
+  assert.deepEqual(norm.y, [1, null, null, null, 1, 1, 1, 1, 1, null])
+  assert.deepEqual(norm.nonfinite, { steps: [3, 4, 10], counts: [1, 1, 1], values: ['NaN', '-Infinity', 'Infinity'] })
+  points.addSteps(steps([4, 5], { grad_norm: [1, 'NaN'] }))
+  assert.deepEqual(norm.nonfinite?.steps, [3, 5])
+  assert.equal(points.lines.loss.nonfinite, undefined)
+})
+
+test('buckets count values that are not finite, and streamed steps add theirs', () => {
+  const norm = { ...line([1, 2, 3, 4]), nonfinite: { steps: [64], counts: [7] } }
+  const points = new Points(page({ bucket: 64, x: [1, 64, 65, 128], series: { ...page({ x: [1, 64, 65, 128] }).series, grad_norm: norm } }))
+  points.addSteps(steps([129], { grad_norm: ['NaN'] }))
+  assert.deepEqual(points.lines.grad_norm.nonfinite, { steps: [64, 129], counts: [7, 1], values: [null, 'NaN'] })
+  assert.deepEqual(points.nonfiniteAt(points.lines.grad_norm.nonfinite, 'time')?.x, [6.4, 12.9])
 })
 
 test('buckets know what they have; only later steps are added', () => {
@@ -90,10 +108,11 @@ test('a metric that is whole stays so in a zoom; measured again, it goes on from
   const metrics = { 'val/loss': { x: [2, 4], y: [1, 'NaN'], mean_x: [] } }
   const points = new Points(page({ metrics }))
   points.setPage(page({ metrics: { 'val/loss': { x: [4], y: [0], mean_x: [] } } }), [4, 6])
-  assert.deepEqual(points.metrics.get('val/loss'), { x: [2, 4], y: [1, null], isWhole: true })
+  const nonfinite = { steps: [4], counts: [1], values: ['NaN'] }
+  assert.deepEqual(points.metrics.get('val/loss'), { x: [2, 4], y: [1, null], nonfinite, isWhole: true })
   points.addMetrics([{ name: 'val/loss', step: 4, value: 3 }, { name: 'own', step: 1, value: 'Infinity' }])
   assert.deepEqual(points.metrics.get('val/loss')?.y, [1, 3])
-  assert.deepEqual(points.metrics.get('own'), { x: [1], y: [null], isWhole: false })
+  assert.deepEqual(points.metrics.get('own')?.nonfinite?.values, ['Infinity'])
 })
 
 test('a metric whose earlier points are not here gets no later ones, a new one begins', () => {

@@ -23,7 +23,7 @@ def test_few_steps_come_as_they_are(database: Database, running: Run, script: Te
     assert (page["first"], page["last"], page["total"], page["bucket"]) == (1, 4, 4, 1)
     assert page["x"] == [1, 2, 3, 4]
     assert all(line["x"] is None for line in page["series"].values())
-    assert page["series"]["loss"]["y"] == [3.0, None, "Infinity", 2.0]
+    assert page["series"]["loss"]["y"] == [3.0, "NaN", "Infinity", 2.0]
     assert page["series"]["elapsed_ms"]["y"] == [5, 10, 15, 20]
     part = script.get("/api/v1/runs/1/series", params={"first": 2, "last": 3}).json()
     assert (part["total"], part["x"]) == (2, [2, 3])
@@ -78,7 +78,7 @@ def test_flagged_steps_and_events_are_never_sampled(
     assert flagged == {
         "step": [1, 2, 4],
         "flags": [1, 2, 1],
-        "loss": [1.0, None, 1.0],
+        "loss": [1.0, "NaN", 1.0],
         "total": 3,
         "next": None,
     }

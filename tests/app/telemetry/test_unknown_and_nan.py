@@ -2,18 +2,23 @@
 
 import csv
 import io
+import json
 import math
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from app.live.run_updates import of_run
 from db.database import Database
+from db.settings import Settings
 from db.tables import Run
 from halfstep.cli import formats
-from halfstep.telemetry.flags import UNKNOWN_LOSS
+from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
 from halfstep.telemetry.logged_rows import LoggedRow, rows_of
+from halfstep.telemetry.plain_json import JsonObject
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
@@ -57,6 +62,81 @@ def test_a_nan_is_a_value_everywhere(database: Database, running: Run, browser: 
     assert metric["value"] == "NaN"
     figures = browser.get("/api/v1/comparison?runs=1").json()["runs"][0]["figures"]
     assert (figures["loss"]["value"], figures["val/loss"]["value"]) == ("NaN", "NaN")
+    metrics = browser.get("/api/v1/runs/1/metrics").json()["metrics"]
+    assert [metric["value"] for metric in metrics] == ["NaN"]
+    assert browser.get("/api/v1/runs/1/flagged").json()["loss"] == ["NaN"]
+
+
+def _charted(settings: Settings, database: Database, browser: TestClient) -> Iterator[JsonObject]:
+    """Yield the values of the first run's series, of the API and of the live stream."""
+    page = browser.get("/api/v1/runs/1/series").json()
+    lines = {**page["series"], **page["metrics"]}
+    yield {name: line["y"] for name, line in lines.items()}
+    compared = "/api/v1/comparison/series?runs=1&series=loss&series=grad_norm"
+    series = browser.get(compared).json()["runs"]["1"]["series"]
+    yield {name: series[name]["y"] for name in ("loss", "grad_norm")}
+    update = of_run(database, settings, 1)("")
+    assert update is not None
+    message = json.loads(update.data)
+    metrics = [metric["value"] for metric in message["metrics"]]
+    yield {**message["steps"], **({"val/loss": metrics} if metrics else {})}
+
+
+def test_charts_get_nan_as_a_value(
+    settings: Settings, database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of a loss, a norm and a metric, by the series, comparisons and the live stream alike."""
+    values = [1.0, math.nan, math.inf, -math.inf]
+    steps = make_steps(values)
+    for name in ("grad_norm", "grad_norm_clipped"):
+        steps[name] = values
+    events = [make_metric(step, value, "val/loss") for step, value in enumerate(values, 1)]
+    record(database, running, steps, events=events)
+    texts = [1.0, "NaN", "Infinity", "-Infinity"]
+    for lines in _charted(settings, database, browser):
+        for name in lines.keys() & {"loss", "grad_norm", "grad_norm_clipped", "val/loss"}:
+            assert lines[name] == texts, name
+        assert None not in lines["loss"]
+
+
+def test_charts_get_what_is_unknown_as_null(
+    settings: Settings, database: Database, running: Run, browser: TestClient
+) -> None:
+    """Norms and learning rates that nobody logged, and losses that were not observed."""
+    logged = [LoggedRow.of(step, step, {"loss": 0.5}) for step in (1, 2)]
+    rows = rows_of([row for row in logged if row])
+    rows["loss"][1], rows["flags"][1] = math.nan, UNKNOWN_LOSS | UNKNOWN_NORM
+    record(database, running, rows)
+    for lines in _charted(settings, database, browser):
+        assert lines["loss"] == [0.5, None]
+        for name in lines.keys() & {"grad_norm", "grad_norm_clipped", "lr"}:
+            assert lines[name] == [None, None], name
+
+
+def test_buckets_count_nonfinite_values_and_not_unknown_ones(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A bucket of a loss, a norm or a metric says how many of its values are not finite."""
+    steps = make_steps([1.0] * 1000, skipped=[100])
+    steps["loss"][99] = steps["loss"][499] = math.nan
+    steps["grad_norm"][[99, 499]] = steps["grad_norm_clipped"][[99, 499]] = math.inf
+    for name in ("grad_norm", "grad_norm_clipped"):  # no gradient was observed in a step
+        steps[name][199] = math.nan
+    steps["flags"][199] |= UNKNOWN_NORM
+    steps["loss"][299] = math.nan
+    steps["flags"][299] |= UNKNOWN_LOSS
+    value = {99: math.inf, 500: math.nan}
+    events = [make_metric(step, value.get(step, 1.0), "val/loss") for step in range(1000)]
+    record(database, running, steps, events=events)
+    page = browser.get("/api/v1/runs/1/series?points=64").json()
+    assert page["bucket"] > 1
+    lines = {**page["series"], **page["metrics"]}
+    some = {name: line["nonfinite"] for name, line in lines.items() if line["nonfinite"]}
+    assert some.keys() == {"loss", "grad_norm", "grad_norm_clipped", "val/loss"}
+    assert {ticks["total"] for ticks in some.values()} == {2}
+    assert lines["loss"]["nonfinite"]["steps"] == [100, 500]
+    raw = browser.get("/api/v1/runs/1/series?last=20").json()["series"]
+    assert {line["nonfinite"] for line in raw.values()} == {None}
 
 
 def test_a_loss_that_was_not_observed_is_unknown(

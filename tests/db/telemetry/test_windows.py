@@ -131,13 +131,13 @@ def _assert_ticks(ticks: Ticks, happened: NDArray[Any], bucket: int, most: int) 
 
 
 def test_close_zoom_is_raw(database: Database, running: Run) -> None:
-    """A window with no more steps than points has each step, infinities as strings, NaN as None."""
+    """A window with no more steps than points has each step, non-finite ones as texts."""
     record(database, running, make_steps([1.0, float("nan"), float("inf"), -float("inf")] * 100))
     window = look(database, running, first=101, last=104)
     assert window.bucket == 1
     assert window.series["loss"] == Line(
         [101, 102, 103, 104],
-        [1.0, None, "Infinity", "-Infinity"],
+        [1.0, "NaN", "Infinity", "-Infinity"],
         Ticks([102, 103, 104], [1] * 3, 3),
     )
 

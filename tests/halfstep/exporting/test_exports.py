@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from db.database import Database
+from db.tables import Run
 from halfstep import Client
+from halfstep.exporting.points import points_of
 from halfstep.importing import mlflow, tensorboard
 from halfstep.importing.source import Point, SourceRun
+from halfstep.telemetry.logged_rows import LoggedRow, rows_of
+from tests.db.telemetry.telemetry_made import record
 from tests.halfstep.api_client.conftest import STEPS
 from tests.site import type_command
 
@@ -55,6 +60,17 @@ def test_a_folder_whose_name_is_not_utf8_is_rejected(
     assert type_command("export", target, "1", str(tmp_path / "caf\udce9")) == 2
     assert "is not valid; allowed: UTF-8" in capsys.readouterr().err
     assert not list(tmp_path.glob("caf*"))
+
+
+def test_what_is_unknown_is_not_exported(
+    client: Client, database: Database, recorded: Run, tmp_path: Path
+) -> None:
+    """A norm that nobody logged has no point."""
+    row = LoggedRow.of(STEPS + 1, 1, {"loss": 0.5})
+    assert row is not None
+    record(database, recorded, rows_of([row]))
+    points = [point for point in points_of(client, client.run(1)) if point.step == STEPS + 1]
+    assert {point.name for point in points} == {"loss", "scale", "skipped"}
 
 
 def test_mlflows_folder_has_it(
