@@ -6,7 +6,7 @@ a module in fp32, with ratios to the run.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -341,11 +341,12 @@ def variants(session: Session, source: Run) -> list[str]:
 
 
 def of_runs(
-    session: Session, run_ids: Sequence[int], settings: Settings, metric: str = ""
+    session: Session, run_ids: Sequence[int], settings: Settings, metrics: Iterable[str] = ()
 ) -> Comparison:
     """Compare runs, in the given order.
 
-    Runs that do not exist are listed as missing. metric: compared even if few of the runs have it.
+    Runs that do not exist are listed as missing. metrics: compared even if few of the runs have
+    them.
     Raises NotFound if none exists.
     """
     rows = {run.id: (run, owner) for run, owner in runs.with_owners(session, run_ids)}
@@ -359,11 +360,13 @@ def of_runs(
     labels = [
         run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run, _owner in members
     ]
-    return replace(_compared(session, members, labels, None, settings, metric), missing=missing)
+    return replace(_compared(session, members, labels, None, settings, metrics), missing=missing)
 
 
-def of_group(session: Session, group_id: int, settings: Settings, metric: str = "") -> Comparison:
-    """Compare the runs of a group, with ratios. metric: as in `of_runs`. Raises NotFound."""
+def of_group(
+    session: Session, group_id: int, settings: Settings, metrics: Iterable[str] = ()
+) -> Comparison:
+    """Compare the runs of a group, with ratios. metrics: as in `of_runs`. Raises NotFound."""
     members = groups.members(session, group_id)
     configs = [run.config for run, _owner in members]
     variants = [groups.variant(config) for config in configs]
@@ -379,7 +382,7 @@ def of_group(session: Session, group_id: int, settings: Settings, metric: str = 
             groups.labels(configs),
             first if has_reference else None,
             settings,
-            metric,
+            metrics,
         ),
         reference=variants[first],
         left_out=[variant for variant in groups.VARIANTS if variant not in shown]
@@ -396,24 +399,24 @@ def _compared(
     labels: list[str],
     reference: int | None,
     settings: Settings,
-    metric: str,
+    metrics: Iterable[str],
 ) -> Comparison:
     """Compare runs. reference: index of the run that ratios refer to."""
     some_runs = [run for run, _owner in members]
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
-    names += [metric] if metric and metric not in names else []
+    names = [*dict.fromkeys((*names, *metrics))]
     measured = windows.measured_by_run(session, ids, names={*names, *MEASURED})
-    metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
+    own_metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings)
     is_low = {name: metric_direction.lowest(name, configs) for name in ("loss", *names)}
     is_low |= dict.fromkeys((STEP, *MEASURED, "seconds"), True)
     last = [
-        _last(run, metrics[run.id], summary.seconds)
+        _last(run, own_metrics[run.id], summary.seconds)
         for run, summary in zip(some_runs, summaries, strict=True)
     ]
-    best = [_best(losses.get(run.id), metrics[run.id], is_low) for run in some_runs]
+    best = [_best(losses.get(run.id), own_metrics[run.id], is_low) for run in some_runs]
     base, base_best = ({}, {}) if reference is None else (last[reference], best[reference])
     own = dict.fromkeys(name for figures in last for name in figures)
     shown = [STEP, *MEASURED, "seconds", "loss", *(name for name in own if name not in LABELS)]

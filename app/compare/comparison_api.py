@@ -340,7 +340,9 @@ def get_parity(
     """
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
     query = ParityQuery(metric, margin, group, value, target)
-    parity = parity_of(session, comparison.of_runs(session, ids, settings, metric), query)
+    parity = parity_of(
+        session, comparison.of_runs(session, ids, settings, [metric] if metric else []), query
+    )
     groups = [{**vars(each), "sentence": sentence(parity, each)} for each in parity.groups]
     derived = {"is_low": parity.is_low, "paired_by": parity.paired_by, "groups": groups}
     return Parity.model_validate({**vars(parity), **derived}, from_attributes=True)

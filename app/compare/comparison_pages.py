@@ -64,6 +64,11 @@ class View:
     parity: ParityQuery
     carried: list[tuple[str, str]]  # parameters of the URL that the form of the parity keeps
 
+    @property
+    def metrics(self) -> list[str]:
+        """Names in the URL, some perhaps of series; compared however many metrics there are."""
+        return [name for name in (*self.draw, self.parity.metric) if name and name not in SERIES]
+
 
 def _view(
     request: Request,
@@ -132,7 +137,7 @@ def compare(
 ) -> HTMLResponse:
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
-    compared = comparison.of_runs(session, ids, settings, view.parity.metric)
+    compared = comparison.of_runs(session, ids, settings, view.metrics)
     return _page(
         request,
         session,
@@ -165,7 +170,7 @@ def show_group(
     view: TheView,
 ) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
-    compared = comparison.of_group(session, group_id, settings, view.parity.metric)
+    compared = comparison.of_group(session, group_id, settings, view.metrics)
     return _page(
         request,
         session,

@@ -5,7 +5,7 @@ the secret, and receives it back as a cookie for the path of the link's runs. So
 in logs, chat previews or Referer headers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -28,15 +28,24 @@ from app.html.chart_pages import chart
 from app.html.markdown import SharedReport
 from app.html.rendering import page
 from app.http.credentials import cookie_name, is_secure
-from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
+from app.http.parameters import Name, RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import skipped_steps
 from app.reports import report_html
 from app.runs.key_figures import key_figures
 from app.runs.stepless_figures import stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
-from app.telemetry.metric_names import Choice, Chosen
-from app.telemetry.series_api import MOST_POINTS, SeriesPage, page_of_series
+from app.telemetry.metric_names import Choice, Chosen, NamedMetrics
+from app.telemetry.series_api import (
+    MOST_NAMES,
+    MOST_POINTS,
+    MetricNames,
+    MetricSeries,
+    SeriesPage,
+    page_of_metric_names,
+    page_of_series,
+    series_of_metrics,
+)
 from db.access import permissions, shared_links
 from db.access.permissions import Permission
 from db.access.shared_links import Shown
@@ -146,9 +155,7 @@ def show(
     else:
         template, values = (
             "compare/shared_compare.html",
-            template_values(
-                session, _compared(session, shown.runs, settings, view.parity.metric), view
-            ),
+            template_values(session, _compared(session, shown.runs, settings, view.metrics), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 
@@ -165,6 +172,29 @@ def get_series(
 ) -> SeriesPage:
     """Return the data for the charts of the run."""
     return page_of_series(session, run_id, first, last, MOST_POINTS, chosen)
+
+
+@router.get("/{link_id}/runs/{run_id}/metrics/names")
+@requires(SHARED_LINK)
+def get_metric_names(
+    run_id: RunId, session: Db, _shown: OfWholeRuns, after: Name = ""
+) -> MetricNames:
+    """Return the names of the run's metrics."""
+    return page_of_metric_names(session, run_id, after, MOST_NAMES)
+
+
+@router.get("/{link_id}/runs/{run_id}/metrics/series")
+@requires(SHARED_LINK)
+def get_metric_series(
+    run_id: RunId,
+    session: Db,
+    _shown: OfWholeRuns,
+    metric: NamedMetrics,
+    first: Step = 1,
+    last: Step | None = None,
+) -> MetricSeries:
+    """Return the data for panels of metrics of the run."""
+    return series_of_metrics(session, run_id, metric, first, last)
 
 
 @router.get("/{link_id}/comparison")
@@ -280,9 +310,9 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
 
 
 def _compared(
-    session: Session, run_ids: Sequence[int], settings: Settings, metric: str = ""
+    session: Session, run_ids: Sequence[int], settings: Settings, metrics: Iterable[str] = ()
 ) -> Comparison:
-    compared = comparison.of_runs(session, list(run_ids), settings, metric)
+    compared = comparison.of_runs(session, list(run_ids), settings, metrics)
     return replace(
         compared,
         columns=[replace(column, run=_redacted(column.run)) for column in compared.columns],

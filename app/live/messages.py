@@ -39,6 +39,7 @@ class RunMessage(Message, frozen=True, kw_only=True):
     # New rows: app.telemetry's Event, MetricPoint, LogLine, and CheckpointFileRow.
     events: list[JsonObject] | UnsetType = UNSET
     metrics: list[JsonObject] | UnsetType = UNSET
+    metric_names: int | UnsetType = UNSET  # names of all metrics, if some have new points
     log: list[JsonObject] | UnsetType = UNSET
     checkpoints: list[JsonObject] | UnsetType = UNSET
     # HTML of the page's changed parts, and of the changed rows of its tables, by name.

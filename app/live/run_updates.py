@@ -113,7 +113,8 @@ def of_run(
                 mark, marked_at = waiting_mark(session, run, settings), -math.inf
             elif clock() - marked_at >= PLACES_SECONDS:
                 mark, marked_at = waiting_mark(session, run, settings), clock()
-            changes = series.changes(session, run_id, since, waiting=mark)
+            names = chosen.named if chosen.limit == 0 else None
+            changes = series.changes(session, run_id, since, waiting=mark, metrics=names)
             if changes is None:
                 return _the_end(cursor) if run.status in ENDED else None
             has_new = bool(changes.events or changes.diagnoses or changes.is_over)
@@ -172,19 +173,20 @@ def _message(
 ) -> RunMessage:
     run, owner = runs.get_with_owner(session, changes.run.id)
     summary = summarise(session, run, owner, settings)
-    shown = chosen.names(session, run.id).names if changes.metrics else []
-    metrics = [row for row in changes.metrics if row.name in {*shown}]
+    names = chosen.names(session, run.id) if changes.has_new_metrics else None
+    metrics = [row for row in changes.metrics if names and row.name in {*names.names}]
     has_spikes = any(row.kind == SPIKE for row in changes.diagnoses)
     steps = changes.steps if changes.steps["step"] else None
     fragments: dict[str, str] | UnsetType = UNSET
     rows: dict[str, TableRows] | UnsetType = UNSET
     if "fragments" in parts:
-        fragments, rows = _fragments(session, summary, run, changes, shown, findings)
+        listed = names.page if names else ()
+        fragments, rows = _fragments(session, summary, run, changes, listed, findings)
         if has_new_findings:
             html = fragment("run/_findings.html", run=summary, findings=findings)
             fragments["findings"] = html
         if FIRST_CHARTS in parts:
-            fragments |= _first_charts(session, summary, run, chosen)
+            fragments |= _first_charts(session, summary, run)
     return RunMessage(
         run=summary.model_dump(mode="json"),
         is_over=changes.is_over,
@@ -195,6 +197,7 @@ def _message(
         steps=steps if "steps" in parts else UNSET,
         events=_dumped(Event, changes.events) if "events" in parts else UNSET,
         metrics=_dumped(MetricPoint, metrics) if "metrics" in parts else UNSET,
+        metric_names=names.every if names else UNSET,
         log=_dumped(LogLine, changes.log_lines) if "log" in parts else UNSET,
         checkpoints=_dumped(CheckpointFileRow, changes.checkpoints)
         if "checkpoints" in parts
@@ -214,7 +217,7 @@ def _fragments(
 ) -> tuple[dict[str, str], dict[str, TableRows]]:
     """Return the page's fragments as a whole, and the changed rows of its tables.
 
-    metrics: names of the shown ones.
+    metrics: names of those in the table.
     """
     last = runs.last_change(session, run.id)
     fragments = {
@@ -257,13 +260,10 @@ def _facts(session: Session, run: Run, summary: RunSummary) -> str:
     return fragment("run/_facts.html", run=summary, figures=key_figures(session, run))
 
 
-def _first_charts(
-    session: Session, summary: RunSummary, run: Run, chosen: Choice
-) -> dict[str, str]:
+def _first_charts(session: Session, summary: RunSummary, run: Run) -> dict[str, str]:
     """Return the charts and their legends that the page shows until plotly is loaded."""
-    names = chosen.names(session, run.id).names
     try:
-        charts = static_charts(session, run, names, is_scaled=summary.is_scaled)
+        charts = static_charts(session, run, is_scaled=summary.is_scaled)
     except (StepsUnreadable, StorageUnreachable):
         return {}
     parts = {"chart": "run/_static_chart.html", "lines": "run/_static_lines.html"}

@@ -81,9 +81,8 @@ def show_run(
     stepless = stepless_figures(session, run)
     charts, steps_problem = None, ""  # no charts in a view that the server does not draw
     if _is_usual_view(request, run) and arranged.has_usual_charts:
-        names = metric_names.names
         try:
-            charts = static_charts(session, run, names, is_scaled=summary.is_scaled)
+            charts = static_charts(session, run, is_scaled=summary.is_scaled)
         except (StepsUnreadable, StorageUnreachable) as error:
             steps_problem = str(error)
     return page(

@@ -6,7 +6,7 @@ its width.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Self
@@ -18,7 +18,7 @@ from app.html import nonfinite_marks
 from app.html.formats import scale as scale_text
 from app.html.nonfinite_marks import Mark
 from db.tables import Run
-from db.telemetry import windows
+from db.telemetry import latest_metrics, windows
 from halfstep.number_formats import count, number
 from halfstep.telemetry.plain_json import json_safe
 
@@ -33,7 +33,7 @@ PIXELS, NARROW_PIXELS, LABEL_PIXELS = 920, 300, 90
 LOG_LABELS = 5  # of a logarithmic axis
 #: Share of the axis that Plotly leaves free beyond the outermost values.
 FREE = 0.05
-#: Metrics drawn with the loss.
+#: Metrics drawn with the loss, as in `app/static/charts/figure.js`.
 MOST_LOSSES = 8
 
 
@@ -86,20 +86,16 @@ class _Axis:
         return (at - self.low) / ((self.high - self.low) or 1)
 
 
-def static_charts(
-    session: Session, run: Run, metrics: Collection[str], *, is_scaled: bool
-) -> dict[str, StaticChart]:
+def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, StaticChart]:
     """Return the two first charts of a run by row: its loss, and its scale or gradient norm.
 
     Raises StepsUnreadable, StorageUnreachable.
-
-    metrics: names of those on the page; the losses among them are drawn with the loss.
     """
     second = "scale" if is_scaled else "grad_norm"
     window = windows.window(session, run.id, most=MOST_POINTS, names={second})
     if window is None:
         return {}
-    names = sorted(name for name in metrics if name.endswith("/loss"))[:MOST_LOSSES]
+    names = latest_metrics.losses(session, run.id, most=MOST_LOSSES)
     measured = windows.metrics_of_runs(session, [run.id], most=MOST_POINTS, names=names)[run.id]
     others = {name: _Curve.of(line) for name, line in measured.items()}
     own = {name: _Curve.of(line) for name, line in window.series.items()}

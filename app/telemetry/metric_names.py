@@ -13,8 +13,8 @@ from db.telemetry.latest_metrics import NamesPage
 
 #: Metrics in one response, as shown on a page and drawn in charts.
 MOST_SHOWN = 100
-#: Of these, metrics that a URL names: pinned ones.
-MOST_NAMED = 50
+#: Further metrics, which a URL names: those in view.
+MOST_NAMED = 100
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Choice:
 
     search: str = ""  # substring of the names
     after: str = ""  # last name of the previous page
+    limit: int = MOST_SHOWN  # names of a page
     named: tuple[str, ...] = ()  # always included
 
     def names(self, session: Session, run_id: int) -> NamesPage:
@@ -33,7 +34,7 @@ class Choice:
             search=self.search,
             after=self.after,
             named=self.named,
-            limit=MOST_SHOWN,
+            limit=self.limit,
         )
 
 
@@ -41,14 +42,20 @@ class Choice:
 FIRST = Choice()
 
 
+NamedMetrics = Annotated[list[Name], MaxLen(MOST_NAMED), Query(description="Names of metrics")]
+
+
 async def _choice(
     metric_search: Annotated[Text, Query(description="Substring of the metrics' names")] = "",
     metric_after: Annotated[Name, Query(description="`metrics_next` of the previous page")] = "",
+    metric_limit: Annotated[
+        int, Query(ge=0, le=MOST_SHOWN, description="Metrics of a page, besides `metric`")
+    ] = MOST_SHOWN,
     metric: Annotated[
         list[Name], MaxLen(MOST_NAMED), Query(description="Metrics to include in any case")
     ] = [],  # noqa: B006 - FastAPI copies it
 ) -> Choice:
-    return Choice(metric_search.strip(), metric_after, tuple(metric))
+    return Choice(metric_search.strip(), metric_after, metric_limit, tuple(metric))
 
 
 Chosen = Annotated[Choice, Depends(_choice)]

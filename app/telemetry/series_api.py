@@ -11,16 +11,16 @@ from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import RunId, Step
+from app.http.parameters import Name, RunId, Step
 from app.http.responses import written
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
-from app.telemetry.metric_names import Choice, Chosen
+from app.telemetry.metric_names import Choice, Chosen, NamedMetrics
 from db.access.permissions import Permission
 from db.files import checkpoints
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.tables import Run
-from db.telemetry import series, windows
+from db.telemetry import latest_metrics, series, windows
 from db.telemetry.pyramid import STEP_SERIES
 from halfstep.telemetry.plain_json import json_safe
 
@@ -29,6 +29,8 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 SERIES = (*(series.name for series in STEP_SERIES), "elapsed_ms")
 MOST_POINTS = 5000
 LEAST_POINTS = 32
+#: Names of metrics in one response.
+MOST_NAMES = 5000
 
 
 class Ticks(BaseModel):
@@ -106,6 +108,19 @@ class SeriesPage(SeriesWindow):
         dict[int, int], Field(description="By attempt, the last step before its own")
     ]
     spikes: Annotated[list[Spike], Field(description="The latest 200 of the whole run")]
+
+
+class MetricSeries(BaseModel):
+    """Metrics over a range of steps, downsampled for a screen."""
+
+    metrics: dict[str, Line]
+    cursor: Annotated[str, Field(description="Position for live updates")]
+
+
+class MetricNames(ListPage):
+    """Names of metrics, in order."""
+
+    names: list[str]
 
 
 class Events(ListPage):
@@ -346,6 +361,53 @@ def get_metrics_summary(
     rows = windows.measured(session, run_id, names=page.names)
     metrics = [MetricSummary(**vars(row) | {"value": json_safe(row.value)}) for row in rows]
     return MetricSummaries(metrics=metrics, total=page.total, next=page.next)
+
+
+@router.get("/metrics/names")
+@requires(Permission.VIEW_RUN)
+def get_metric_names(
+    run_id: RunId, session: Db, _principal: SignedIn, after: Name = "", limit: Limit = MOST_NAMES
+) -> MetricNames:
+    """Return the names of the run's metrics."""
+    return page_of_metric_names(session, run_id, after, limit)
+
+
+def page_of_metric_names(session: Session, run_id: int, after: str, limit: int) -> MetricNames:
+    """Read a page of the names."""
+    runs.get(session, run_id)
+    page = latest_metrics.page_of_names(session, run_id, after=after, limit=limit)
+    return MetricNames(names=page.names, total=page.total, next=page.next)
+
+
+@router.get("/metrics/series", response_model=MetricSeries)
+@requires(Permission.VIEW_RUN)
+def get_metric_series(
+    run_id: RunId,
+    session: Db,
+    _principal: SignedIn,
+    metric: NamedMetrics,
+    first: Step = 1,
+    last: Step | None = None,
+) -> Response:
+    """Return the series of some metrics from step first to step last."""
+    return written(series_of_metrics(session, run_id, metric, first, last))
+
+
+def series_of_metrics(
+    session: Session, run_id: int, names: Collection[str], first: int, last: int | None
+) -> MetricSeries:
+    """Read the data for panels of metrics."""
+    run = runs.get(session, run_id)
+    cursor = str(history.cursor_now(session, run))
+    measured = windows.metrics_of_runs(
+        session,
+        [run_id],
+        first=first if first > 1 else None,  # metrics may begin before the first step
+        last=last,
+        most=MOST_POINTS,
+        names=names,
+    )
+    return MetricSeries(metrics=_lines(measured[run_id]), cursor=cursor)
 
 
 @router.get("/metrics")

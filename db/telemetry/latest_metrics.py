@@ -82,7 +82,8 @@ def last_steps(connection: Connection, run_id: int, names: list[str], *, default
 class NamesPage(NamedTuple):
     """A page of metric names in order."""
 
-    names: list[str]
+    names: list[str]  # of the page, and the named ones
+    page: list[str]
     total: int  # names on all pages
     every: int  # names of the run
     next: str | None  # None on the last page
@@ -112,9 +113,17 @@ def page_of_names(
     if after:
         query = query.where(column > after)
     matching = list(session.scalars(query.order_by(column).limit(limit + 1)))
-    further = matching[limit - 1] if len(matching) > limit else None
+    further = matching[limit - 1] if 0 < limit < len(matching) else None
     there = session.scalars(of_run.where(column.in_(named))) if named else ()
-    return NamesPage(sorted({*matching[:limit], *there}), total or 0, every, further)
+    names = matching[:limit]
+    return NamesPage(sorted({*names, *there}), names, total or 0, every, further)
+
+
+def losses(session: Session, run_id: int, *, most: int) -> list[str]:
+    """Return the first names of a run's metrics that are losses, as of evaluations."""
+    name = LatestMetric.name
+    query = select(name).where(LatestMetric.run_id == run_id, name.endswith("/loss"))
+    return list(session.scalars(query.order_by(name).limit(most)))
 
 
 def points(

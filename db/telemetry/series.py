@@ -5,7 +5,18 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, Select, bindparam, cast, false, func, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Row,
+    Select,
+    bindparam,
+    cast,
+    false,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from db.paging import Page, page
@@ -92,6 +103,7 @@ class Changes:
     steps: dict[str, list[Any]]
     events: list[ScalerEvent]
     metrics: list[Metric]
+    has_new_metrics: bool  # also true if only others than the requested ones have new points
     log_lines: list[LogLine]
     diagnoses: list[Diagnosis]
     statuses: list[RunStatus]
@@ -104,9 +116,17 @@ class Changes:
 
 
 def changes(
-    session: Session, run_id: int, since: Cursor, *, waiting: int = 0, most: int = 5000
+    session: Session,
+    run_id: int,
+    since: Cursor,
+    *,
+    waiting: int = 0,
+    most: int = 5000,
+    metrics: Collection[str] | None = None,
 ) -> Changes | None:
     """Return the changes since a cursor, at most `most` rows of each kind, or None.
+
+    metrics: names of the metrics to return; None: all.
 
     After a resume or a rollback the cursor moves back to the step of its checkpoint: clients
     replace their rows from the first step of the changes on.
@@ -132,18 +152,19 @@ def changes(
     steps = raw_steps(session, run_id, first=seen + 1, most=most)
     newest = newest_rows(session, run_id)
 
-    def after(name: str) -> list[Any]:
+    def after(name: str, *only: ColumnElement[bool]) -> list[Any]:
         seen = getattr(since, name)
         if getattr(newest, name) <= seen:  # mostly: one query instead of one for each kind
             return []
         key = KEYS[name]
-        query = select(key.class_).where(key.class_.run_id == run_id, key > seen)
+        query = select(key.class_).where(key.class_.run_id == run_id, key > seen, *only)
         return list(session.scalars(query.order_by(key).limit(most)))
 
-    events, metrics, log_lines = after("event"), after("metric"), after("log")
+    wanted = [] if metrics is None else [Metric.name.in_(metrics)]
+    events, points, log_lines = after("event"), after("metric", *wanted), after("log")
     diagnoses, statuses = after("diagnosis"), after("status")
     has_new_files = run.files_revision != since.files
-    kinds = (steps["step"], events, metrics, log_lines, diagnoses, statuses)
+    kinds = (steps["step"], events, points, log_lines, diagnoses, statuses)
     full = any(len(rows) == most for rows in kinds)
     cursor = Cursor(
         attempt=attempt,
@@ -151,7 +172,8 @@ def changes(
         revision=-1 if full else run.revision,
         step=steps["step"][-1] if steps["step"] else seen,
         event=events[-1].id if events else since.event,
-        metric=metrics[-1].id if metrics else since.metric,
+        # Newer points, if there are no more of those requested, are of others.
+        metric=points[-1].id if len(points) == most else max(newest.metric, since.metric),
         log=log_lines[-1].number if log_lines else since.log,
         diagnosis=diagnoses[-1].id if diagnoses else since.diagnosis,
         status=statuses[-1].id if statuses else since.status,
@@ -163,7 +185,8 @@ def changes(
         run=run,
         steps=steps,
         events=events,
-        metrics=metrics,
+        metrics=points,
+        has_new_metrics=newest.metric > since.metric,
         log_lines=log_lines,
         diagnoses=diagnoses,
         statuses=statuses,

@@ -238,8 +238,9 @@ def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page)
         """const Observer = IntersectionObserver
         window.IntersectionObserver = class extends Observer {
             constructor(listener, options) {
-                const hidden = { isIntersecting: false }
-                super((entries) => listener([hidden, ...entries]), options)
+                const hidden = ({ target }) => ({ target, isIntersecting: false })
+                super((entries) => listener(
+                    entries.flatMap((entry) => [hidden(entry), entry])), options)
             }
         }"""
     )

@@ -1,55 +1,198 @@
-"""A run with many metric names in a real browser: charts and table draw a page of them."""
+"""A run with many metrics in a real browser: panels of all, those in view with their points."""
 
+from collections.abc import Sequence
+
+import pytest
 from playwright.sync_api import Page, expect
 
 from app.telemetry.metric_names import MOST_SHOWN
 from db.access import chart_preferences
 from db.database import Database
 from db.tables import Run, User
-from tests.browser import LINES, wait_until
+from tests.browser import wait_until
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
-NAMES = [f"layer{number:03d}/norm" for number in range(150)]
+MANY = 2000
+NAMES = [f"layer{number // 50:02d}/unit{number % 50:02d}" for number in range(MANY)]
 PANELS = """() => [...document.querySelectorAll('.chart-panel h3')].map((each) => each.textContent)
     .filter((name) => name.startsWith('layer'))"""
+#: Plots that exist: each has one listener of the theme and one element of Plotly.
+PLOTS = "() => document.querySelectorAll('.js-plotly-plot').length"
+#: Different last steps of the lines in view.
+LAST_STEPS = """() => [...new Set([...document.querySelectorAll('[data-drawn]')].filter((plot) => {
+    const { top, bottom } = plot.getBoundingClientRect()
+    return bottom > 0 && top < innerHeight
+}).flatMap(({ data }) => data.filter(({ yaxis, mode }) => yaxis === 'y2' && mode !== 'none'))
+    .map(({ x }) => x.at(-1)))]"""
+#: Texts of numbers that are wider than what shows them.
+CUT = """() => [...document.querySelectorAll('.panel-grid .panel-lines b')].filter((value) => {
+    const [box, list] = [value, value.closest('.panel-lines')]
+        .map((each) => each.getBoundingClientRect())
+    const isOut = box.right > list.right + 0.5 && box.top < list.bottom
+    return isOut || value.scrollWidth > value.clientWidth
+}).map((each) => each.textContent)"""
 
 
-def log(database: Database, run: Run, step: int) -> None:
-    events = [make_metric(step, step / 8, name) for name in NAMES]
+def log(database: Database, run: Run, step: int, names: Sequence[str] = NAMES) -> None:
+    """Record a step and the metrics of it."""
+    events = [make_metric(step, -0.00012345 * step, name) for name in names]
     record(database, run, make_steps([1.0], first=step), events=events)
 
 
-def test_a_search_finds_metrics_and_the_charts_draw_them(
-    database: Database, ada: User, running: Run, page: Page
-) -> None:
-    """The URL contains the search, and live updates respect it; pinned metrics are always drawn."""
+@pytest.fixture
+def asked(page: Page) -> list[str]:
+    """Addresses of points of metrics that the page requests."""
+    result: list[str] = []
+
+    def note(address: str) -> None:
+        if "/metrics/series" in address:
+            result.append(address)
+
+    page.on("request", lambda request: note(request.url))
+    return result
+
+
+@pytest.fixture
+def many(database: Database, running: Run, page: Page) -> Run:
+    """A run of many metrics, and its page."""
     log(database, running, 1)
+    log(database, running, 2)
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
-    assert page.evaluate(PANELS) == NAMES[:MOST_SHOWN]
-    page.locator("[data-menu] > summary").click()
-    page.get_by_role("link", name=f"{MOST_SHOWN} of {len(NAMES)} metrics").click()
+    return running
+
+
+def at_panel(page: Page, name: str) -> None:
+    """Scroll to the panel of a metric and wait until it is drawn."""
+    page.locator(f"[data-row='{name}']").scroll_into_view_if_needed()
+    page.wait_for_selector(f"[data-plot='{name}'][data-drawn]")
+
+
+def test_the_last_of_many_metrics_is_drawn_when_it_is_in_view(
+    many: Run, page: Page, asked: list[str]
+) -> None:
+    """Every metric has a panel; few have a plot, and points come in few requests."""
+    expect(page.locator("[data-metric-count]")).to_have_text("2,000 metrics")
+    assert page.evaluate(PANELS) == NAMES
+    expect(page.locator(".panel-group[data-group='layer39/'] summary")).to_have_text(
+        "layer3950 panels"
+    )
+    for name in (NAMES[-1], NAMES[1000], NAMES[0], NAMES[-1]):
+        at_panel(page, name)
+        assert page.evaluate(PLOTS) < 40
+    assert len(asked) < 20
+    assert max(address.count("metric=") for address in asked) < 40
+    traces = page.evaluate("(row) => document.querySelector(row).data.map(({name}) => name)", PLOT)
+    assert NAMES[-1] in traces
+
+
+ROWS = "(plots) => plots.map((plot) => [plot.closest('[data-row]').dataset.row, plot.dataset.plot])"
+PLOT = f"[data-plot='{NAMES[-1]}']"
+
+
+def test_a_metric_in_view_is_live(database: Database, many: Run, page: Page) -> None:
+    """A new value appears in its panel; one that comes into view later shows it at once."""
+    at_panel(page, NAMES[-1])
+    value = page.locator(f"[data-row='{NAMES[-1]}'] .panel-lines b")
+    expect(value).to_have_text("-0.0002469")
+    for step in (3, 4):
+        log(database, many, step)
+    expect(value).to_have_text("-0.0004938")
+    at_panel(page, NAMES[0])
+    expect(page.locator(f"[data-row='{NAMES[0]}'] .panel-lines b")).to_have_text("-0.0004938")
+    assert page.evaluate(LAST_STEPS) == [4]
+    log(database, many, 5, ["layer00/unit00/new"])
+    wait_until(page, f"({PANELS})().includes('layer00/unit00/new')")
+    expect(page.locator("[data-metric-count]")).to_have_text("2,001 metrics")
+
+
+def test_a_search_filters_panels_and_table(
+    database: Database, ada: User, many: Run, page: Page
+) -> None:
+    """As one types, and by the URL; pinned metrics are always there."""
     search = page.get_by_role("searchbox", name="Search metrics by name")
-    search.fill("LAYER14")
-    search.press("Enter")
+    search.press_sequentially("UNIT07")
+    expect(page.locator("[data-metric-count]")).to_have_text("40 of 2,000 metrics")
+    found = [name for name in NAMES if "unit07" in name]
+    assert page.evaluate(PANELS) == found
+    at_panel(page, found[-1])
     rows = page.get_by_role("region", name="Table of metrics").locator("tbody tr")
-    expect(rows).to_have_count(10)
+    page.locator("#metrics").scroll_into_view_if_needed()
+    expect(rows).to_have_count(len(found))
     with database.writing() as session:
         pinned = {"pinned": [NAMES[3]], "order": [], "collapsed": []}
-        chart_preferences.write(session, ada, f"panels:{running.recipe}", pinned)
+        chart_preferences.write(session, ada, f"panels:{many.recipe}", pinned)
+    page.reload()
+    wait_until(page, f"(names) => String(({PANELS})()) === String(names)", [NAMES[3], *found])
+    expect(search).to_have_value("UNIT07")
+    log(database, many, 3)
+    page.locator("#metrics").scroll_into_view_if_needed()
+    expect(rows.last).to_contain_text("-0.0003703")
+    expect(rows).to_have_count(len(found))
+    search.fill("")
+    expect(page.locator("[data-metric-count]")).to_have_text("2,000 metrics")
+    assert len(page.evaluate(PANELS)) == MANY
+    page.locator("#metrics").scroll_into_view_if_needed()
+    expect(rows).to_have_count(MOST_SHOWN)
+    log(database, many, 4)
+    expect(rows.last).to_contain_text("-0.0004938")
+
+
+def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]) -> None:
+    """All fold and unfold by one button, which the server keeps; a search opens what it found."""
+    with page.expect_response("**/preferences/panels"):
+        page.get_by_role("button", name="Fold all").click()
+    expect(page.locator(".panel-group[open]")).to_have_count(0)
     page.reload()
     page.wait_for_selector("[data-drawn]")
-    shown = [NAMES[3], *NAMES[140:]]
-    assert page.evaluate(PANELS) == shown
-    log(database, running, 2)
-    wait_until(
-        page,
-        f"() => {LINES}.every((trace) => !trace.name.startsWith('layer') || trace.x.length === 2)",
+    expect(page.locator(".panel-group")).not_to_have_count(0)
+    asked.clear()
+    page.get_by_role("link", name="Table").click()
+    expect(page.get_by_role("region", name="Table of metrics")).to_be_in_viewport()
+    assert asked == []
+    search = page.get_by_role("searchbox", name="Search metrics by name")
+    search.fill("layer07/unit07")
+    page.wait_for_selector("[data-plot='layer07/unit07'][data-drawn]")
+    search.fill("")
+    expect(page.locator(".panel-group[open]")).to_have_count(0)
+    page.get_by_role("button", name="Unfold all").click()
+    at_panel(page, NAMES[0])
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1700])
+def test_no_value_in_a_panel_is_cut(many: Run, page: Page, width: int) -> None:
+    """Names give way to values."""
+    page.set_viewport_size({"width": width, "height": 900})
+    at_panel(page, NAMES[0])
+    assert page.evaluate(CUT) == []
+    page.locator("[data-smooth]").evaluate("""(output) => {
+        const input = output.closest('label').querySelector('input')
+        input.value = 0.5
+        input.dispatchEvent(new Event('input', { bubbles: true }))
+    }""")
+    expect(page.locator(f"[data-row='{NAMES[0]}'] .panel-lines b")).to_have_count(2)
+    assert page.evaluate(CUT) == []
+
+
+def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
+    many: Run, page: Page
+) -> None:
+    """Its parts draw other panels meanwhile."""
+    first = page.locator(f"[data-row='{NAMES[0]}']")
+    at_panel(page, NAMES[0])
+    first.locator("[data-move]").press("ArrowRight")
+    first.locator("[data-resize]").press("ArrowDown")
+    expect(first.locator("[data-move]")).to_have_attribute(
+        "aria-label", f"Move {NAMES[0]}: 2 of 50"
     )
-    assert page.evaluate(PANELS) == shown
-    expect(rows.first).to_contain_text("0.25")
-    expect(rows).to_have_count(len(shown))
-    page.get_by_role("link", name="All metrics").click()
-    expect(rows).to_have_count(MOST_SHOWN)
-    page.get_by_role("link", name="Next").click()
-    expect(rows).to_have_count(len(NAMES) - MOST_SHOWN)
+    expect(first).to_have_attribute("style", "--height: 190px;")
+    first.locator("[data-more]").click()
+    page.get_by_role("button", name="Pin to the top").click()
+    expect(page.locator(".panel-group[data-group=pinned] h3")).to_have_text(NAMES[0])
+    page.evaluate("document.activeElement.blur()")
+    at_panel(page, NAMES[-1])
+    at_panel(page, NAMES[0])
+    expect(first).to_have_attribute("style", "--height: 190px;")
+    assert first.locator(".panel-lines button").first.get_attribute("title") == NAMES[0]
+    rows = page.locator("[data-plot]").evaluate_all(ROWS)
+    assert rows == [[row, row] for row, _ in rows]

@@ -2,12 +2,13 @@
 
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
+ * search: part of the names of metrics that have panels.
  * logs: rows whose y axis is logarithmic by choice; trimmed: rows that ignore outliers; hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
  * @typedef {[number, number]} Range
- * @typedef {{x: import('points').Axis, smooth: number, range: Range|null, rows: Record<string, Range>, logs: string[], trimmed: string[], hidden: string[], pinned: string[], collapsed: string[]}} View
+ * @typedef {{x: import('points').Axis, smooth: number, range: Range|null, search?: string, rows: Record<string, Range>, logs: string[], trimmed: string[], hidden: string[], pinned: string[], collapsed: string[]}} View
  */
 
-const [ROW, LOG, TRIMMED] = ['y.', 'ylog', 'ytrim']
+const [ROW, LOG, TRIMMED, SEARCH] = ['y.', 'ylog', 'ytrim', 'metric_search']
 const MOST = 50 // rows that each of these names
 /** @type {import('points').Axis[]} */
 const AXES = ['step', 'applied', 'time', 'examples']
@@ -45,6 +46,7 @@ export const readView = (section) => {
     x: axes.find((axis) => axis === wanted) ?? usualAxis,
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: range && range[0] < range[1] ? range : null,
+    search: query.get(SEARCH) ?? '',
     hidden: query.getAll('hide'), pinned: [], collapsed: [],
     rows, logs, trimmed: query.getAll(TRIMMED).slice(0, MOST),
   }
@@ -78,6 +80,7 @@ const write = () => {
   address.searchParams.delete('loss')
   set('smooth', view.smooth, 0)
   set('range', view.range && rangeText(view.range), null)
+  set(SEARCH, view.search ?? '', '')
   for (const name of [...address.searchParams.keys()]) if (name.startsWith(ROW)) address.searchParams.delete(name)
   for (const [name, range] of Object.entries(view.rows)) set(ROW + name, rangeText(range), null)
   for (const [name, value] of Object.entries({ [LOG]: view.logs, [TRIMMED]: view.trimmed, ...further })) {

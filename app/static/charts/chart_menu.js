@@ -94,16 +94,3 @@ export const createPanelMenu = (section, name, charts, arrangement = unkept(), o
     placeBelow(menu, button)
   })
 }
-
-/** Pinned metrics that an address asks for beside a page of them. */
-const MOST_NAMED = 50
-
-/** Which metrics the page shows, as the API is asked for them: those of its address, and pinned ones. @param {string[]} pinned @returns {Record<string, string|string[]>} */
-export const metricsShown = (pinned) => {
-  const own = new URLSearchParams(location.search)
-  const asked = ['metric_search', 'metric_after'].flatMap((name) => (own.get(name) ? [[name, own.get(name)]] : []))
-  const axes = [...document.querySelectorAll('[data-view=x][value^="metric:"]')]
-    .map((each) => each.getAttribute('value')?.slice('metric:'.length) ?? '')
-  const named = new Set([...axes, ...pinned])
-  return { ...Object.fromEntries(asked), metric: [...named].slice(0, MOST_NAMED) }
-}

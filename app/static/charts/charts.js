@@ -15,15 +15,20 @@ const RETRY_MS = 1000
 // bring style sheets.
 document.head.append(Object.assign(document.createElement('meta'), { id: '9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53' }))
 
-/** Colours of the theme as plain rgb: Plotly knows no light-dark(). @param {HTMLElement} element */
-const themeColors = (element) => {
-  const probe = element.appendChild(document.createElement('i'))
-  const colors = Object.fromEntries(Object.entries(COLORS).map(([name, property]) => {
+/** Of the present theme, whose reading restyles the page once a colour. @type {Record<string, string>|null} */
+let known = null
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { known = null })
+document.addEventListener('themechange', () => { known = null })
+/** Colours of the theme as plain rgb: Plotly knows no light-dark(). */
+const themeColors = () => {
+  if (known) return known
+  const probe = document.body.appendChild(document.createElement('i'))
+  known = Object.fromEntries(Object.entries(COLORS).map(([name, property]) => {
     probe.style.color = `var(${property})`
     return [name, getComputedStyle(probe).color]
   }))
   probe.remove()
-  return colors
+  return known
 }
 
 /** Load Plotly, which takes its time. */
@@ -41,7 +46,7 @@ export const painter = (plot, compose, onFirst = () => {}) => {
   let wanted = null // what to draw next
   let shown = null
   let isVisible = false
-  let colors = themeColors(plot.parentElement)
+  let colors = themeColors()
   let size = { width: 0, height: 0 } // of the element, as observed
   let drawnSize = size
   // Reading it from the element between two drawings lays out the page, and Plotly reads it at each drawing.
@@ -74,7 +79,7 @@ export const painter = (plot, compose, onFirst = () => {}) => {
     else drawFirst(paint)
   }
   const redraw = () => {
-    colors = themeColors(plot.parentElement)
+    colors = themeColors()
     wanted ??= shown
     request()
   }

@@ -15,6 +15,7 @@ const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
 /** @param {string} name of a metric */
 const labelOf = (name) => (OURS.has(name) ? `${name}, logged` : name)
 const MARKED = 100 // points of a metric drawn as marks: each mark is an element
+const LOSSES = 8 // metrics that are drawn with the loss
 const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
@@ -55,8 +56,8 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
   }
   /** @param {string[]} lines */
   const has = (...lines) => lines.some((name) => points.lines[name].nonfinite?.steps.length || points.lines[name].y.some((value) => value !== null))
-  const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
-  const losses = names.filter((name) => name.endsWith('/loss'))
+  const names = [...points.names].filter((name) => !name.startsWith('run/'))
+  const losses = lossesOf(names)
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
   const lossLines = (screen, colors) => (onlyMetrics && !has('loss') ? [] : ours(screen, 'loss', 'loss', colors.loss))
   const normLines = (screen, colors) => {
@@ -83,6 +84,12 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       lines: (screen, colors) => ours(screen, 'lr', 'learning rate', colors.lr) },
   ]
 }
+
+/** Whether a name has what is searched for. @param {string} name @param {import('url_state').View} view */
+export const isFound = (name, { search = '' }) => name.toLowerCase().includes(search.toLowerCase())
+
+/** Metrics that are drawn with the loss. @param {Iterable<string>} names */
+export const lossesOf = (names) => [...names].filter((name) => name.endsWith('/loss')).slice(0, LOSSES)
 
 /** What a metric is grouped by. @param {string} name */
 export const prefixOf = (name) => (name.includes('/') ? name.slice(0, name.indexOf('/') + 1) : '/')

@@ -38,16 +38,21 @@ export const createLayout = ({ order, sizes }, onChange) => {
     else element.style.removeProperty('--height')
     element.querySelector('[data-resize]')?.setAttribute('aria-label', `Resize ${element.getAttribute('aria-label')}: ${isHero(element) ? '' : `${WORDS[width]}, `}${height} px`)
   }
+  /** @param {Found} mover */
+  const showPlace = (mover) => {
+    const element = mover.closest('.chart-panel')
+    const all = [...element.parentElement.children]
+    mover.setAttribute('aria-label', `Move ${element.getAttribute('aria-label')}: ${all.indexOf(element) + 1} of ${all.length}`)
+  }
   /** Have the panels of a group in their order, and the group as wide as they need. @param {Found} grid */
   const arrange = (grid) => {
-    const rank = (/** @type {HTMLElement} */ element) => (order.indexOf(rowOf(element)) + 1) || Infinity
+    const ranks = new Map(order.map((name, i) => [name, i]))
+    const rank = (/** @type {HTMLElement} */ element) => ranks.get(rowOf(element)) ?? Infinity
     const elements = [...grid.children]
     const sorted = [...elements].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b)))
     if (sorted.some((element, i) => element !== elements[i])) grid.append(...sorted)
-    sorted.forEach((element, i) => {
-      showSize(element)
-      element.querySelector('[data-move]')?.setAttribute('aria-label', `Move ${element.getAttribute('aria-label')}: ${i + 1} of ${sorted.length}`)
-    })
+    for (const element of sorted) showSize(element)
+    for (const mover of grid.querySelectorAll('[data-move]')) showPlace(mover)
     const columns = sorted.reduce((sum, element) => sum + COLUMNS[sizeOf(element).width], 0)
     grid.closest('.panel-group').style.setProperty('--panels', String(columns))
   }
@@ -98,19 +103,22 @@ export const createLayout = ({ order, sizes }, onChange) => {
     act()
   })
 
-  /** Make the handles of a panel work. @param {Found} element */
-  const attach = (element) => {
-    const [mover, resizer] = [element.querySelector('[data-move]'), element.querySelector('[data-resize]')]
+  /** Make handles work, of whichever panel they are in. @param {Found} mover @param {Found} resizer */
+  const attach = (mover, resizer) => {
+    const panel = () => resizer.closest('.chart-panel')
     const wider = (by) => {
+      const element = panel()
       const { width, height } = sizeOf(element)
       resize(element, { width: WIDTHS[WIDTHS.indexOf(width) + by] ?? width, height })
     }
     const higher = (by) => {
+      const element = panel()
       const { width, height } = sizeOf(element)
       resize(element, { width, height: bounded(height + by) })
     }
     onKeys(resizer, { ArrowRight: () => wider(1), ArrowLeft: () => wider(-1), ArrowDown: () => higher(2 * STEP), ArrowUp: () => higher(-2 * STEP) })
     onDrag(resizer, ({ clientX, clientY }) => {
+      const element = panel()
       const { width, height } = sizeOf(element)
       if (isHero(element)) return (event) => resize(element, { width, height: bounded(height + event.clientY - clientY) })
       const [begin, groups] = [element.offsetWidth, element.closest('.panel-groups')]
@@ -121,18 +129,27 @@ export const createLayout = ({ order, sizes }, onChange) => {
       }
     })
     resizer.addEventListener('dblclick', () => {
+      const element = panel()
       delete sizes[rowOf(element)]
       show(element)
       onChange()
     })
-    if (isHero(element)) return showSize(element)
-    const placed = () => [...gridOf(element).children].indexOf(element)
-    const [before, after] = [() => move(element, placed() - 1), () => move(element, placed() + 1)]
+    const by = (places) => {
+      const element = panel()
+      move(element, [...gridOf(element).children].indexOf(element) + places)
+    }
+    const [before, after] = [() => by(-1), () => by(1)]
     onKeys(mover, { ArrowLeft: before, ArrowUp: before, ArrowRight: after, ArrowDown: after })
     onDrag(mover, () => ({ clientX, clientY }) => {
+      const element = panel()
       const other = /** @type {Found} */ (document.elementFromPoint(clientX, clientY))?.closest('.chart-panel')
       if (other && other !== element && other.parentElement === element.parentElement) move(element, [...other.parentElement.children].indexOf(other))
     })
   }
-  return { attach, arrange }
+  /** Show the size and place of a panel that has handles now. @param {Found} element */
+  const showHandles = (element) => {
+    showSize(element)
+    if (!isHero(element)) showPlace(element.querySelector('[data-move]'))
+  }
+  return { attach, arrange, showHandles }
 }

@@ -1,12 +1,13 @@
-// The panels of a run's charts: one figure each, in groups that fold, with a legend of values.
+// The panels of a run's charts: one figure each, in groups that fold, with a legend of values. Those that are out of view are a title only.
 import { NONFINITE_SIGNS } from 'annotations'
 import { painter, savePicture, zoomed } from 'charts'
 import { place, pointedAt, snapped, valueAt } from 'crosshair'
-import { figure, GROUPS, rowsOf } from 'figure'
+import { figure, GROUPS, isFound, rowsOf } from 'figure'
 import { still } from 'dom_updates'
 import { createLayout } from 'panel_layout'
 
-/** row: what it shows. drawn: its figure. @typedef {{element: HTMLElement, row: import('figure').Row, plot: Found, draw: () => void, drawn: any}} Panel */
+/** Header, plot and handles of a panel. @typedef {{parts: Found[], plot: Found, draw: () => void}} Shell */
+/** row: what it shows. shell: while it is in view. drawn: its figure. @typedef {{element: Found, row: import('figure').Row, shell: Shell|null, drawn: any}} Panel */
 
 /** @param {string} tag @param {Record<string, any>} [fields] @param {(Node|string)[]} children @returns {any} */
 const made = (tag, fields = {}, ...children) => {
@@ -18,16 +19,19 @@ const made = (tag, fields = {}, ...children) => {
 /** @param {string} group */
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
+/** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
+const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
+
 /** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
 const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
 
 /**
  * @param {HTMLElement} section
- * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void, arrangement: {order: string[], sizes: Record<string, import('panel_layout').Size>}, onArrange: () => void}} options
- * onZoom gets the axes that changed, rows by name; null: all there is
+ * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void, arrangement: {order: string[], sizes: Record<string, import('panel_layout').Size>}, onArrange: () => void, onSeen: () => void}} options
+ * onZoom gets the axes that changed, rows by name; null: all there is; onSeen: other panels have come into view
  * @typedef {import('url_state').Range} Range
  */
-export const createPanels = (section, { known, view, onZoom, onHide, onFold, arrangement, onArrange }) => {
+export const createPanels = (section, { known, view, onZoom, onHide, onFold, arrangement, onArrange, onSeen }) => {
   const layout = createLayout(arrangement, onArrange)
   const hero = section.querySelector('[data-hero]')
   const below = section.querySelector('[data-groups]')
@@ -40,6 +44,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   let points = null
   /** @type {number|null} */
   let pointed = null
+  let [arranged, searched] = ['', view.search] // groups and names of the panels, and what they are of
 
   const at = (x) => {
     pointed = x
@@ -47,8 +52,8 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   }
   /** @param {Panel} panel */
   const showValues = ({ element, drawn }) => {
-    place(element.querySelector('.crosshair'), drawn, pointed, view.x)
     if (!drawn) return
+    place(element.querySelector('.crosshair'), drawn, pointed, view.x)
     const values = element.querySelectorAll('.panel-lines b')
     drawn.lines.forEach((line, i) => { if (values[i]) values[i].innerHTML = valueAt(line, pointed) })
   }
@@ -59,7 +64,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : [])]
     if ([...list.children].map(({ title }) => title).join('\n') !== [...names, ...signs.map(([, label]) => label)].join('\n')) {
       list.replaceChildren(...names.map((name) => {
-        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), name, made('b'))
+        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), made('span', { className: 'cut', textContent: shortened(name, panel.row) }), made('b'))
         button.addEventListener('click', () => {
           const hidden = new Set(view.hidden)
           if (!hidden.delete(name)) hidden.add(name)
@@ -76,53 +81,105 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     showValues(panel)
   }
 
-  /** @param {import('figure').Row} row @returns {Panel} */
-  const create = (row) => {
-    const element = hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`) ?? blank.cloneNode(true)
+  /** Parts of a panel, whose plot draws whichever panel they are in. @param {Found} element that has them @returns {Shell} */
+  const createShell = (element) => {
     const plot = element.querySelector('.plot')
-    const [full, more] = ['[data-full]', '[data-more]'].map((name) => element.querySelector(name))
-    element.dataset.row = plot.dataset.plot = row.name
-    element.tabIndex = 0
-    element.setAttribute('aria-label', row.title)
-    Object.assign(element.querySelector('h3'), { textContent: row.title, title: row.title })
-    plot.setAttribute('aria-label', `${row.title} by step`)
-    full.setAttribute('aria-label', `${row.title}: full screen`)
-    more.setAttribute('aria-label', `${row.title}: more`)
-    layout.attach(element)
-    full.addEventListener('click', () => element.requestFullscreen())
-    element.addEventListener('keydown', (event) => {
-      if (event.key.toLowerCase() === 'f' && event.target === element && !event.ctrlKey && !event.metaKey && !event.altKey) element.requestFullscreen()
-    })
-    /** @type {Panel} */
-    const panel = { element, row, plot, drawn: null, draw: () => paint({}) }
+    const panelOf = () => /** @type {Panel} */ (panels.get(plot.closest('.chart-panel')?.dataset.row ?? ''))
     const compose = (_, colors, size) => {
+      const panel = panelOf()
       panel.drawn = figure(panel.row, /** @type {any} */ (points), view, colors, size)
       showLegend(panel)
+      plot.style.visibility = ''
       return { ...panel.drawn, isFitted: true }
     }
-    const paint = painter(plot, compose, () => {
+    const draw = painter(plot, compose, () => {
       plot.querySelector('[data-static-chart]')?.remove()
-      delete element.querySelector('.panel-lines').dataset.fragment
+      delete panelOf().element.querySelector('.panel-lines').dataset.fragment
       plot.on('plotly_relayout', (change) => {
-        const zoom = zoomed(change, [row.name])
+        const zoom = zoomed(change, [panelOf().row.name])
         if (zoom) onZoom(zoom.x, zoom.rows)
       })
     })
     plot.addEventListener('mousemove', (event) => {
-      const x = panel.drawn && pointedAt(event, plot, panel.drawn)
-      at(x === null ? null : snapped(panel.drawn, x))
+      const { drawn } = panelOf()
+      const x = drawn && pointedAt(event, plot, drawn)
+      at(x === null ? null : snapped(drawn, x))
     })
     plot.addEventListener('mouseleave', () => at(null))
-    return panel
+    layout.attach(element.querySelector('[data-move]'), element.querySelector('[data-resize]'))
+    element.querySelector('[data-full]').addEventListener('click', () => panelOf().element.requestFullscreen())
+    return { parts: [...element.children], plot, draw: () => draw({}) }
   }
+  /** Parts of panels that have left the view, for those that come into it. @type {Shell[]} */
+  const free = []
+  /** Panels that were in use when they left the view. @type {Set<Panel>} */
+  const used = new Set()
+  /** Give a panel its parts. @param {Panel} panel */
+  const mount = (panel) => {
+    const { element, row } = panel
+    used.delete(panel)
+    if (panel.shell) return
+    const shell = free.pop()
+    if (shell) element.replaceChildren(...shell.parts)
+    else if (!element.querySelector('.tools')) element.replaceChildren(...blank.cloneNode(true).children)
+    const { plot } = panel.shell = shell ?? createShell(element)
+    plot.dataset.plot = row.name
+    plot.setAttribute('aria-label', `${row.title} by step`)
+    Object.assign(element.querySelector('h3'), { textContent: row.title, title: row.title })
+    element.querySelector('[data-full]').setAttribute('aria-label', `${row.title}: full screen`)
+    element.querySelector('[data-more]').setAttribute('aria-label', `${row.title}: more`)
+    layout.showHandles(element)
+    draw(panel)
+  }
+  /** @param {Panel} panel */
+  const unmount = (panel) => {
+    const { element, row, shell } = panel
+    if (!shell) return
+    const isInUse = element.contains(document.activeElement) || element === document.fullscreenElement
+    if (isInUse) return used.add(panel)
+    used.delete(panel)
+    element.querySelector('.panel-lines').replaceChildren()
+    element.querySelector('.crosshair').hidden = true
+    element.replaceChildren(...blanksOf(row))
+    shell.plot.style.visibility = 'hidden' // what it shows is of this panel
+    delete shell.plot.dataset.drawn
+    free.push(shell)
+    Object.assign(panel, { shell: null, drawn: null })
+  }
+  /** What a panel out of view has. @param {import('figure').Row} row */
+  const blanksOf = ({ title }) => [made('header', {}, made('h3', { textContent: title, title })), made('div', { className: 'plot' })]
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const panel = panels.get(/** @type {HTMLElement} */ (target).dataset.row ?? '')
+      if (panel?.element !== target) continue
+      if (isIntersecting) mount(panel)
+      else unmount(panel)
+    }
+    used.forEach(unmount)
+    onSeen()
+  }, { rootMargin: '50% 0px' })
+  /** Draw a panel, once its points are here. @param {Panel} panel */
+  const draw = ({ row, shell }) => { if (shell && points && (!row.metric || points.metrics.has(row.metric))) shell.draw() }
+  /** @param {import('figure').Row} row @returns {Panel} */
+  const create = (row) => {
+    const element = hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`) ?? made('section', { className: 'chart-panel', tabIndex: 0 }, ...blanksOf(row))
+    element.dataset.row = row.name
+    element.tabIndex = 0
+    element.setAttribute('aria-label', row.title)
+    return { element, row, shell: null, drawn: null }
+  }
+  section.addEventListener('keydown', ({ key, target, ctrlKey, metaKey, altKey }) => {
+    const element = /** @type {Found} */ (target)
+    if (key.toLowerCase() === 'f' && element.matches('.chart-panel') && !ctrlKey && !metaKey && !altKey) element.requestFullscreen()
+  })
   /** Where the panels of a group are. @param {string} group */
   const boxOf = (group) => {
     if (!group) return hero
     if (!groups.has(group)) {
-      const box = made('details', { className: 'panel-group', open: !view.collapsed.includes(group) },
+      const box = made('details', { className: 'panel-group' },
         made('summary', {}, titleOf(group), made('span', { className: 'quiet' })), made('div', { className: 'panel-grid' }))
       box.dataset.group = group
-      box.addEventListener('toggle', () => onFold(group, !box.open))
+      box.addEventListener('toggle', () => { if (!view.search && box.open === view.collapsed.includes(group)) onFold(group, !box.open) })
       groups.set(group, box)
       below.append(box)
     }
@@ -131,9 +188,12 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   /** Have a panel for each row, the new ones at the end of their groups. @param {import('figure').Row[]} rows */
   const arrange = (rows) => {
     const wanted = new Set(rows.map(({ name }) => name))
-    for (const [name, { element }] of panels) {
+    for (const [name, panel] of panels) {
+      const { element } = panel
       if (wanted.has(name)) continue
+      seen.unobserve(element)
       element.remove()
+      unmount(panel)
       panels.delete(name)
     }
     for (const row of rows) {
@@ -141,6 +201,8 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
       panels.set(row.name, panel)
       const box = boxOf(row.group)
       if (panel.element.parentElement !== box) box?.append(panel.element)
+      if (row.group) seen.observe(panel.element)
+      else mount(panel)
     }
     for (const [group, box] of groups) {
       const number = rows.filter((row) => row.group === group).length
@@ -149,6 +211,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
         groups.delete(group)
         continue
       }
+      box.open = Boolean(view.search) || !view.collapsed.includes(group) // what was found is to be seen
       layout.arrange(box.querySelector('.panel-grid'))
       box.querySelector('summary .quiet').textContent = number === 1 ? '1 panel' : `${number} panels`
     }
@@ -161,26 +224,33 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     /** @param {import('points').Points} newest */
     draw: (newest) => {
       points = newest
-      const rows = rowsOf(newest, view, known).filter(({ has }) => has)
+      const rows = rowsOf(newest, view, known).filter(({ has, group, title }) => has && (['', 'pinned'].includes(group) || isFound(title, view)))
       const names = rows.map(({ name, group }) => `${group} ${name}`).join('\n')
-      if (names !== section.dataset.rows) {
-        still(() => arrange(rows))
-        const isFirst = !section.dataset.rows
-        section.dataset.rows = names
+      if (names !== arranged) {
+        arranged = names
+        if (view.search === searched) still(() => arrange(rows))
+        else arrange(rows) // for who types
+        searched = view.search
+        const isFirst = section.dataset.rows === undefined
+        section.dataset.rows = ''
         // What stands below the panels was not there to scroll to.
         if (isFirst && location.hash) section.parentElement?.querySelector(`:scope > #${CSS.escape(location.hash.slice(1))}`)?.scrollIntoView()
       }
       for (const row of rows) Object.assign(panels.get(row.name) ?? {}, { row })
-      for (const panel of panels.values()) panel.draw()
+      for (const panel of panels.values()) draw(panel)
     },
     panelOf: (row) => panels.get(row),
+    /** Metrics of the panels in view. */
+    seen: () => [...panels.values()].flatMap(({ row, shell }) => (shell && row.metric ? [row.metric] : [])),
+    /** Fold all groups, or none. @param {boolean} isFolded */
+    fold: (isFolded) => { for (const box of groups.values()) box.open = !isFolded },
     /** @param {string} name @param {'png'|'svg'} format @param {string} row */
     savePicture: (name, format, row) => {
       const panel = panels.get(row)
-      if (!panel?.drawn || !window.Plotly) return
+      if (!panel?.shell || !panel.drawn || !window.Plotly) return
       const { layout, axis } = panel.drawn
       const background = getComputedStyle(panel.element).backgroundColor
-      savePicture(panel.plot, name.replaceAll('/', '-'), {
+      savePicture(panel.shell.plot, name.replaceAll('/', '-'), {
         margin: { l: 62, r: 22, t: 36, b: 46 }, paper_bgcolor: background, title: { text: panel.drawn.title, font: { size: 13 }, x: 0.02 },
         height: layout.height + 60, xaxis: { ...layout.xaxis, title: { text: axis.title, standoff: 6 } },
       }, format)

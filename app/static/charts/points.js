@@ -14,8 +14,6 @@
 /** Before the name of a metric that x counts. */
 export const METRIC = 'metric:'
 const SKIPPED = 1
-/** More names than these come only with a page of them: each is drawn. */
-const MOST_METRICS = 200
 const isNumber = (value) => typeof value === 'number'
 /** Append values to a line. A value that is not finite is a text, null is unknown: neither can be drawn. @param {Line} line @param {number[]} steps @param {any[]} values */
 const append = (line, steps, values) => {
@@ -60,6 +58,8 @@ export class Points {
 
   /** @type {Map<string, Line & {isWhole: boolean}>} */
   metrics = new Map()
+  /** Of all metrics, also of those whose points are not here. @type {Set<string>} */
+  names = new Set()
   /** Steps that were asked for, the first and the last. @type {[number, number]} */
   asked = [1, Infinity]
   /** Of a fork, the last step that was its parent's. */
@@ -98,9 +98,15 @@ export class Points {
       this.lines[name] = lineOf(x ?? page.x, y, nonfinite)
       if (meanY.length) this.means[name] = lineOf(meanX ?? page.mean_x, meanY)
     }
-    for (const [name, { x, y, mean_x: meanX, nonfinite }] of Object.entries(page.metrics)) {
+    this.setMetrics(page.metrics)
+  }
+
+  /** Take points of metrics, of the steps that were asked for. @param {Page['metrics']} metrics */
+  setMetrics(metrics) {
+    for (const [name, { x, y, mean_x: meanX, nonfinite }] of Object.entries(metrics)) {
       // Of a metric measured now and then all points are here; a part of it would break the line.
       if (this.metrics.get(name)?.isWhole) continue
+      this.names.add(name)
       this.metrics.set(name, { ...lineOf(x, y, nonfinite), isWhole: this.isWhole && !meanX.length && !nonfinite })
     }
   }
@@ -151,9 +157,9 @@ export class Points {
   /** @param {{name: string, step: number, value: number|string|null}[]} metrics in order */
   addMetrics(metrics) {
     for (const { name, step, value } of metrics) {
-      if (!this.metrics.has(name) && this.metrics.size >= MOST_METRICS) continue
-      const line = this.metrics.get(name) ?? { x: [], y: [], isWhole: this.isWhole }
-      this.metrics.set(name, line)
+      if (!this.names.has(name)) this.setMetrics({ [name]: { x: [], y: [], mean_x: [] } })
+      const line = this.metrics.get(name)
+      if (!line) continue // its earlier points are not here
       cut(line, step)
       append(line, [step], [value])
     }

@@ -1,25 +1,36 @@
 // Charts of a run: numbers, fetched when visible, and the bar above.
-import { fetched, insisted, pause } from 'http'
-import { createPanelMenu, metricsShown } from 'chart_menu'
+import { fetched, insisted, inTurn, pause } from 'http'
+import { createPanelMenu } from 'chart_menu'
 import { arrangementOf } from 'chart_preferences'
 import { library } from 'charts'
+import { isFound, lossesOf } from 'figure'
 import { count } from 'formats'
 import { revisionOf } from 'live'
 import { isZoomed, resetZoom, takeAxes } from 'panel_axes'
 import { createPanels } from 'panels'
-import { Points } from 'points'
+import { METRIC, Points } from 'points'
 import { createStarting } from 'empty_state'
 import { createToolbar } from 'toolbar'
 
 /** Points of an overview above which it is fetched again. */
 const POINTS_KEPT = 10000
+/** Metrics whose points come all with the first answer; of more, only of those in view. */
+const FEW = 100
+/** Of metrics in view, as many as an address may name, and characters of them. */
+const [MOST_NAMED, MOST_CHARACTERS] = [100, 6000]
+/** Metrics that have panels. */
+const MOST_PANELS = 10000
+/** Metrics among which no search is needed. */
+const UNSEARCHED = 10
+/** While panels come into view one after another, their points are fetched after a pause of this. */
+const SCROLLING_MS = 100
 
 /**
  * @param {HTMLElement} section
  * @param {string} api address of the run
- * @param {{name: string, recipe: string, skipped: number, revision?: number, view: import('url_state').View, onView: () => void}} options name: of pictures; skipped: steps so far; revision: that the page shows, of a run that goes on; onView: the view has changed
+ * @param {{name: string, recipe: string, skipped: number, revision?: number, view: import('url_state').View, onView: () => void, onMetrics?: () => void}} options name: of pictures; skipped: steps so far; revision: that the page shows, of a run that goes on; onView: the view has changed; onMetrics: others are shown
  */
-export const createSeries = (section, api, { name, recipe, skipped, revision = Infinity, view, onView }) => {
+export const createSeries = (section, api, { name, recipe, skipped, revision = Infinity, view, onView, onMetrics = () => {} }) => {
   // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
   if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`)) Object.assign(view, { x: 'step', range: null })
   /** Undefined until they were requested. @type {Points} */
@@ -82,12 +93,88 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     },
     arrangement,
     onArrange: keep,
+    onSeen: () => {
+      clearTimeout(scrolling)
+      const now = performance.now()
+      scrolling = setTimeout(want, now - seenAt > SCROLLING_MS ? 0 : SCROLLING_MS)
+      seenAt = now
+    },
   })
   createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture, view, onAxis: () => { showView(); draw() } }, arrangement, () => {
     keep()
     draw()
   })
   const starting = createStarting(section)
+
+  let [scrolling, seenAt] = [0, -Infinity]
+  /** Names of all metrics, also of those beyond MOST_PANELS. */
+  let total = Number(section.dataset.metrics)
+  const isPartial = () => total > FEW || Boolean(view.search)
+  /** Metrics whose points are shown. @returns {string[]} */
+  const wanted = () => {
+    if (!isPartial()) return [...points.names]
+    const axis = view.x.startsWith(METRIC) ? [view.x.slice(METRIC.length)] : []
+    let characters = 0
+    return [...new Set([...axis, ...(points ? [...lossesOf(points.names), ...panels.seen()] : [])])].slice(0, MOST_NAMED)
+      .filter((each) => (characters += encodeURIComponent(each).length) < MOST_CHARACTERS)
+  }
+  /** Have the points of the metrics that are shown, and of no others. */
+  const want = inTurn(async () => {
+    if (!points) return
+    onMetrics() // first, so that nothing is lost between the two
+    const names = new Set(wanted())
+    for (const name of points.metrics.keys()) if (!names.has(name)) points.metrics.delete(name)
+    const missing = [...names].filter((name) => !points.metrics.has(name))
+    if (!missing.length) return
+    const { asked } = points
+    const query = new URLSearchParams({ first: String(asked[0]), ...(asked[1] < Infinity && { last: String(asked[1]) }) })
+    for (const name of missing) query.append('metric', name)
+    receivedMetrics.length = 0
+    const { metrics, cursor } = await (await insisted(`${api}/metrics/series?${query}`)).json()
+    await onceReached(cursor, () => {
+      if (points.asked === asked) points.setMetrics(metrics)
+      else want() // zoomed meanwhile
+      points.addMetrics(receivedMetrics.flat().filter(({ name }) => name in metrics)) // which the answer may be too old to hold
+      draw()
+    })
+  })
+  /** Points of metrics that came while those before them were fetched. @type {any[][]} */
+  const receivedMetrics = []
+  /** @returns {Promise<Set<string>>} */
+  const fetchNames = async () => {
+    const names = []
+    for (let after = ''; after !== null && names.length < MOST_PANELS;) {
+      const page = await (await insisted(`${api}/metrics/names?${new URLSearchParams({ after })}`)).json()
+      names.push(...page.names)
+      total = page.total
+      after = page.next
+    }
+    return new Set(names)
+  }
+  const renewNames = inTurn(async () => {
+    points.names = await fetchNames()
+    draw()
+    want()
+  })
+
+  const bar = section.querySelector('[data-metric-search]') // of few metrics a read-only link has none
+  const showMetrics = () => {
+    if (!bar) return
+    const all = `${count(total)} ${total === 1 ? 'metric' : 'metrics'}`
+    const found = view.search ? `${count([...points.names].filter((name) => isFound(name, view)).length)} of ` : ''
+    bar.querySelector('[data-metric-count]').textContent = found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
+    bar.hidden = total <= UNSEARCHED && !view.search
+    bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group[open]') ? 'Fold all' : 'Unfold all'
+  }
+  bar?.addEventListener('input', ({ target }) => {
+    view.search = target.value.trim()
+    showView()
+    draw()
+    want()
+  })
+  bar?.addEventListener('submit', (event) => event.preventDefault())
+  bar?.querySelector('[data-fold]').addEventListener('click', ({ target }) => panels.fold(target.textContent === 'Fold all'))
+  section.addEventListener('toggle', () => { if (points) showMetrics() }, true)
 
   const showCounts = () => {
     const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
@@ -101,17 +188,20 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     if (!points) return
     showCounts()
     panels.draw(points)
+    showMetrics()
   }
 
+  /** Which metrics the charts draw, as the API is asked for them. @returns {Record<string, string|string[]>} */
+  const metricQuery = () => (isPartial() ? { metric_limit: '0', metric: wanted() } : {})
   /** A query for what the charts draw. @param {Record<string, string>} more */
   const queryOf = (more) => {
     const query = new URLSearchParams(more)
-    for (const [name, value] of Object.entries(metricsShown(pinned))) for (const each of [value].flat()) query.append(name, each)
+    for (const [name, value] of Object.entries(metricQuery())) for (const each of [value].flat()) query.append(name, each)
     return query
   }
 
   let [fetches, answered] = [0, 0]
-  /** Steps that came by updates while a fetch was under way. @type {Record<string, any[]>[]} */
+  /** Messages that came while a fetch was under way. @type {any[]} */
   const received = []
   let isOutdated = false // by steps that ran again, or too long; until a page came
   /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
@@ -141,7 +231,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     await onceReached(page.cursor, () => {
       if (number !== fetches) return
       points.setPage(page, asked)
-      for (const steps of received) points.addSteps(steps) // which the page may be too old to hold
+      received.forEach(add) // which the page may be too old to hold
       answered = number
       isOutdated = false
       draw()
@@ -164,7 +254,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const changeView = async () => {
     showView()
     if (!points) return
-    await refetch()
+    await Promise.all([refetch(), want()])
     draw()
   }
 
@@ -174,32 +264,44 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     changeView()
   })
 
+  const add = ({ steps, metrics = [] }) => {
+    points.addMetrics(isPartial() ? metrics.filter(({ name }) => points.names.has(name)) : metrics)
+    if (steps) points.addSteps(steps)
+  }
   const take = (message) => {
     points.resumptions = message.resumptions
-    points.addMetrics(message.metrics ?? [])
     if (message.spikes) points.spikes = message.spikes
+    receivedMetrics.push(message.metrics ?? [])
+    if (answered !== fetches) received.push(message)
+    add(message)
+    if (!isPartial()) total = points.names.size
+    if (message.metric_names > total) renewNames()
     if (!message.steps) return
     // After a resume steps run again, and a bucket cannot be cut.
     const runsAgain = points.bucket > 1 && message.steps.step[0] <= newest
     newest = message.steps.step.at(-1)
-    if (answered !== fetches) received.push(message.steps)
-    points.addSteps(message.steps)
     if (runsAgain || points.count > POINTS_KEPT) renew()
   }
 
   return {
+    metricQuery,
+    onceReached,
     /** Fetch and draw, once; returns when there is something to draw. */
     show: async () => {
       if (isAsked) return
       isAsked = true
+      const names = isPartial() ? fetchNames() : null
       const answer = insisted(`${api}/series?${queryOf({})}`)
       await library()
       const page = await (await answer).json()
+      const known = await names
       return onceReached(page.cursor, () => {
         points = new Points(page)
         newest = points.last
+        if (known) points.names = known
+        total = Math.max(total, points.names.size)
         early.forEach(take)
-        starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })
+        starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end || total })
         changeView()
       })
     },

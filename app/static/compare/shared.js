@@ -1,5 +1,6 @@
 // A run as a read-only link shows it: its charts and its configuration, as of when the page was made.
 import { createConfiguration } from 'config_values'
+import { createMetricTable } from 'metric_table'
 import { createSeries } from 'series'
 import { createTabs } from 'tabs'
 import { readView, writeView } from 'url_state'
@@ -18,6 +19,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   Object.assign(further, kept)
   writeView(view, further)
 })
+createMetricTable(article, view, series)
 createTabs(article, (name) => {
   if (name === 'charts') series.show()
 })

@@ -3,8 +3,6 @@ import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'config_values'
 import { size } from 'formats'
 import { createEnvironment } from 'environment'
-import { metricsShown } from 'chart_menu'
-import { arrangementOf } from 'chart_preferences'
 import { createGradients } from 'gradients'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
@@ -12,6 +10,7 @@ import { createLabels } from 'metadata'
 import { follow, revisionOf } from 'live'
 import { createLog } from 'log'
 import { createMedia } from 'media'
+import { createMetricTable } from 'metric_table'
 import { toNewest } from 'stick_to_bottom'
 import { root } from 'root'
 import { mergeRows, show } from 'rows'
@@ -26,7 +25,6 @@ const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
 /** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
 const [SHOWN, CHARTED, LOADING] = ['log,fragments', 'log,fragments,steps,metrics', 'log,fragments,steps,metrics,first_charts']
-const shown = metricsShown(arrangementOf(article.querySelector('[data-charts]'), article.dataset.recipe).arrangement.pinned)
 const FIRST_TAB = 'charts' // which the address does not name
 
 const view = readView(article)
@@ -39,6 +37,7 @@ const series = createSeries(article.querySelector('[data-charts]'), api, {
   revision: article.dataset.over === 'false' ? revisionOf(article.dataset.cursor) : Infinity,
   view,
   onView: () => writeView(view, Object.assign(further, { hide: view.hidden })),
+  onMetrics: () => ask(asked),
 })
 createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   Object.assign(further, kept)
@@ -57,10 +56,20 @@ const missed = new Set()
 let stream = null
 let isCharted = false
 let asked = SHOWN
+const metricTable = createMetricTable(article, view, series, () => ask(asked))
+/** What the stream is to send. @param {string} parts @returns {Record<string, string|string[]>} */
+const queryOf = (parts) => {
+  const metrics = series.metricQuery()
+  return { parts, ...metrics, ...('metric' in metrics && metricTable.query()) }
+}
+let query = queryOf(asked)
 /** @param {string} parts */
 const ask = (parts) => {
-  if (parts !== asked) stream?.ask({ ...shown, parts })
   asked = parts
+  const wanted = queryOf(parts)
+  if (JSON.stringify(wanted) === JSON.stringify(query)) return
+  query = wanted
+  stream?.ask(query)
 }
 
 /** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
@@ -113,7 +122,8 @@ const showMessages = (revision) => {
   received.forEach(({ rows }, i) => {
     for (const [name, changed] of Object.entries(rows)) {
       const isReplaced = received.slice(i).some((message) => name in message.fragments)
-      if (!isReplaced) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
+      if (name === 'metrics') metricTable.merge(changed)
+      else if (!isReplaced) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
     }
   })
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
@@ -146,5 +156,5 @@ if (article.dataset.over === 'false') {
     messages.push(...parts.splice(0))
     revision = reached
     showNews(showNewest)
-  }, { ...shown, parts: asked })
+  }, query)
 }

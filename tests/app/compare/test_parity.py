@@ -549,7 +549,7 @@ def test_the_direction_is_known_before_the_first_evaluation(
 def test_a_metric_beyond_the_first_hundred_is_compared(
     make: Callable[..., Run], script: TestClient, browser: TestClient
 ) -> None:
-    """The page shows its parity without a notice that no run has it."""
+    """The page shows its parity, or draws it, without a notice that no run has it."""
     for precision in ("fp32", "fp16"):
         for seed in range(2):
             curve = [make_metric(1, seed + number, f"m/{number:03}") for number in range(120)]
@@ -560,6 +560,9 @@ def test_a_metric_beyond_the_first_hundred_is_compared(
     assert '<option value="m/119" selected>' in block(page)
     assert "None of these runs has" not in page
     assert "Only the 100 metrics" in page
+    page = browser.get("/compare", params={"runs": "1,2,3,4", "draw": "m/119"}).text
+    assert re.search(r'name="draw" value="m/119"[^>]* checked', page)
+    assert "None of these runs has" not in page
 
 
 @pytest.mark.parametrize("problem", ["missing", "damaged", "unreachable"])

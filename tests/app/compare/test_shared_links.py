@@ -75,7 +75,7 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
         for run_id in (run.id, other.id):
             ids = {"run_id": str(run_id), "link_id": link}
             address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], "1"), path)
-            params = {"runs": str(run_id), "series": "loss", "group": "recipe"}
+            params = {"runs": str(run_id), "series": "loss", "metric": "loss", "group": "recipe"}
             answer = stranger.request(method, address, params=params, headers=headers)
             label = f"{method} {address}: {answer.status_code}"
             if "{image_id}" in path and need == SHARED_LINK:  # of a report, not a run

@@ -115,14 +115,14 @@ test('a metric that is whole stays so in a zoom; measured again, it goes on from
   assert.deepEqual(points.metrics.get('own')?.nonfinite?.values, ['Infinity'])
 })
 
-test('of very many metrics the first that came are drawn, and go on', () => {
-  const points = new Points(page())
-  const told = (step) => upTo(300).map((number) => ({ name: `m${number}`, step, value: number }))
-  points.addMetrics(told(1))
-  points.addMetrics(told(2))
-  assert.equal(points.metrics.size, 200)
-  assert.deepEqual(points.metrics.get('m200'), { x: [1, 2], y: [200, 200], isWhole: true })
-  assert.equal(points.metrics.get('m201'), undefined)
+test('a metric whose earlier points are not here gets no later ones, a new one begins', () => {
+  const points = new Points(page({ metrics: { seen: { x: [1], y: [1], mean_x: [] } } }))
+  points.names.add('unseen')
+  points.addMetrics(['seen', 'unseen', 'new'].map((name) => ({ name, step: 2, value: 3 })))
+  assert.deepEqual([...points.metrics.keys()], ['seen', 'new'])
+  assert.deepEqual([...points.names], ['seen', 'unseen', 'new'])
+  points.setMetrics({ unseen: { x: [1, 2], y: [2, 3], mean_x: [] } })
+  assert.deepEqual(points.metrics.get('unseen'), { x: [1, 2], y: [2, 3], isWhole: true })
 })
 
 test('smoothing begins without bias, and leaves gaps', () => {

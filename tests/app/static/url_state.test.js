@@ -14,7 +14,7 @@ const at = (query) => { address = new URL(`http://localhost/runs/1?${query}`); r
 const leave = () => target.dispatchEvent(new Event('pagehide'))
 
 /** What a browser keeps, or a link hides, of which these say nothing. */
-const usual = { logs: [], trimmed: [], hidden: [], pinned: [], collapsed: [] }
+const usual = { logs: [], trimmed: [], search: '', hidden: [], pinned: [], collapsed: [] }
 
 test('an address that says nothing shows all', () => {
   assert.deepEqual(at(''), { x: 'step', smooth: 0, range: null, rows: {}, ...usual })

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.sql
 
 MANY = 250
 NAMES = [f"layer{number:03d}/norm" for number in range(MANY)]
+SEARCH = 'role="search" data-metric-search>'
 
 
 def log(database: Database, run: Run, step: int, names: Sequence[str] = NAMES) -> None:
@@ -31,14 +32,12 @@ def many(database: Database, running: Run) -> Run:
 
 
 def test_page_shows_a_page_of_metrics(many: Run, browser: TestClient) -> None:
-    """The table has the first hundred, and a link to the next."""
+    """The table has the first hundred, and the search above the panels tells how many there are."""
     page = browser.get(f"/runs/{many.id}").text
     assert page.count("data-metric=") == MOST_SHOWN
     assert f"{MOST_SHOWN} of {MANY} metrics" in page
-    assert f"metric_after={NAMES[99].replace('/', '%2F')}" in page or NAMES[99] in page
-    last = browser.get(f"/runs/{many.id}", params={"metric_after": NAMES[199]}).text
-    assert last.count("data-metric=") == MANY - 200
-    assert 'rel="next"' not in last
+    assert f"<b data-metric-count>{MANY} metrics</b>" in page
+    assert SEARCH in page
 
 
 def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestClient) -> None:
@@ -52,9 +51,11 @@ def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestCli
 def test_page_of_few_metrics_has_no_search(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Where all are shown there is nothing to search."""
+    """It is there, hidden, for when there are more."""
     log(database, running, 1, NAMES[:3])
-    assert "metric_search" not in browser.get(f"/runs/{running.id}").text
+    page = browser.get(f"/runs/{running.id}").text
+    assert "data-metric-search hidden" in page
+    assert SEARCH not in page
 
 
 def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> None:
@@ -73,6 +74,31 @@ def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> No
     assert list(page["metrics"]) == [*NAMES[100:200], NAMES[200]]
 
 
+def test_names_come_in_order(many: Run, script: TestClient) -> None:
+    """All of them, or a page."""
+    address = f"/api/v1/runs/{many.id}/metrics/names"
+    assert script.get(address).json() == {"names": NAMES, "total": MANY, "next": None}
+    page = script.get(address, params={"after": NAMES[99], "limit": 100}).json()
+    assert page == {"names": NAMES[100:200], "total": MANY, "next": NAMES[199]}
+
+
+def test_series_of_some_metrics_come_without_those_of_steps(
+    database: Database, many: Run, script: TestClient
+) -> None:
+    """Panels that come into view request theirs, of the steps in view, up to a limit."""
+    log(database, many, 2, NAMES[:3])
+    address = f"/api/v1/runs/{many.id}/metrics/series"
+    answer = script.get(address, params={"metric": [*NAMES[1:3], "none"]}).json()
+    assert {name: line["y"] for name, line in answer["metrics"].items()} == {
+        name: [0.125, 0.25] for name in NAMES[1:3]
+    }
+    assert answer["cursor"] == script.get(f"/api/v1/runs/{many.id}/series").json()["cursor"]
+    assert len(answer) == 2
+    some = script.get(address, params={"metric": NAMES[1], "first": 2, "last": 2}).json()
+    assert some["metrics"][NAMES[1]]["x"] == [2]
+    assert script.get(address, params={"metric": ["a"] * 101}).status_code == 422
+
+
 def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
     """Each name with its latest value, extremes and points."""
     address, names = f"/api/v1/runs/{many.id}/metrics/summary", list[str]()
@@ -89,7 +115,7 @@ def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
 
 def test_long_names_and_searches_are_rejected(many: Run, script: TestClient) -> None:
     """As any text that is typed."""
-    for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 51}, {"metric_search": "\0"}):
+    for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 101}, {"metric_search": "\0"}):
         answer = script.get(f"/api/v1/runs/{many.id}/series", params=query)
         assert answer.status_code == 422, query
 
@@ -107,10 +133,33 @@ def test_updates_have_the_visible_metrics(
     second = look(first.cursor)
     assert second is not None
     result = json.loads(second.data)
-    shown = [NAMES[7], *NAMES[240:]]
-    assert [point["name"] for point in result["metrics"]] == shown
-    assert result["rows"]["metrics"]["keys"] == shown
-    assert result["rows"]["metrics"]["html"].count("data-metric=") == len(shown)
+    assert [point["name"] for point in result["metrics"]] == [NAMES[7], *NAMES[240:]]
+    assert result["rows"]["metrics"]["keys"] == NAMES[240:]
+    assert result["rows"]["metrics"]["html"].count("data-metric=") == MANY - 240
+    assert result["metric_names"] == MANY
     everything = run_updates.of_run(database, settings, many.id)(first.cursor)
     assert everything is not None
     assert len(json.loads(everything.data)["metrics"]) == MOST_SHOWN
+
+
+@pytest.mark.slow
+def test_updates_of_metrics_in_view_have_no_others(
+    database: Database, settings: Settings, many: Run
+) -> None:
+    """Neither points nor rows of the others are read, and their number is known."""
+    choice = Choice(limit=0, named=(NAMES[7], NAMES[8]))
+    look = run_updates.of_run(database, settings, many.id, chosen=choice)
+    first = look("")
+    assert first is not None
+    log(database, many, 2, [*NAMES, "new"])
+    second = look(first.cursor)
+    assert second is not None
+    result = json.loads(second.data)
+    assert [point["name"] for point in result["metrics"]] == [NAMES[7], NAMES[8]]
+    assert "metrics" not in result["rows"]
+    assert result["metric_names"] == MANY + 1
+    log(database, many, 3, NAMES[100:])
+    third = look(second.cursor)
+    assert third is not None
+    assert json.loads(third.data)["metrics"] == []
+    assert look(third.cursor) is None

@@ -1,0 +1,59 @@
+// The table of metrics. Of many metrics it has those that match the search, and is up to date while it is in view.
+import { insisted } from 'http'
+import { mergeRows } from 'rows'
+import { addressOf } from 'url_state'
+
+/** So long a search may change before it is asked for. */
+const TYPING_MS = 300
+
+/**
+ * @param {HTMLElement} article
+ * @param {import('url_state').View} view
+ * @param {Pick<ReturnType<typeof import('series').createSeries>, 'metricQuery'|'onceReached'>} series
+ * @param {() => void} [onNeed] it needs the rows of others, or none
+ */
+export const createMetricTable = (article, view, { metricQuery, onceReached }, onNeed = () => {}) => {
+  const box = article.querySelector('[data-metric-table]')
+  /** Rows that came since the newest request. @type {any[]} */
+  const received = []
+  let [isInView, searched, timer] = [false, view.search ?? '', 0]
+  let requests = 0
+  const refresh = async () => {
+    searched = view.search ?? ''
+    onNeed() // first, so that nothing is lost between the two
+    received.length = 0
+    const number = ++requests
+    const address = new URL(location.href)
+    address.searchParams.set('metric_search', searched)
+    const page = await (await insisted(addressOf(address))).text()
+    const fresh = new DOMParser().parseFromString(page, 'text/html')
+    const show = () => {
+      if (number !== requests) return
+      box.replaceChildren(...fresh.querySelector('[data-metric-table]').childNodes)
+      received.forEach(mergeInto) // which the page may be too old to hold
+    }
+    const { cursor } = fresh.querySelector('[data-run]').dataset
+    if (cursor) onceReached(cursor, show)
+    else show()
+  }
+  const mergeInto = (changed) => mergeRows(box.querySelector('[data-fragment=metrics]'), changed)
+  const update = () => {
+    clearTimeout(timer)
+    if (isInView && ('metric' in metricQuery() || searched !== view.search)) timer = setTimeout(refresh, TYPING_MS)
+    else onNeed()
+  }
+  new IntersectionObserver((entries) => {
+    isInView = entries.at(-1)?.isIntersecting ?? false
+    update()
+  }).observe(box)
+  article.querySelector('[data-metric-search]')?.addEventListener('input', update)
+  return {
+    /** What the stream is to send of it. @returns {Record<string, string>} */
+    query: () => (isInView ? { metric_search: searched, metric_limit: '100' } : {}),
+    /** @param {any} changed rows, as mergeRows takes them */
+    merge: (changed) => {
+      received.push(changed)
+      mergeInto(changed)
+    },
+  }
+}
