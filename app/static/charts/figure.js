@@ -139,7 +139,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
   /** @type {import('decimation').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
   const all = row.lines(screen, colors)
-  const lines = all.map(({ name, line, x, y, nonfinite }) => ({ name, color: line.color, x, y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) }))
+  const lines = all.map(({ name, line, opacity = 1, x, y, nonfinite }) => ({ name, color: line.color, opacity, x, y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) }))
   const traces = all.filter(({ name }) => !view.hidden.includes(name))
   const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)

@@ -22,6 +22,8 @@ const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.s
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
 
+/** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
+const NARROW = 400
 /** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
 const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
 
@@ -62,9 +64,12 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)
     const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : [])]
-    if ([...list.children].map(({ title }) => title).join('\n') !== [...names, ...signs.map(([, label]) => label)].join('\n')) {
+    const isNarrow = names.length > 1 && panel.drawn.axis.pixels < NARROW
+    const key = JSON.stringify([isNarrow, names, signs])
+    if (list.dataset.key !== key) {
+      list.dataset.key = key
       list.replaceChildren(...names.map((name) => {
-        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), made('span', { className: 'cut', textContent: shortened(name, panel.row) }), made('b'))
+        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), ...(isNarrow ? [] : [made('span', { className: 'cut', textContent: shortened(name, panel.row) })]), made('b'))
         button.addEventListener('click', () => {
           const hidden = new Set(view.hidden)
           if (!hidden.delete(name)) hidden.add(name)
@@ -73,10 +78,10 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
         return button
       }), ...signs.map(([sign, label, className = '']) => made('span', { className: 'sign', title: label }, made('i', { textContent: sign, className }), label)))
     }
-    panel.drawn.lines.forEach(({ name, color }, i) => {
+    panel.drawn.lines.forEach(({ name, color, opacity }, i) => {
       const button = /** @type {any} */ (list.children[i])
       button.setAttribute('aria-pressed', String(!view.hidden.includes(name)))
-      button.firstChild.style.background = color
+      Object.assign(button.firstChild.style, { background: color, opacity })
     })
     showValues(panel)
   }
@@ -138,7 +143,9 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const isInUse = element.contains(document.activeElement) || element === document.fullscreenElement
     if (isInUse) return used.add(panel)
     used.delete(panel)
-    element.querySelector('.panel-lines').replaceChildren()
+    const list = element.querySelector('.panel-lines')
+    list.replaceChildren()
+    delete list.dataset.key
     element.querySelector('.crosshair').hidden = true
     element.replaceChildren(...blanksOf(row))
     shell.plot.style.visibility = 'hidden' // what it shows is of this panel
