@@ -134,7 +134,7 @@ def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
     assert "nope" in wrong.stderr
     both = halfstep("recipe", "add", str(TEMPLATE), "--no-check", "--set", "x=1", **data)
     assert both.returncode == 2
-    assert "--set x=1 is for the check" in both.stderr
+    assert "--set x=1 is only for the check" in both.stderr
     assert not (tmp_path / "recipes.json").exists()
     assert halfstep("recipe", "add", str(typo), "--no-check", **data).returncode == 0
     assert (tmp_path / "recipes.json").exists()

@@ -89,7 +89,7 @@ def test_mlflows_folder_has_it(
     assert result["loss"][9].value == np.inf
     assert result["loss"][0].time == pytest.approx(run["started_at"], abs=0.01)
     assert (place / "tags" / "halfstep.run").read_text() == "1"
-    assert "there already" in str(type_command("export", "mlflow", "1", str(tmp_path / "mlruns")))
+    assert "already exists" in str(type_command("export", "mlflow", "1", str(tmp_path / "mlruns")))
 
 
 def test_a_name_may_be_a_folder_too(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
     assert site.history(fine) == ["queued", "starting", "running", "finished"]
     for run_id, text, failure_kind in (
         (broken, "exit code 1: no such data", "code"),
-        (missing, "there is no program no-such-program on this worker", "settings"),
+        (missing, "there is no program no-such-program in the PATH of this worker", "settings"),
         (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
         (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
         (no_secret, "secret GONE no longer exists", "infrastructure"),
