@@ -99,7 +99,8 @@ def test_comparisons_remember_a_log_axis(two: None, page: Page) -> None:
     ):
         page.goto(address)
         page.wait_for_selector("[data-row=loss] .main-svg")
-        found = "document.querySelector('[data-row=loss] .plot')._fullLayout.yaxis2.type"
+        found = "document.querySelector('[data-row=loss] .plot')._fullLayout.yaxis2?.type"
+        until(lambda found=found: page.evaluate(found) is not None)  # of the first points
         assert page.evaluate(found) == kind, address
 
 

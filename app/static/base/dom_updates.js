@@ -6,7 +6,7 @@
 const PATIENCE_MS = 5000
 /** From the release of a finger to its click. */
 const CLICK_MS = 300
-const CONTROL = 'select, input, textarea'
+const CONTROL = 'select, input:not([type=search]), textarea' // what is found is to be seen at once
 const BARS = '.rail, .top, .tabs' // they stick, and stay by themselves
 const SCROLLED = '.log, .tall' // what is in them moves by their own scrolling
 

@@ -3,8 +3,10 @@ import { count, number } from 'formats'
 
 const LABEL = 90 // pixels that a label has
 const LOG_LABELS = 5 // labels of a logarithmic axis
-/** A range without outliers: between these quantiles, widened by a share of their distance on either side, but not beyond the extremes; and the room that Plotly leaves, too. */
-const ROBUST = { low: 0.025, high: 0.975, wider: 0.12, room: 0.05, least: 5 } // least: values
+const SAME = 1e-9 // share by which values of a constant differ
+const ROOM = 0.05 // share of an axis beyond its values
+/** A range without outliers: between these quantiles, widened by a share of their distance on either side, but not beyond the extremes. */
+const ROBUST = { low: 0.025, high: 0.975, wider: 0.12, least: 5 } // least: values
 
 /** Multiples of 1, 2 or 5 times a power of ten, whole ones of steps. @param {[number, number]} range @param {number} pixels @param {boolean} isWhole @returns {number[]} */
 export const ticksOf = ([low, high], pixels, isWhole) => {
@@ -20,6 +22,9 @@ export const ticksOf = ([low, high], pixels, isWhole) => {
 
 /** @param {number} x */
 export const tickText = (x) => (Number.isInteger(x) ? count(x) : String(Number(x.toPrecision(6))))
+
+/** @param {number} y */
+const valueText = (y) => number(y, 6)
 
 /** Of the positive values; of none, from infinity to 0. @param {(number|null)[]} values @returns {[number, number]} */
 export const positiveExtent = (values) => {
@@ -48,21 +53,23 @@ export const robustRange = (lines, [first, last], isLog) => {
   const [low, high] = [sorted[Math.ceil(ROBUST.low * end)], sorted[Math.floor(ROBUST.high * end)]]
   const wider = ROBUST.wider * (high - low) || (isLog ? ROBUST.wider : ROBUST.wider * Math.abs(low) || 1) // of a constant
   const [from, to] = [Math.max(sorted[0], low - wider), Math.min(sorted[end], high + wider)]
-  const room = ROBUST.room * (to - from)
+  const room = ROOM * (to - from)
   return from === sorted[0] && to === sorted[end] ? undefined : [from - room, to + room]
 }
 
-/** What y of a panel covers by choice: a fixed range, or that without outliers, which are then named. @param {string} name @param {import('url_state').View} view @param {{x: number[], y: (number|null)[]}[]} lines @param {[number, number]} stretch of x @param {boolean} isLog */
-export const chosenRange = (name, view, lines, stretch, isLog) => {
+/** What y of a panel covers by choice: a fixed range, or that without outliers, which are then named. @param {string} name @param {import('url_state').View} view @param {() => {x: number[], y: (number|null)[]}[]} linesOf as recorded @param {[number, number]} stretch of x @param {boolean} isLog */
+export const chosenRange = (name, view, linesOf, stretch, isLog) => {
   const fixed = view.rows[name]
-  const robust = !fixed && view.trimmed.includes(name) ? robustRange(lines, stretch, isLog) : undefined
+  if (fixed || !view.trimmed.includes(name)) return { zoom: fixed, outliers: '' }
+  const lines = linesOf()
+  const robust = robustRange(lines, stretch, isLog)
   const ends = (robust ?? []).map((end) => (isLog ? 10 ** end : end))
   const isBeyond = (is) => lines.some(({ x, y }) => y.some((value, i) => value !== null && x[i] >= stretch[0] && x[i] <= stretch[1] && is(value)))
   const beyond = [
     ...(isBeyond((value) => value > ends[1]) ? [`above ${number(ends[1])}`] : []),
     ...(isBeyond((value) => value < ends[0] && !(isLog && value <= 0)) ? [`below ${number(ends[0])}`] : []),
   ]
-  return { zoom: fixed ?? robust, outliers: beyond.length ? `values ${beyond.join(' and ')} not shown` : '' }
+  return { zoom: robust, outliers: beyond.length ? `values ${beyond.join(' and ')} not shown` : '' }
 }
 
 /** Labels of a logarithmic axis, at least three between two values: powers of ten, 1, 2 and 5 of each, or as on a linear axis. @param {number} low @param {number} high @returns {number[]} */
@@ -78,11 +85,35 @@ export const logTicks = (low, high) => {
   return candidates.find((ticks) => ticks.length >= 3) ?? ticksOf([low, high], LOG_LABELS * LABEL, false)
 }
 
+/**
+ * A linear axis that shows all values.
+ * @param {(number|null)[]} values @param {[number, number]} [zoom] ends that a user has chosen
+ * @param {{fromZero?: 'always'|'usually'|'constant', labels?: number}} [options] usually: unless all values lie in the upper half, where they would look flat; constant: only a constant
+ */
+export const linearAxis = (values, zoom, { fromZero = 'constant', labels = 4 } = {}) => {
+  let [low, high] = [Infinity, -Infinity]
+  for (const value of values) {
+    if (value === null) continue
+    low = Math.min(low, value)
+    high = Math.max(high, value)
+  }
+  if (low > high) return {}
+  const isConstant = high - low <= SAME * Math.max(Math.abs(low), Math.abs(high))
+  const isFromZero = isConstant || fromZero === 'always' || (fromZero === 'usually' && low <= high / 2)
+  const [least, most] = isFromZero ? [Math.min(low, 0), Math.max(high, 0) || (low < 0 ? 0 : 1)] : [low, high]
+  const room = ROOM * (most - least)
+  const range = zoom ?? [least && least - room, most && most + room]
+  if (!range.every(Number.isFinite)) return {}
+  const candidates = [labels, 2 * labels].map((most) => ticksOf(/** @type {[number, number]} */ (range), most * LABEL, false))
+  const ticks = candidates.find((some) => some.length >= 3) ?? candidates[1]
+  return { range, autorange: false, tickmode: 'array', tickvals: ticks, ticktext: ticks.map(valueText) }
+}
+
 /** A logarithmic axis. @param {(number|null)[]} values @param {[number, number]} [zoom] logarithms of the ends that a user has chosen */
 export const logAxis = (values, zoom) => {
   const [least, most] = zoom ? zoom.map((end) => 10 ** end) : positiveExtent(values)
   if (!(least <= most)) return { type: 'log' }
   // A constant has room on either side.
   const ticks = least === most ? logTicks(least / 10, most * 10) : logTicks(least, most)
-  return { type: 'log', tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }
+  return { type: 'log', tickmode: 'array', tickvals: ticks, ticktext: ticks.map(valueText) }
 }

@@ -15,15 +15,21 @@ const nearest = (xs, x) => {
   return i < xs.length && xs[i] - x < x - xs[i - 1] ? i : i - 1
 }
 
-/** The value of a line nearest to x. @param {Line} line @param {number|null} x null: at its end */
+/** Index of the last one at x or before; -1: there is none. @param {number[]} xs @param {number} x */
+const lastUntil = (xs, x) => {
+  const i = position(xs, x)
+  return xs[i] === x ? i : i - 1
+}
+
+/** The last value of a line at x or before. @param {Line} line @param {number|null} x null: at its end */
 export const valueAt = ({ x: xs, y, words, nonfinite }, x) => {
-  const at = x ?? Math.max(xs.at(-1) ?? -Infinity, nonfinite?.x.at(-1) ?? -Infinity)
-  const i = nearest(xs, at)
+  const at = x ?? Infinity
+  const i = lastUntil(xs, at)
   const value = y[i] ?? null
-  if (nonfinite?.x.length) {
-    const j = nearest(nonfinite.x, at)
-    const [own, other] = [i in xs ? Math.abs(xs[i] - at) : Infinity, Math.abs(nonfinite.x[j] - at)]
-    if (other < own || (other === own && value === null)) return nonfinite.values[j] === null ? 'not finite' : number(nonfinite.values[j])
+  const j = nonfinite ? lastUntil(nonfinite.x, at) : -1
+  if (nonfinite && j >= 0) {
+    const [own, other] = [xs[i] ?? -Infinity, nonfinite.x[j]]
+    if (other > own || (other === own && value === null)) return nonfinite.values[j] === null ? 'not finite' : number(nonfinite.values[j])
   }
   if (value === null) return '–'
   return words ? words(value) : number(value)

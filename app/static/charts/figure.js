@@ -1,5 +1,5 @@
 // What the panels of a run draw, as Plotly wants it: one figure a panel. Draws nothing itself.
-import { chosenRange, logAxis, positiveExtent, ticksOf, tickText } from 'axis'
+import { chosenRange, linearAxis, logAxis, positiveExtent, ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'annotations'
 import { folded } from 'decimation'
@@ -16,11 +16,12 @@ const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
 const labelOf = (name) => (OURS.has(name) ? `${name}, logged` : name)
 const MARKED = 100 // points of a metric drawn as marks: each mark is an element
 const LOSSES = 8 // metrics that are drawn with the loss
+const SMOOTHED = 'smoothed' // of a trace that is not as recorded
 const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
 /** onlyMetrics: no steps are expected, so that panels of steps come with the first one. Whether there is a loss scale, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, examples: number, onlyMetrics?: boolean}} Known */
-/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. isLog: whatever is chosen. lines: of a screen, in the theme's colours. axis: the linear one, or that of a scale. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, isLog?: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis?: (values: (number|null)[]) => any}} Row */
+/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. isLog: whatever is chosen. lines: of a screen, in the theme's colours. axis: the linear one, or that of a scale. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, isLog?: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis?: (values: (number|null)[], zoom?: import('url_state').Range) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
 
@@ -41,7 +42,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
   const curve = (screen, name, { line: series, mean }, label, color, more = {}) => {
     if (!isSmoothed(name, view)) return [line(on(screen, series), label, color, more)]
     return [line(on(screen, series), label, color, { trace: { opacity: 0.3 }, line: { width: 1 } }),
-      line(on(screen, smoothedSeries(name, mean ?? series, view)), `${label}, smoothed`, color, { line: { width: 2.2 }, trace: { ...more.trace, mode: 'lines' } })]
+      line(on(screen, smoothedSeries(name, mean ?? series, view)), `${label}, smoothed`, color, { line: { width: 2.2 }, trace: { ...more.trace, mode: 'lines', meta: SMOOTHED } })]
   }
   const ours = (screen, name, label, color, more) => curve(screen, name, { line: points.lines[name], mean: points.means[name] }, label, color, more)
   const converted = (screen, name, of, label, color, more) => {
@@ -75,12 +76,12 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), isLog: true, lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: (values) => ({ nticks: 4, exponentformat: 'power', rangemode: rangeModeOf(values, false) }), lines: (screen, colors) => measured(screen, name, colors.val) })),
-    { name: 'data', title: 'Time per step, ms', group: 'throughput', has: points.hasWaits, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
+      axis: linearAxis, lines: (screen, colors) => measured(screen, name, colors.val) })),
+    { name: 'data', title: 'Time per step, ms', group: 'throughput', has: points.hasWaits, axis: axisFromZero,
       lines: (screen, colors) => [...milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), ...milliseconds(screen, 'data_us', 'waiting for data', colors.data)] },
-    { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
+    { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: axisFromZero,
       lines: (screen, colors) => converted(screen, 'step_us', (us) => (us ? examples / us * 1e6 : null), 'examples/s', colors.val) },
-    { name: 'lr', title: 'Learning rate', group: 'optimizer', has: has('lr'), axis: () => ({ nticks: 4, rangemode: 'tozero', exponentformat: 'power' }),
+    { name: 'lr', title: 'Learning rate', group: 'optimizer', has: has('lr'), axis: axisFromZero,
       lines: (screen, colors) => ours(screen, 'lr', 'learning rate', colors.lr) },
   ]
 }
@@ -100,19 +101,10 @@ const arranged = (names, { pinned }) => {
   return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => (prefixOf(a) < prefixOf(b) ? -1 : prefixOf(a) > prefixOf(b) ? 1 : 0))]
 }
 
-/** From zero on, unless all there is lies in the upper half, where it would look flat. @param {(number|null)[]} values */
-export const lossAxis = (values) => ({ nticks: 6, rangemode: rangeModeOf(values, true) })
-
-/** plotly would show a constant between one less and one more. @param {(number|null)[]} values @param {boolean} isUsuallyFromZero unless all lie in the upper half */
-const rangeModeOf = (values, isUsuallyFromZero) => {
-  let [low, high] = [Infinity, -Infinity]
-  for (const value of values) {
-    if (value === null) continue
-    low = Math.min(low, value)
-    high = Math.max(high, value)
-  }
-  return low === high || (isUsuallyFromZero && low <= high / 2) ? 'tozero' : 'normal'
-}
+/** @param {(number|null)[]} values @param {import('url_state').Range} [zoom] */
+export const lossAxis = (values, zoom) => linearAxis(values, zoom, { fromZero: 'usually', labels: 6 })
+/** @param {(number|null)[]} values @param {import('url_state').Range} [zoom] */
+const axisFromZero = (values, zoom) => linearAxis(values, zoom, { fromZero: 'always' })
 
 /** Powers of two, with room for one more on either side. @param {(number|null)[]} values */
 export const scaleAxis = (values) => {
@@ -144,7 +136,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
   const marked = traces.map(({ name, nonfinite }) => ({ label: name, color: colors.skip, nonfinite }))
   const isEmpty = traces.every(isEmptyLine)
   const values = valuesOf(traces)
-  const { zoom, outliers } = chosenRange(row.name, view, traces, screen.range, row.isLog || view.logs.includes(row.name))
+  const { zoom, outliers } = chosenRange(row.name, view, () => traces.filter(({ meta }) => meta !== SMOOTHED), screen.range, row.isLog || view.logs.includes(row.name))
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
   // Axis y spans the plot, behind the lines: marks of steps are there.
@@ -154,7 +146,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
     showlegend: false, hovermode: false, dragmode: 'zoom',
     yaxis: { type: 'linear', domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
-      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(row.axis && !view.logs.includes(row.name) ? row.axis(values) : logAxis(values, zoom)), ...(isEmpty && { visible: false }),
+      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(row.axis && !view.logs.includes(row.name) ? row.axis(values, zoom) : logAxis(values, zoom)), ...(isEmpty && { visible: false }),
       ...(zoom && { range: zoom, autorange: false }),
     },
     xaxis: {

@@ -70,15 +70,14 @@ export class Legend {
     }
   }
 
-  /** Show the values at a crosshair, or the latest. @param {string} where @param {number|null} x @param {(name: string) => any[]} entriesOf what a panel draws */
-  showAt(where, x, entriesOf) {
+  /** Show the values at a crosshair, or the latest. @param {string} where @param {number|null} x @param {(name: string) => any[]} linesOf what was recorded of the runs of a panel */
+  showAt(where, x, linesOf) {
     this.isPointed = x !== null
     this.where.textContent = where
     this.article.querySelector('[data-legend]').classList.toggle('at-crosshair', this.isPointed)
     for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
-      const entry = entriesOf(cell.dataset.figure).find(({ run, trace }) => run?.id === cell.dataset.of && trace.hoverinfo !== 'skip' && trace.yaxis === 'y2')
-      const [first, last] = [entry?.trace.x[0], entry?.trace.x.at(-1)]
-      if (x !== null && entry) cell.replaceChildren(first <= x && x <= last ? valueAt({ ...entry.trace, nonfinite: entry.nonfinite, color: '' }, x) : '–')
+      const line = x === null ? undefined : linesOf(cell.dataset.figure).find(({ run }) => run.id === cell.dataset.of)
+      if (x !== null) cell.innerHTML = line && x <= line.x.at(-1) ? valueAt(line, x) : '–'
       else if (cell.innerHTML !== cell.dataset.latest) cell.innerHTML = cell.dataset.latest
     }
   }

@@ -2,7 +2,10 @@
 import { painter, savePicture, zoomed } from 'charts'
 import { ALWAYS_LOG, runsFigure } from 'comparison'
 import { place, pointedAt, snapped } from 'crosshair'
-import { number } from 'formats'
+import { escaped, number, scale as scaleText } from 'formats'
+
+/** What x counts in whole numbers. */
+const WHOLE = ['step', 'applied', 'examples']
 
 /** @typedef {import('url_state').View} View */
 
@@ -41,7 +44,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
       const { run, label } = drawn.entries[curveNumber] ?? {}
       isPointed = Boolean(label)
-      readout.textContent = label ? `${label}: ${number(y)}` : drawn.signs
+      readout.innerHTML = label ? `${escaped(label)}: ${name === 'scale' ? scaleText(y) : number(y)}` : drawn.signs
       onLine(run?.id)
     })
     plot.on('plotly_unhover', () => { isPointed = false; readout.textContent = drawn.signs; onLine(undefined) })
@@ -57,7 +60,8 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   })
   plot.addEventListener('mousemove', (event) => {
     const x = drawn && pointedAt(event, plot, drawn)
-    onPoint(x === null || !drawn ? null : snapped(drawn, x))
+    const at = x === null || !drawn ? null : snapped(drawn, x)
+    onPoint(at !== null && WHOLE.includes(view.x) ? Math.round(at) : at) // a mean has points in between
   })
   plot.addEventListener('mouseleave', () => onPoint(null))
   element.querySelector('[data-full]').addEventListener('click', () => element.requestFullscreen())

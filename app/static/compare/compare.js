@@ -66,12 +66,12 @@ const showReportLinks = () => {
 
 /** By series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
 const panels = new Map()
-const entriesOf = (name) => panels.get(name)?.drawn?.entries ?? []
+const recordedOf = (name) => panels.get(name)?.drawn?.recorded() ?? []
 const scaled = new Set(legend.boxes.filter(({ dataset }) => 'scaled' in dataset).map(({ value }) => value))
 const onPoint = (x) => {
   for (const panel of panels.values()) panel.point(x)
   const at = x === null ? '' : place(x)
-  legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, entriesOf)
+  legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, recordedOf)
 }
 /** A panel for each chosen series, in their order. */
 const arrange = () => {

@@ -1,6 +1,6 @@
 // A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
-import { chosenRange, logAxis } from 'axis'
+import { chosenRange, linearAxis, logAxis } from 'axis'
 import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
@@ -75,8 +75,12 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
     ...skipping.map((run, i) => skipsOf(run, i, skipping.length, view, screen, colors)),
   ]
   const marks = nonfiniteMarks(lines.map(({ run, nonfinite }) => ({ label: run.label, color: strokeOf(placeOf(run), colors).color, nonfinite })), { range, pixels }, inner, foot)
-  const values = lines.flatMap(({ line }) => line.y)
-  const { zoom, outliers } = chosenRange(row.name, view, traces.map(({ trace }) => trace), range, isLog(row.name, view))
+  const values = traces.flatMap(({ trace }) => trace.y)
+  /** @type {any[]|null} */
+  let known = null
+  /** What was recorded of each run: not smoothed, and no mean. */
+  const recorded = () => (known ??= lines.map(({ run, line, nonfinite }) => ({ run, name: run.label, color: '', x: run.points.x(line.x, view.x), y: line.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })))
+  const { zoom, outliers } = chosenRange(row.name, view, recorded, range, isLog(row.name, view))
   // Axis y is the foot, with a row of ticks for each run that skipped.
   const layout = {
     height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
@@ -92,7 +96,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   }
   const own = entries.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
   return {
-    data: entries.map(({ trace }) => trace), layout, entries, isFitted: true,
+    data: entries.map(({ trace }) => trace), layout, entries, recorded, isFitted: true,
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
     lines: own.map(({ label, trace, nonfinite }) => ({ name: label, color: '', x: trace.x, y: trace.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })),
@@ -115,7 +119,7 @@ const isLog = (name, view) => ALWAYS_LOG.includes(name) || view.logs.includes(na
 const axisOf = ({ name }, view, values, zoom) => {
   if (name === 'scale') return scaleAxis(values)
   if (isLog(name, view)) return logAxis(values, zoom)
-  return name === 'loss' ? lossAxis(values) : { nticks: 6 }
+  return name === 'loss' ? lossAxis(values, zoom) : linearAxis(values, zoom, { labels: 6 })
 }
 
 /** A run's line; smoothed, with the raw one faint behind it. @returns {Entry[]} */

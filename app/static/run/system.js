@@ -1,5 +1,6 @@
 // How busy the machine was: fetched and drawn while it is in view.
 import { inTurn, insisted, pause } from 'http'
+import { linearAxis } from 'axis'
 import { createPlot } from 'charts'
 import { number } from 'formats'
 import { still } from 'dom_updates'
@@ -28,7 +29,10 @@ const systemFigure = (devices, colors) => {
     type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, text: device[column].map((value) => (value === null ? '' : number(value / unit))), hovertemplate: '%{text}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
   })))
   const axes = tops.map((top, i) => [`yaxis${i ? i + 1 : ''}`,
-    { domain: [Math.max(top - ROW / inner, 0), top], gridcolor: colors.grid, zeroline: false, rangemode: 'tozero', nticks: 4, fixedrange: true }])
+    {
+      domain: [Math.max(top - ROW / inner, 0), top], gridcolor: colors.grid, zeroline: false, fixedrange: true,
+      ...linearAxis(data.filter(({ yaxis }) => yaxis === `y${i ? i + 1 : ''}`).flatMap(({ y }) => y), undefined, { fromZero: 'always' }),
+    }])
   const layout = {
     margin: MARGIN, height: inner + MARGIN.t + MARGIN.b, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, hovermode: 'x unified', uirevision: 'same',

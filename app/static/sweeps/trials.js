@@ -1,7 +1,7 @@
 // The value of each trial of a sweep in order, and the best until then; by each setting; and its
 // settings beside the value, as Plotly wants them. The better a trial, the stronger its colour.
 
-import { logAxis } from 'axis'
+import { linearAxis, logAxis } from 'axis'
 import { escaped, number } from 'formats'
 import { parallelFigure } from 'parallel'
 
@@ -55,7 +55,7 @@ const ring = (x, y, colors) => ({
 const axisOf = (values, from, colors) => {
   const [low, high] = [Math.min(...values), Math.max(...values)]
   const isLog = low > 0 && high / low >= from
-  return { type: 'linear', gridcolor: colors.grid, zeroline: false, fixedrange: true, nticks: 5, ...(isLog && logAxis(values)) }
+  return { type: 'linear', gridcolor: colors.grid, zeroline: false, fixedrange: true, ...(isLog ? logAxis(values) : linearAxis(values, undefined, { labels: 5 })) }
 }
 
 /** The figure of settings beside the metric, the best on top. @param {any} wanted as `parallelFigure` takes it, the best first @param {Record<string, string>} colors */

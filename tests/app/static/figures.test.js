@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
-import { logAxis, logTicks, robustRange } from 'axis'
+import { linearAxis, logAxis, logTicks, robustRange } from 'axis'
 import { runsFigure } from 'comparison'
 import { valueAt } from 'crosshair'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
@@ -122,7 +122,18 @@ test('a value that is not finite is the value at its step', () => {
   const { lines: [norm] } = panel('norm', pointsOf({ grad_norm: [1, null, 'Infinity'] }))
   assert.deepEqual([1, 2, 3].map((x) => valueAt(norm, x)), ['1', '–', '∞'])
   const bucket = { name: 'loss', color: '', x: [1, 60, 64], y: [1, 2, 3], nonfinite: { x: [64, 128], values: [null, null] } }
-  assert.deepEqual([1, 64, 120].map((x) => valueAt(bucket, x)), ['1', '3', 'not finite'])
+  assert.deepEqual([1, 64, 120, 128].map((x) => valueAt(bucket, x)), ['1', '3', '3', 'not finite'])
+})
+
+test('the value at a step is the last one that was recorded until then', () => {
+  const sparse = { name: 'val/loss', color: '', x: [100, 200, 300], y: [3, 2, 1] }
+  assert.deepEqual([50, 100, 265, 300, 400, null].map((x) => valueAt(sparse, x)), ['–', '3', '2', '1', '1', '1'])
+})
+
+test('a crosshair has what was recorded of each run, in a mean and smoothed too', () => {
+  const runs = ['1', '2'].map((id, place) => ({ id, label: id, place, group: 'all', groupPlace: 0, points: pointsOf({ loss: [4 - place, 2 - place, 8] }) }))
+  const { recorded } = runsFigure({ runs, row: { name: 'loss', title: 'Loss' }, view: { ...view, smooth: 0.9 }, band: 'range' }, { run0: 'rgb(0, 0, 0)' }, SIZE)
+  assert.deepEqual(recorded().map(({ run, ...line }) => [run.id, valueAt(line, 2)]), [['1', '2'], ['2', '1']])
 })
 
 test('a comparison marks the values of each run in its colour, and its means too', () => {
@@ -214,14 +225,14 @@ test('a panel that ignores outliers has its own range, unless it is zoomed', () 
   const compared = (changes) => runsFigure({
     runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'own', title: 'own' }, view: { ...view, ...changes }, band: 'range',
   }, {}, SIZE)
-  assert.deepEqual(drawn({}), { range: undefined, outliers: '' })
+  assert.deepEqual(drawn({}), { range: [0, 525], outliers: '' })
   const { range, outliers } = drawn({ trimmed: ['own'] })
   assert.equal(outliers, `values above ${number(range[1])} not shown`)
   assert.ok(range[0] < 0 && range[1] > 4 && range[1] < 10, String(range))
   assert.deepEqual(drawn({ trimmed: ['own'], rows: { own: [0, 600] } }), { range: [0, 600], outliers: '' })
   const both = compared({ trimmed: ['own'] })
   assert.deepEqual([both.layout.yaxis2.range, both.signs], [range, outliers])
-  assert.equal(compared({}).layout.yaxis2.range, undefined)
+  assert.deepEqual(compared({}).layout.yaxis2.range, [0, 525])
 })
 
 test('a choice for the axis of a panel undoes those that it excludes', () => {
@@ -248,7 +259,18 @@ test('a scale has ticks at powers of two, however far it falls', () => {
 })
 
 test('a constant is shown from zero on, at its size', () => {
-  assert.deepEqual([[1e-4, null, 1e-4], [3, 3.1], [1, 3], []].map((values) => lossAxis(values).rangemode), ['tozero', 'normal', 'tozero', 'normal'])
+  const ranges = [[1e-4, null, 1e-4], [3, 3.1], [1, 3], [0], [-2], []].map((values) => lossAxis(values).range?.map((end) => Number(end.toPrecision(6))))
+  assert.deepEqual(ranges, [[0, 1.05e-4], [2.995, 3.105], [0, 3.15], [0, 1.05], [-2.1, 0], undefined])
+})
+
+test('labels of a linear axis are numbers as everywhere, however close its values are', () => {
+  const labels = (values, zoom) => linearAxis(values, zoom).ticktext
+  assert.deepEqual(labels([0, 2e6]), ['0', '1e6', '2e6'])
+  assert.deepEqual(labels([-5e-7, 5e-7]), ['-5e-7', '0', '5e-7'])
+  assert.deepEqual(labels([25.03849445268134, 25.038494452681345]), ['0', '10', '20'])
+  assert.deepEqual(labels([0, 1], [0.2, 0.4]), ['0.2', '0.25', '0.3', '0.35', '0.4'])
+  for (const most of [1, 2, 3, 4, 5, 6, 7, 8, 9]) assert.ok(labels([0, most]).length >= 3, String(most))
+  assert.deepEqual(linearAxis([-1e308, 1e308]), {})
 })
 
 test('a log axis of few decades shows parts of them', () => {
