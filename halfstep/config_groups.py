@@ -166,7 +166,7 @@ class Training(Group):
     )
     shard_casts: Literal["autocast", "policy"] = Field(
         "autocast",
-        title="Casts of shards",
+        title="Dtype of gathered weights",
         description="With parallel fsdp in fp16 or bf16. autocast: weights are gathered in fp32, "
         "and each operation casts its inputs. policy: weights are cast before they are gathered, "
         "which halves traffic and memory of gathered weights; the whole network computes in that "
@@ -269,7 +269,7 @@ class Modules(Group):
     )
     sharded: Patterns = Field(
         [],
-        title="Sharded separately",
+        title="FSDP units",
         description="With training.parallel fsdp: modules whose weights are gathered together, "
         "such as model.blocks.*. Empty: the members of each outermost ModuleList or Sequential.",
     )
@@ -301,7 +301,7 @@ class Weights(Group):
     )
     run: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         None,
-        title="Of run",
+        title="From run",
         description="Number of the run from whose saved weights to start.",
     )
     step: Annotated[int, Field(ge=0, le=MOST_STEPS)] | None = Field(
@@ -373,7 +373,7 @@ class Scaler(Group):
         ge=1,
         le=1000,
         title="Hysteresis",
-        description="Skips until the scale backs off; the count restarts when it grows. 1: "
+        description="Number of skips before the scale backs off; reset when the scale grows. 1: "
         "immediately.",
     )
     tolerance: float = Field(
@@ -381,8 +381,8 @@ class Scaler(Group):
         ge=0,
         lt=1,
         title="Tolerance",
-        description="Share of skipped steps since the last change of the scale below which it does "
-        "not back off. 0: every skip counts.",
+        description="Do not back off while the fraction of skipped steps since the last change of "
+        "the scale is below this. 0: every skip counts.",
     )
     stop_after_skips: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
@@ -411,6 +411,11 @@ class Scaler(Group):
     @model_validator(mode="after")
     def _scale_lies_between_floor_and_ceiling(self) -> Self:
         low, high = self.floor or 0.0, self.ceiling or LARGEST_SCALE
+        if low > high:
+            raise ValueError(
+                f"floor is {number(low)} and ceiling is {number(high)}; "
+                "floor must not exceed ceiling"
+            )
         if not low <= self.init_scale <= high:
             raise ValueError(
                 f"init_scale is {number(self.init_scale)}, not between floor {number(low)} and "
@@ -505,8 +510,8 @@ class Diagnosis(Group):
         ge=0,
         le=1000,
         title="Replayed skips",
-        description="Number of first skips after calibration to replay, to find the module that "
-        "overflowed. 0: none.",
+        description="Replay the first skipped steps after calibration, at most this many, to find "
+        "the module that overflowed. 0: none.",
     )
 
 

@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loss:
-    """Scalar to minimise, with the optimizer or optimizers that minimise it.
+    """Scalar to minimize, with the optimizer or optimizers that minimize it.
 
     Several optimizers take one loss if each has a part of the network's parameters: Muon for its
     matrices, for example, and AdamW for the rest.

@@ -25,5 +25,12 @@ HEALTHS = {
     "collapsing": "Collapsing",
     "dead": "No updates",
 }
+#: What a failure is due to, by its kind.
+FAILURE_KINDS = {
+    "infrastructure": "the machine, not your code",
+    "code": "an error in the code",
+    "settings": "it could not be started",
+    "rule": "a rule of its configuration",
+}
 #: States by the words of a filter: a label as one word names its state, too.
 STATE_WORDS = {label.lower().replace(" ", "_"): state for state, label in STATES.items()}

@@ -271,7 +271,7 @@ def as_losses(yielded: Loss | tuple[Loss, ...]) -> tuple[Loss, ...]:
 
 
 def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptimizer]) -> None:
-    """Raise RecipeError for a loss that cannot be minimised. Uses only host data."""
+    """Raise RecipeError for a loss that cannot be minimized. Uses only host data."""
     for loss in losses:
         for name in loss.optimizers:
             if name not in optimizers:

@@ -139,8 +139,8 @@ class Comparison:
         """What runs can be averaged by, with labels: a setting, or all but the seed."""
         paths = [path for path, _values in self.differences]
         has_seeds = any(path.rpartition(".")[2] == "seed" for path in paths)
-        but_seed = {BUT_SEED: "everything but the seed"} if has_seeds else {}
-        return but_seed | {path: path for path in paths}
+        but_seed = {BUT_SEED: "Mean over seeds"} if has_seeds else {}
+        return but_seed | {path: f"Mean by {path}" for path in paths}
 
     @property
     def ids(self) -> list[int]:

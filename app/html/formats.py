@@ -13,7 +13,7 @@ from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
 from halfstep import number_formats
 from halfstep.number_formats import count, duration, number, percent, size
-from halfstep.run_labels import HEALTHS, STATES
+from halfstep.run_labels import FAILURE_KINDS, HEALTHS, STATES
 
 memory = size  # of a device or an upload
 
@@ -109,7 +109,13 @@ def linked(text: str, named: Iterable[Any]) -> Markup:
     return html + text
 
 
+def failure_label(kind: str) -> str:
+    """Return what a failure of this kind is due to."""
+    return FAILURE_KINDS.get(kind, kind)
+
+
 FILTERS = {
+    "failure_label": failure_label,
     "health_label": HEALTHS.__getitem__,
     "state_label": STATES.__getitem__,
     "health_statement": health_statement,

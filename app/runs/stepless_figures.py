@@ -15,8 +15,8 @@ from db.telemetry.latest_metrics import COUNTERS, is_evaluation
 
 #: Tiles of each kind.
 MOST_METRICS, MOST_PARAMETERS = 4, 3
-#: How the reason of a failed command begins.
-EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
+#: How the reason of a failed command begins; the second form is that of earlier versions.
+EXIT_CODE = re.compile(r"(?:the command exited with|exit) code (\d{1,3})\b")
 
 
 @dataclass(frozen=True)

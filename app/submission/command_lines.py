@@ -116,6 +116,9 @@ def check(
     for name in wrong.keys() & set(names):
         if config.get(name) is None:
             wrong[name] = f"the placeholder {{{name}}} needs a value or a default"
+        elif config[name] == "":
+            [field] = (each for each in config_schema.properties(whole) if each.path == name)
+            wrong[name] = f"{{{name}}} is empty; enter {field.allowed}"
     if not wrong:
         config = config_schema.parsed(whole, config)
         wrong = outsized(config)

@@ -82,6 +82,8 @@ class Property:
             bounds = [f"of at most {self.rules['maxLength']} characters"]
         if "pattern" in self.rules:
             bounds = [f"that matches {self.rules['pattern']}"]
+        # "a number of at most 1", but "a number greater than 0 and at most 1"
+        bounds[1:] = [bound.removeprefix("of ") for bound in bounds[1:]]
         text = " ".join((kind, " and ".join(bounds))).strip()
         return f"{text}, or nothing" if self.is_nullable else text
 

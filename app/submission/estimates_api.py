@@ -14,7 +14,7 @@ from app.http.parameters import LARGEST_STEP, Text
 from app.submission.submission import LIMITS, PriorityNumber, same_sizes
 from db.queue import estimates, workers
 from db.queue.estimates import Alike
-from halfstep.number_formats import count, duration, number, size
+from halfstep.number_formats import SHORT_DIGITS, count, duration, number, size
 
 router = APIRouter(tags=["runs"])
 
@@ -153,31 +153,31 @@ def _worker_sentences(
     able = [worker for worker in workers.alive(session) if workers.offers(worker, offered["name"])]
     if able and all(worker.drained_at for worker in able):
         names = ", ".join(worker.name for worker in able[:3])
-        yield f"it must wait: all workers that offer it are drained: {names}"
+        yield f"It must wait: all workers that offer it are drained: {names}"
     if needed is None:
         return
     most = max((workers.device_memory_bytes(worker.devices) for worker in able), default=0.0)
     of = f" of a device's {size(most)}" if most >= needed else ""
     short = f", more than the {size(most)} of any device that is up" if 0 < most < needed else ""
-    text = f"{size(needed)}{of} for weights, gradients and optimizers at the recipe's own sizes"
-    yield f"{text}{short}; activations are not counted"
+    text = f"Weights, gradients and optimizer state: about {size(needed)}{of}{short}"
+    yield f"{text}; at the recipe's default sizes, without activations"
 
 
 def _time_sentences(ahead: int, similar: Alike, seconds: Seconds | None) -> Iterator[str]:
     if ahead:
-        yield f"{count(ahead)} {'run' if ahead == 1 else 'runs'} ahead of it"
+        yield f"{count(ahead)} {'run' if ahead == 1 else 'runs'} ahead of it in the queue"
     if seconds is None:
         return
     least, most = duration(seconds.least), duration(seconds.most)
     time = least if least == most else f"{least} to {most}"
-    slow, fast = number(similar.slowest), number(similar.fastest)
-    pace = slow if slow == fast else f"{slow} to {fast}"
+    slow, fast = number(similar.slowest, SHORT_DIGITS), number(similar.fastest, SHORT_DIGITS)
+    pace = slow if slow == fast else f"{slow}–{fast}"
     runs = (
         f"{len(similar.runs)} similar runs" if len(similar.runs) > 1 else f"run {similar.runs[0]}"
     )
-    other = "" if similar.same_batch_size else ", of other batch sizes"
-    other = other if similar.same_sizes else ", of other sizes"
-    yield f"{time} of steps, at the {pace} steps/s of {runs}{other}"
+    other = "" if similar.same_batch_size else " of other batch sizes"
+    other = other if similar.same_sizes else " of other sizes"
+    yield f"About {time} of training ({runs}{other}: {pace} steps/s)"
 
 
 def _file_sentences(checkpoint_bytes: int | None, saves: int) -> Iterator[str]:
@@ -185,6 +185,6 @@ def _file_sentences(checkpoint_bytes: int | None, saves: int) -> Iterator[str]:
         return
     one = size(checkpoint_bytes)
     if saves > 1:
-        yield f"{count(saves)} checkpoints of {one}, {size(saves * checkpoint_bytes)}"
+        yield f"{count(saves)} checkpoints of {one}, {size(saves * checkpoint_bytes)} in total"
     else:
-        yield f"a checkpoint of {one}"
+        yield f"A checkpoint of {one}"

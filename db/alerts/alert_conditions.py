@@ -69,7 +69,7 @@ def _status(*statuses: Status) -> Callable[[AlertRule, Facts], str | None]:
         if run.status in (Status.PAUSED, Status.UNREACHABLE, Status.CANCELLED):
             by = "was pruned by its sweep" if run.failure_kind == SWEEP else "was cancelled"
             if run.status == Status.UNREACHABLE:
-                return "has no contact"
+                return "has lost contact with its worker"
             return f"is {run.status}" if run.status != Status.CANCELLED else by
         if run.status == Status.FAILED and run.error:
             reason = run.error.strip().splitlines()[-1:] or [""]  # the message of a traceback
@@ -168,15 +168,15 @@ CONDITIONS: dict[str, Condition] = {
     "failed": Condition("fails", _status(Status.FAILED)),
     "cancelled": Condition("is cancelled", _status(Status.CANCELLED)),
     "paused": Condition("is paused", _status(Status.PAUSED)),
-    "unreachable": Condition("has no contact", _status(Status.UNREACHABLE)),
+    "unreachable": Condition("loses contact with its worker", _status(Status.UNREACHABLE)),
     "diverged": Condition(
-        "ends diverged: its last loss is not finite",
+        "diverges (its last loss is not finite)",
         _diverged,
         needs=frozenset({"applied", "lost_from"}),
         has_cause=True,
     ),
     "no_updates": Condition(
-        "finishes with no updates: every step was skipped",
+        "finishes with no updates (every step was skipped)",
         _ending("no_updates", "finished with no updates: every step was skipped"),
         needs=frozenset({"applied"}),
         has_cause=True,
@@ -209,7 +209,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "loss_spike": Condition("has a loss spike", _spike, needs=frozenset({"spike_step"})),
     "no_progress": Condition(
-        "makes no step for a number of minutes", _no_progress, "minutes", frozenset({"progress_at"})
+        "makes no step for some minutes", _no_progress, "minutes", frozenset({"progress_at"})
     ),
     "starving": Condition("is input-bound", _starving, needs=frozenset({"data_wait"})),
     "loss_above": Condition("has a loss above", _compared(1), "loss"),

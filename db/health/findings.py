@@ -251,19 +251,20 @@ def _losses(evidence: Evidence) -> Iterator[Finding]:
     reasons = []
     if lost.has_nan:
         reasons.append(
-            "NaN is usually a mean over no elements, such as a batch without labels or an empty "
-            "mask."
+            "The usual cause of NaN is a mean over zero elements, such as a batch without labels "
+            "or an empty mask."
         )
     if lost.has_inf:
         reasons.append(
-            "inf is usually a term that the gradient does not pass through: a class masked with "
+            "The usual cause of inf is a term without a gradient: a class masked with "
             "-inf, the logarithm of 0 under a mask, or a sum or mean that overflows in fp16 "
             "although its gradient does not."
         )
     yield Finding(
         "The loss is not finite, but its gradients are",
-        f"{lost.count:,} such steps were applied, most recently at step {lost.last:,}. The weights "
-        f"stay finite as long as the gradients do. {' '.join(reasons)} Check the batch of that "
+        f"The optimizer stepped in {lost.count:,} {'step' if lost.count == 1 else 'steps'} with a "
+        f"non-finite loss, most recently in step {lost.last:,}. The weights stay finite as long as "
+        f"the gradients do. {' '.join(reasons)} Check the batch of that "
         "step, exclude such elements from the loss before averaging, and compute the loss in fp32.",
         is_fault=True,
     )

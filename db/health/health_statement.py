@@ -47,7 +47,9 @@ class _Finding(Protocol):
     def is_certain_fault(self) -> bool: ...
 
 
-def health_statement(health: _Health, findings: Sequence[_Finding]) -> HealthStatement:
+def health_statement(
+    health: _Health, findings: Sequence[_Finding], *, is_over: bool = False
+) -> HealthStatement:
     """Return the statement on a run's health. findings: of the run, the first one first.
 
     The scaler's events say what happened, and only the first finding says why.
@@ -58,6 +60,8 @@ def health_statement(health: _Health, findings: Sequence[_Finding]) -> HealthSta
     title, text = HEALTHS[health.word], health.reason
     if health.word == "healthy":
         title = "Loss scale healthy"
+    elif health.word == "calibrating" and is_over:
+        title = "Calibration not finished"
     elif first and first.cause in EXPLAINING and health.word not in WELL:
         text += f" {'Cause' if first.is_certain else 'Likely cause'}: {first.title}."
     return HealthStatement(TONES[health.word], title, text)

@@ -350,7 +350,7 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     page.wait_for_selector("[data-plot=loss][data-drawn='24']")
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
     open_tab(page, "History")
-    expect(page.locator("#history")).to_contain_text("rollback 1: from step 30 to step 20")
+    expect(page.locator("#history")).to_contain_text("Rollback 1: from step 30 to step 20")
 
 
 def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Page) -> None:

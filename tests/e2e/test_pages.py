@@ -68,7 +68,7 @@ def test_form_keeps_what_was_typed_and_submits(
     expect(page.locator("[name=recipe]")).to_have_value("other")
     expect(page.get_by_label("Name", exact=True)).to_have_value("by hand")
     expect(page.locator("[data-cost]")).to_have_text(
-        "1 min 0 s of steps, at the 2 steps/s of run 1"
+        "About 1 min 0 s of training (run 1: 2 steps/s)"
     )
     expect(page.get_by_label("Batch size")).to_have_value("64")  # 5,000 is not allowed
     page.get_by_label("Batch size").fill("5000")

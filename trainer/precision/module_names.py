@@ -28,7 +28,7 @@ def chosen(
             names = [name for name, _ in named(modules)]
             more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
             raise ConfigError(
-                f'{field} is "{pattern}", and no module has such a name; allowed: '
+                f'{field}: no module is named "{pattern}"; modules: '
                 f"{', '.join(names[:NAMES_SHOWN])}{more}"
             )
         for name, module in matches.items():

@@ -37,7 +37,7 @@ def check_has_twin(name: str, optimizer: Optimizer) -> None:
     )
     if not is_adamw or any(group["maximize"] for group in groups):
         kind = type(optimizer).__name__
-        allowed = "AdamW, or Adam without weight decay, that minimises"
+        allowed = "AdamW, or Adam without weight decay, that minimizes"
         raise ConfigError(f"{prefix} is {kind}, which torchao does not provide; allowed: {allowed}")
     if any("initial_lr" in group for group in groups):
         raise ConfigError(

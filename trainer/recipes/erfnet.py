@@ -97,8 +97,9 @@ class ERFNet(Recipe):
 
     name: ClassVar = "erfnet"
     title: ClassVar = "Street scenes"
-    description: ClassVar = "ERFNet for semantic segmentation of streets, on Cityscapes or "
-    "generated images."
+    description: ClassVar = (
+        "ERFNet for semantic segmentation of streets, on Cityscapes or generated images."
+    )
     Config: ClassVar = ERFNetConfig
     defaults: ClassVar = {
         "training": {"steps": 200, "batch_size": 6, "schedule": "cosine"},

@@ -118,8 +118,9 @@ class Finetune(Recipe):
 
     name: ClassVar = "finetune"
     title: ClassVar = "Fine-tuning"
-    description: ClassVar = "Fine-tunes a language model from a local Hugging Face folder, fully "
-    "or with LoRA."
+    description: ClassVar = (
+        "Fine-tunes a language model from a local Hugging Face folder, fully or with LoRA."
+    )
     Config: ClassVar = FinetuneConfig
     defaults: ClassVar = {
         "training": {"steps": 200, "batch_size": 4, "schedule": "cosine", "warmup_steps": 10},

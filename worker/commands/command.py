@@ -137,8 +137,8 @@ class Command:
         error = str(redaction.without(error, *self._hidden)).strip()
         if os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.control_folder, error)
-        last = error.splitlines()[-1] if error else "it printed nothing"
-        reason = f"exit code {exit_code}: {last[:500]}"
+        last = f"; last line: {error.splitlines()[-1][:500]}" if error else " and printed nothing"
+        reason = f"the command exited with code {exit_code}{last}"
         return Outcome(Status.FAILED, reason, error or reason, "code")
 
     def _has_asked_for_lease(self) -> bool:

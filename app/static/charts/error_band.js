@@ -14,6 +14,9 @@ const valueAt = ({ x, y }, at) => {
   return before + (after - before) * (at - x[i - 1]) / (x[i] - x[i - 1])
 }
 
+/** @param {number} number of runs */
+export const meanOf = (number) => (number === 1 ? '1 run' : `mean of ${number} runs`)
+
 /** @param {Line[]} lines @returns {number[]} */
 const placesOf = (lines) => {
   const own = [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => a - b)

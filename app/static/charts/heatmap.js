@@ -33,7 +33,7 @@ export const heatFigure = ({ samples, log2scale }, colors) => {
     zmin: RAREST, zmax: 0, colorscale: [[0, colors.card], [1, colors.loss]], hoverongaps: false,
     customdata: shares.map((row, i) => row.map((share) => [power(exponents[i]), percent(share)])),
     hovertemplate: 'step %{x}: %{customdata[1]} of gradients at %{customdata[0]}<extra></extra>',
-    colorbar: { title: { text: 'share', side: 'right' }, thickness: 10, tickvals: [-6, -4, -2, 0], ticktext: ['10<sup>−4</sup> %', '0.01 %', '1 %', '100 %'], outlinewidth: 0 },
+    colorbar: { title: { text: 'fraction of gradients', side: 'right' }, thickness: 10, tickvals: [-6, -4, -2, 0], ticktext: ['10<sup>−4</sup> %', '0.01 %', '1 %', '100 %'], outlinewidth: 0 },
   }
   const limit = (name, exponent, color, dash) => ({
     x: steps, y: shifts.map((shift) => exponent - shift), name, type: 'scatter', mode: 'lines', hoverinfo: 'skip',
@@ -44,7 +44,7 @@ export const heatFigure = ({ samples, log2scale }, colors) => {
     limit('overflow, 65504', END, colors.skip, 'solid'),
     limit('a factor of four below', END - 2, colors.skip, 'dot'),
     limit('smallest normal number', NORMAL, colors.scale, 'dot'),
-    limit('smallest number: below is 0', SMALLEST, colors.scale, 'solid'),
+    limit('smallest subnormal: below it, 0', SMALLEST, colors.scale, 'solid'),
   ]
   const layout = {
     margin: { l: 62, r: 14, t: 30, b: 42 }, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
@@ -52,7 +52,7 @@ export const heatFigure = ({ samples, log2scale }, colors) => {
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: { color: colors.text } },
     xaxis: { title: { text: 'attempted step', standoff: 6 }, gridcolor: colors.grid, zeroline: false, ...(steps.length > 1 && { range: [steps[0], steps.at(-1)] }) },
-    yaxis: { title: { text: 'size of a gradient, unscaled' }, gridcolor: colors.grid, zeroline: false, tickprefix: '2<sup>', ticksuffix: '</sup>', dtick: 8, range: [lowest, highest] },
+    yaxis: { title: { text: 'gradient magnitude (unscaled)' }, gridcolor: colors.grid, zeroline: false, tickprefix: '2<sup>', ticksuffix: '</sup>', dtick: 8, range: [lowest, highest] },
   }
   return { data, layout, drawn: samples.length }
 }

@@ -1,6 +1,7 @@
 // Which runs are shown, in which colours, and their values: a row a run, or a group of runs that have a mean.
 
 import { valueAt } from 'crosshair'
+import { meanOf } from 'error_band'
 import { placesOf, strokes } from 'run_colors'
 
 /** Groups runs by all settings in which they differ but the seed; comparison.py has it too. */
@@ -106,7 +107,7 @@ export class Legend {
       const item = document.createElement('li')
       const number = visible.filter(({ group }) => group === name).length
       item.innerHTML = `<svg class="${strokes(place)}" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22"/></svg>`
-      item.append(` ${name}, ${number === 1 ? '1 run' : `mean of ${number} runs`}`)
+      item.append(` ${name}, ${meanOf(number)}`)
       return item
     }))
   }

@@ -1,7 +1,7 @@
 // A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
 import { chosenRange, linearAxis, logAxis } from 'axis'
-import { banded } from 'error_band'
+import { banded, meanOf } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
 import { folded, merged } from 'decimation'
@@ -149,7 +149,7 @@ const means = (lines, row, view, band, colors) => {
       return { x: run.points.x(steps, view.x), y }
     }), band)
     const edge = { x, type: 'scatter', mode: 'lines', hoverinfo: 'skip', line: { width: 0, color } }
-    const said = { run: null, label: `mean of ${members.length} with ${group}`, steps: x, at: x }
+    const said = { run: null, label: `${meanOf(members.length)} with ${group}`, steps: x, at: x }
     return [
       { ...said, trace: { ...edge, y: low } },
       { ...said, trace: { ...edge, y: high, fill: 'tonexty', fillcolor: color.replace('rgb(', 'rgba(').replace(')', ', 0.16)') } },

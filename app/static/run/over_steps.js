@@ -13,7 +13,7 @@ export const histogramsFigure = ({ steps, histograms, height }, colors) => {
   return {
     data: [{
       type: 'heatmap', x: steps, y: shares.map((_, bin) => low + (bin + 0.5) * width), z: shares, zmin: 0, colorscale: [[0, colors.card], [1, colors.loss]], hoverongaps: false,
-      text: shares.map((row, bin) => row.map((share) => `${number(low + (bin + 0.5) * width)}: ${percent(share)}`)), hovertemplate: 'step %{x}, %{text}<extra></extra>', colorbar: { thickness: 10, outlinewidth: 0, tickformat: '.0%', title: { text: 'share', side: 'right' } },
+      text: shares.map((row, bin) => row.map((share) => `${number(low + (bin + 0.5) * width)}: ${percent(share)}`)), hovertemplate: 'step %{x}, %{text}<extra></extra>', colorbar: { thickness: 10, outlinewidth: 0, tickformat: '.0%', title: { text: 'fraction of values', side: 'right' } },
     }],
     layout: {
       height, margin: { l: 62, r: 14, t: 10, b: 48 }, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },

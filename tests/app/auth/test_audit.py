@@ -98,7 +98,7 @@ def test_an_event_names_the_action_and_its_runs(
     ]
     assert "hush" not in str(audit_events)
     page = browser.get(f"/runs/{first}").text.partition('id="history"')[2]
-    for why in ("paused by ada", "priority 3, by ada", "renamed by ada", "cancelled by ada"):
+    for why in ("Paused by ada", "Priority 3, by ada", "Renamed by ada", "Cancelled by ada"):
         assert why in page
 
 

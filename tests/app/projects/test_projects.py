@@ -172,7 +172,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
     for wrong in ({"project": None}, {"action": "cancel"}):
         assert client.post("/api/v1/runs/bulk", json=wanted | wrong).status_code == 422
     page = client.get(f"/runs/{queued}").text
-    assert "moved by mel, from project vision to project speech" in page
+    assert "Moved by mel, from project vision to project speech" in page
     assert '<option value="vision">' in page
     assert '<option value="text">' not in page
     back = client.post(f"/runs/{queued}/project", data={"project": "vision"})
@@ -276,7 +276,7 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
         runs.get(session, 2).status = Status.FINISHED
     back = client.post(f"/sweeps/{sweep.id}/project", data={"project": "vision"})
     assert back.headers["location"] == f"/sweeps/{sweep.id}"
-    assert "moved by mel, from project speech to project vision" in client.get("/runs/2").text
+    assert "Moved by mel, from project speech to project vision" in client.get("/runs/2").text
     with database.reading() as session:
         audit_events = session.scalars(
             select(AuditEvent)

@@ -87,7 +87,7 @@ def test_skips_name_their_culprits(database: Database, running: Run, browser: Te
     page = browser.get("/runs/1").text
     assert "2<sup>20</sup> → 2<sup>19</sup>" in page
     assert "<code>model.6.bias</code> <span" in page
-    assert "and 1 more" in page
+    assert "and 1 more parameter<" in page
 
 
 def test_failed_run_shows_its_traceback(
@@ -102,6 +102,22 @@ def test_failed_run_shows_its_traceback(
     page = browser.get("/runs/1").text
     assert "ValueError: batch_size is 5000" in page
     assert "<b>Failed.</b> An error in the code: it raised" in page
+
+
+def test_banner_and_history_of_a_failed_command_have_one_sentence(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The exit code comes first, and the history says whose fault it was."""
+    with database.writing() as session:
+        session.get_one(Run, 1).source = "command"
+        reason = "the command exited with code 3; last line: hello"
+        queue.end(session, 1, 1, Status.FAILED, error="hello", reason=reason, failure_kind="code")
+    page = browser.get("/runs/1").text
+    assert "<b>Failed.</b> The command exited with code 3; last line: hello" in page
+    assert (
+        'The command exited with code 3; last line: hello <span class="tag">an error in the code<'
+        in page
+    )
 
 
 def test_what_could_not_be_started_is_no_error_in_the_code(

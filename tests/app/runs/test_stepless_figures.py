@@ -39,6 +39,11 @@ def tiles(page: str) -> list[str]:
     [
         (Status.FINISHED, None, ["Duration", "Exit code", "lr"]),
         (Status.FAILED, "exit code 3: no such data", ["Duration", "Exit code", "lr"]),
+        (
+            Status.FAILED,
+            "the command exited with code 3; last line: no such data",
+            ["Duration", "Exit code", "lr"],
+        ),
         (Status.CANCELLED, None, ["Duration", "lr"]),
     ],
 )

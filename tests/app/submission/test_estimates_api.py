@@ -32,11 +32,11 @@ def test_a_cost_has_numbers_and_sentences(
     assert estimate["seconds"] == {"least": 120.0, "most": 300.0}
     assert estimate["like_runs"] == [2, 1]
     assert estimate["sentences"] == [
-        "2 min 0 s to 5 min 0 s of steps, at the 2 to 5 steps/s of 2 similar runs",
-        "3 checkpoints of 1.43 MiB, 4.29 MiB",
+        "About 2 min 0 s to 5 min 0 s of training (2 similar runs: 2–5 steps/s)",
+        "3 checkpoints of 1.43 MiB, 4.29 MiB in total",
     ]
     estimate = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
-    assert estimate["sentences"][0].endswith("of 2 similar runs, of other batch sizes")
+    assert "(2 similar runs of other batch sizes: 2–5 steps/s)" in estimate["sentences"][0]
 
 
 def test_runs_of_other_sizes_are_not_alike(
@@ -58,7 +58,7 @@ def test_runs_of_other_sizes_are_not_alike(
         [1],
     )
     assert estimate["sentences"] == [
-        "5 min 0 s of steps, at the 2 steps/s of run 1, of other sizes"
+        "About 5 min 0 s of training (run 1 of other sizes: 2 steps/s)"
     ]
     finished(database, ada, 9.0, 4)
     estimate = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
@@ -77,7 +77,7 @@ def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)
     estimate = script.get("/api/v1/estimates", params=ASKED).json()["sentences"]
-    assert estimate == [f"it must wait: all workers that offer it are drained: {worker.name}"]
+    assert estimate == [f"It must wait: all workers that offer it are drained: {worker.name}"]
 
 
 def test_memory_is_estimated_after_a_worker_has_counted(
@@ -87,8 +87,8 @@ def test_memory_is_estimated_after_a_worker_has_counted(
     assert script.get("/api/v1/estimates", params=ASKED).json()["memory_bytes"] is None
     counted = {"weight_bytes": 4 * 2**30, "gradient_bytes": 2**30, "optimizer_bytes": 2 * 2**30}
     for cast_bytes, words in (
-        (2**29, "7.5 GiB for weights, more than the 7.45 GiB of any device that is up"),
-        (2**28, "7.25 GiB of a device's 7.45 GiB for weights, gradients and optimizers"),
+        (2**29, "optimizer state: about 7.5 GiB, more than the 7.45 GiB of any device that is up"),
+        (2**28, "Weights, gradients and optimizer state: about 7.25 GiB of a device's 7.45 GiB"),
     ):
         memory = counted | {"cast_bytes": cast_bytes}
         with database.writing() as session:
@@ -96,7 +96,7 @@ def test_memory_is_estimated_after_a_worker_has_counted(
         estimate = script.get("/api/v1/estimates", params=ASKED).json()
         assert estimate["memory_bytes"] == 7 * 2**30 + cast_bytes
         assert all(part in estimate["sentences"][0] for part in words.split(", "))
-        assert estimate["sentences"][0].endswith("activations are not counted")
+        assert estimate["sentences"][0].endswith("without activations")
     plain = script.get("/api/v1/estimates", params=ASKED | {"precision": "fp32"}).json()
     assert plain["memory_bytes"] == 7 * 2**30
 

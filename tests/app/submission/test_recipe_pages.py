@@ -50,8 +50,8 @@ def test_each_recipe_is_listed_with_its_source(database: Database, browser: Test
     page = " ".join(html.unescape(browser.get("/recipes").text).split())
     for text in (
         'My own</a> <code class="quiet">mine</code>',
-        f"<code>{FILE}</code> · on w1",
-        "comes with halfstep-service 0.1.0 · on w1",
+        f"<code>{FILE}</code> · available on w1",
+        "Built in (0.1.0) · available on w1",
         'mine.py:3</code> a <loss> <span class="quiet">in fp16',
         "and 2 more, which the command below shows",
         "The file has changed since the check.",

@@ -286,7 +286,7 @@ def test_hyperband_gives_up_what_falls_behind(
     assert len(members(database, 1)) == 11
     run = browser.get(f"/api/v1/runs/{lost}").json()
     assert (run["status"], run["outcome"]) == ("cancelled", "pruned")
-    assert "pruned by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
+    assert "Pruned by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
     listed = browser.get("/api/v1/runs?filter=status:pruned").json()["runs"]
     assert [each["id"] for each in listed] == [lost]
     page = browser.get("/sweeps/1?sort=value").text

@@ -221,7 +221,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
         ("failed", {"status": Status.FAILED, "error": "E: x"}, "failed: E: x"),
         ("failed", {"status": Status.FAILED, "error": "E: x()."}, "failed: E: x()"),
         ("cancelled", {"status": Status.CANCELLED}, "was cancelled"),
-        ("unreachable", {"status": Status.UNREACHABLE}, "has no contact"),
+        ("unreachable", {"status": Status.UNREACHABLE}, "has lost contact with its worker"),
         ("paused", {"status": Status.PAUSED}, "is paused"),
         (
             *("stopped", {"status": Status.FAILED, "failure_kind": "rule"}),

@@ -39,10 +39,10 @@ def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
     [
         (
             "model.haed",
-            'modules.fp32 is "model.haed", and no module has such a name; allowed: model, '
+            'modules.fp32: no module is named "model.haed"; modules: model, '
             "model.blocks, model.blocks.0, ",
         ),
-        ("head", 'modules.fp32 is "head", and no module'),
+        ("head", 'modules.fp32: no module is named "head"'),
         ("model.scales", "modules.fp32 names model.scales, a ParameterList: it contains no module"),
     ],
 )

@@ -127,6 +127,10 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
     [
         ({"floor": 8.0, "init_scale": 4.0}, "init_scale is 4, not between floor 8 and ceiling"),
         ({"ceiling": 8.0, "init_scale": 16.0}, "init_scale is 16, not between floor 0 and ceili"),
+        (
+            {"floor": 100.0, "ceiling": 3.0},
+            "floor is 100 and ceiling is 3; floor must not",
+        ),
         ({"stop_at_floor": True}, "stop_at_floor is on, but floor is empty"),
         ({"init_scale": 1e-46}, "init_scale is 1e-46: allowed: at least 1.17549435"),
         ({"floor": 1e-40}, "floor is 1e-40: allowed: at least 1.17549435"),

@@ -105,7 +105,7 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
     assert site.wait(fine).status == Status.FINISHED
     assert site.history(fine) == ["queued", "starting", "running", "finished"]
     for run_id, text, failure_kind in (
-        (broken, "exit code 1: no such data", "code"),
+        (broken, "the command exited with code 1; last line: no such data", "code"),
         (missing, "there is no program no-such-program in the PATH of this worker", "settings"),
         (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
         (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
