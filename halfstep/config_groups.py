@@ -411,6 +411,8 @@ class Scaler(Group):
     @model_validator(mode="after")
     def _scale_lies_between_floor_and_ceiling(self) -> Self:
         low, high = self.floor or 0.0, self.ceiling or LARGEST_SCALE
+        if low > high:
+            raise ValueError(f"floor is {number(low)}, above ceiling {number(high)}")
         if not low <= self.init_scale <= high:
             raise ValueError(
                 f"init_scale is {number(self.init_scale)}, not between floor {number(low)} and "
