@@ -81,7 +81,7 @@ def run_attempt(files: AttemptFiles) -> int:
         failure_kind, text = failure_kind_of(error)
         if isinstance(error, SystemExit):
             text += f"The recipe called sys.exit({error.code!r}): raise an exception instead.\n"
-        sys.stderr.write(text)
+        sys.stderr.write(f"{text.rstrip()}\n")
         try:
             write_outcome(files, "failed", job.last_step, text, failure_kind)
         except OSError as error:  # a full disk: reported by the exit code
@@ -111,15 +111,24 @@ class Signals:
 def failure_kind_of(error: BaseException) -> tuple[str, str]:
     """Return the kind of a failure and its text.
 
-    "code", "rule" of the configuration, or "rank" if another rank was lost, whose own failure is
-    the cause.
+    "code", "settings" that only a worker can find wrong, "rule" of the configuration, or "rank" if
+    another rank was lost, whose own failure is the cause.
     """
+    from halfstep.recipe import RecipeError
+    from halfstep.run_config import ConfigError
+    from trainer.checkpoints.checkpoint import CheckpointError
+    from trainer.checkpoints.weight_files import WeightsError
     from trainer.distributed.ranks import is_desertion
     from trainer.precision.scale_policies import RuleError
 
     if isinstance(error, RuleError):
-        return "rule", f"{error}\n"
-    return "rank" if is_desertion(error) else "code", traceback.format_exc()
+        return "rule", str(error)
+    if isinstance(error, ConfigError | CheckpointError | WeightsError):
+        return "settings", str(error)
+    text = traceback.format_exc()
+    if isinstance(error, RecipeError):  # its message says all; the path of the class is of no use
+        text = text.replace(f"\n{RecipeError.__module__}.", "\n")
+    return "rank" if is_desertion(error) else "code", text
 
 
 def write_outcome(

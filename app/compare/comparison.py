@@ -128,6 +128,7 @@ class Comparison:
     missing: list[int] = field(default_factory=list)  # ids of runs that do not exist
     step_metrics: list[str] = field(default_factory=list)  # x axes that scripts have defined
     is_low: dict[str, bool | None] = field(default_factory=dict)  # by figure; None: unknown
+    settings_total: int = 0  # as on the page of a run: without the names of recipe and command
 
     @property
     def low(self) -> list[str]:
@@ -442,6 +443,9 @@ def _compared(
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
         step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
         is_low=is_low,
+        settings_total=len(
+            {path for run in some_runs for path, _ in config_schema.flat(run.whole_config)}
+        ),
     )
 
 

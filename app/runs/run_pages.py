@@ -153,7 +153,10 @@ def show_run(
 
 
 def _tabs(run: Run, stepless: SteplessFigures | None) -> dict[str, str]:
-    """Return the tabs of a run: a measurement has no steps, nor have some commands."""
+    """Return the tabs of a run: a measurement has no steps, nor have some commands.
+
+    While such a command runs, tabs of steps are on the page, hidden until the first step.
+    """
     of_steps = set() if run.task == TRAIN else {"charts", "skips"}
     if stepless and run.status in ENDED:
         of_steps = {"skips", "gradients"}

@@ -63,8 +63,8 @@ class StatusChange(BaseModel):
     failure_kind: Annotated[
         str | None,
         Field(
-            description="infrastructure, code, settings (a required file or device is missing), "
-            "rule (of its configuration) or null"
+            description="infrastructure, code, settings (a value is wrong, or a required file or "
+            "device is missing), rule (of its configuration) or null"
         ),
     ]
     time: float

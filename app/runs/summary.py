@@ -14,7 +14,7 @@ from db.runs import run_metadata, runs
 from db.runs.outcomes import RunOutcome, run_outcome
 from db.settings import Settings
 from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
-from halfstep.number_formats import UNKNOWN, number
+from halfstep.number_formats import UNKNOWN, count, number
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import json_safe
 
@@ -132,6 +132,16 @@ class RunSummary(BaseModel):
     def loss_text(self) -> str:
         """The last known loss; "–" if none is known."""
         return number(self.loss) if self.own_steps else UNKNOWN
+
+    @property
+    def skipped_text(self) -> str:
+        """The number of skipped steps; "–" without steps."""
+        return count(self.skipped) if self.own_steps else UNKNOWN
+
+    @property
+    def applied_text(self) -> str:
+        """The number of applied steps; "–" without steps."""
+        return count(self.applied) if self.own_steps else UNKNOWN
 
     @property
     def last_line(self) -> str:

@@ -60,14 +60,21 @@ class Input:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Hints for the browser; the server checks again."""
+        """Hints for the browser; the server checks again.
+
+        In HTML, bounds are inclusive: an exclusive one is left to the server, except of integers.
+        """
         rules = self.source.rules
         if self.kind != "number":
             return {}
-        low = rules.get("minimum", rules.get("exclusiveMinimum"))
-        high = rules.get("maximum", rules.get("exclusiveMaximum"))
-        step = 1 if rules.get("type") == "integer" else "any"
-        bounds = {"min": low, "max": high}
+        step: int | str = "any"
+        bounds = {"min": rules.get("minimum"), "max": rules.get("maximum")}
+        if rules.get("type") == "integer":
+            step = 1
+            if "exclusiveMinimum" in rules:
+                bounds["min"] = rules["exclusiveMinimum"] + 1
+            if "exclusiveMaximum" in rules:
+                bounds["max"] = rules["exclusiveMaximum"] - 1
         return {k: input_text(v) for k, v in bounds.items() if v is not None} | {"step": step}
 
 

@@ -1,5 +1,6 @@
 """Submission of runs: validates a configuration against its recipe's schema."""
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
@@ -330,15 +331,43 @@ def _check_recipe(
     errors = config_schema.mistakes(schema, config) | flaws(config)
     if not errors:
         config = config_schema.parsed(schema, config)
-        errors = outsized(config) or _find_weights(session, config) or _contradictions(config)
-    return config, errors
+        if errors := outsized(config):
+            return config, errors
+    if not any(path.startswith("weights") for path in errors):
+        errors |= _find_weights(session, config)
+    return config, errors | _contradictions(schema, config, errors)
 
 
-def _contradictions(config: JsonObject) -> dict[str, str]:
+def _contradictions(
+    schema: config_schema.Schema, config: JsonObject, known: Mapping[str, str]
+) -> dict[str, str]:
     """Return errors of contradictory settings, on which a worker would fail.
 
-    The schema detects all other errors.
+    The schema detects all other errors. A group's first error hides its others, and errors of
+    groups hide those between groups; so each setting with an error is set to its default until no
+    other one has any. An error that names one of these settings depends on it, and is left out.
+    known: the errors so far, by path.
     """
+    errors: dict[str, str] = {}
+    while True:
+        wrong = known.keys() | errors
+        names = {*wrong, *(path.rpartition(".")[2] for path in wrong)}
+        valid = config_schema.parsed(schema, config_schema.without(schema, config, wrong))
+        found = {
+            path: text
+            for path, text in _contradictions_of(valid).items()
+            if path not in wrong and names.isdisjoint(_NAME.findall(text))
+        }
+        if not found:
+            return errors
+        errors |= found
+
+
+#: A setting in a message: floor, training.weights.
+_NAME = re.compile(r"\w+(?:\.\w+)*")
+
+
+def _contradictions_of(config: JsonObject) -> dict[str, str]:
     try:
         RunConfig[Any].model_validate({"recipe": {}} | config)
     except ValidationError as error:

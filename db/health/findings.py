@@ -17,7 +17,7 @@ from db.health.losses import Risen, risen
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
-from db.tables import ACTIVE, RECIPE, Run, ScalerEvent, Status, Step, Worker
+from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
 from db.telemetry.stored_events import StoredEvents
 from halfstep.number_formats import duration, number, percent
@@ -67,6 +67,7 @@ class Evidence:
     nan_steps: int = 0  # all its steps, if the loss was NaN from the first on
     signs: causes.Signs = field(default_factory=causes.Signs)
     lost_metrics: Sequence[tuple[str, int]] = ()  # metrics with a non-finite latest value
+    unlogged_best: str = ""  # of an ended run: the metric of checkpoints.keep_best, never logged
     words: AdviceWords = advice_words.RECIPE  # wording of remedies for its loop
 
 
@@ -106,6 +107,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         risen=None if is_recipe else risen(session, run),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
+        unlogged_best=_unlogged_best(session, run) if is_recipe else "",
         words=advice_words.RECIPE if is_recipe else advice_words.SCRIPT,
     )
     findings = list(find(evidence))
@@ -159,6 +161,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _slower(evidence)
     yield from _shapes(evidence)
     yield from _failed(evidence)
+    yield from _no_best(evidence)
     yield from _over_storage(evidence)
 
 
@@ -408,6 +411,24 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
     if skipped := evidence.left_out:
         text = f"{skipped.reason[:1].upper()}{skipped.reason[1:]}."
         yield Finding(f"The {skipped.diagnosis} is not available", text)
+
+
+def _no_best(evidence: Evidence) -> Iterator[Finding]:
+    if name := evidence.unlogged_best:
+        yield Finding(
+            "No checkpoint was kept as the best",
+            f"checkpoints.keep_best is {name}, but the run logged no metric of this name. Set it "
+            "to the name of a metric that the recipe logs.",
+            part="metrics",
+        )
+
+
+def _unlogged_best(session: Session, run: Run) -> str:
+    """Return the metric by which an ended run keeps its best checkpoint, if it never logged it."""
+    name: str = run.settings.get("checkpoints", {}).get("keep_best") or ""
+    if not (name and run.own_steps and run.status in ENDED):
+        return ""
+    return "" if session.get(LatestMetric, (run.id, name)) else name
 
 
 def _is_unwell(evidence: Evidence) -> bool:

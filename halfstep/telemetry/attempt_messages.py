@@ -104,7 +104,8 @@ class TrainingOutcome(Message, frozen=True, kw_only=True):
     status: Status
     step: int  # the last recorded one
     error: str | None = None  # the traceback, or another text
-    failure_kind: str | None = None  # "code", "rule" of the configuration, "rank": another was lost
+    #: "code", "settings", "rule" of the configuration, or "rank": another was lost.
+    failure_kind: str | None = None
 
 
 class AttemptEntry(Message, frozen=True, kw_only=True):

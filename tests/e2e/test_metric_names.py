@@ -189,6 +189,10 @@ def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
     first.locator("[data-more]").click()
     page.get_by_role("button", name="Pin to the top").click()
     expect(page.locator(".panel-group[data-group=pinned] h3")).to_have_text(NAMES[0])
+    page.get_by_role("button", name="Fold all", exact=True).click()  # not what is pinned
+    expect(page.locator(".panel-group[open]")).to_have_count(1)
+    expect(page.locator(".panel-group[data-group=pinned]")).to_have_attribute("open", "")
+    page.get_by_role("button", name="Unfold all").click()
     page.evaluate("document.activeElement.blur()")
     at_panel(page, NAMES[-1])
     at_panel(page, NAMES[0])

@@ -76,6 +76,36 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
     assert records["step"].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"modules": {"fp32": ["model.nope"]}}, "modules.fp32 "),
+        ({"weights": {"path": "/nowhere.pt"}}, "/nowhere.pt does not exist"),
+    ],
+)
+def test_a_setting_that_only_the_worker_finds_wrong_is_no_error_in_the_code(
+    tmp_path, config, message
+):
+    """The failure kind is settings, and the error is the message, without traceback and class."""
+    write_job(tmp_path, config=config, weights={"": "/nowhere.pt"})
+    code, _errors = finish(start(tmp_path))
+    outcome = json.loads((tmp_path / "outcome-1.json").read_text())
+    assert (code, outcome["failure_kind"]) == (1, "settings")
+    assert outcome["error"].startswith(message)
+    assert "\n" not in outcome["error"]
+
+
+def test_an_error_of_a_recipe_is_named_without_the_path_of_its_class(tmp_path):
+    """It is an error in the code: its traceback ends with the short name and the message."""
+    statement = 'from halfstep.recipe import RecipeError; raise RecipeError("no loss")'
+    (tmp_path / "failing.py").write_text(FAILING.replace("STATEMENT", statement))
+    write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})
+    finish(start(tmp_path))
+    outcome, _records, _events = read(tmp_path)
+    assert outcome["failure_kind"] == "code"
+    assert outcome["error"].endswith("\nRecipeError: no loss\n")
+
+
 def test_a_signal_preempts_and_another_attempt_continues(tmp_path):
     """SIGTERM leaves a checkpoint, from which attempt 2 ends like an undisturbed run."""
     config = {"training": {"steps": 3000}, "evaluation": {"every_steps": None}}

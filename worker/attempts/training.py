@@ -214,7 +214,8 @@ class Training:
             failure_kind = outcome.failure_kind or "code"
             if failure_kind == node_groups.RANK and self._attempt.run.nodes == 1:
                 failure_kind = "code"  # the other rank's error would be known here
-            return Outcome(status, (error.splitlines() or [""])[-1], error, failure_kind)
+            line = 0 if failure_kind == "settings" else -1  # a traceback ends with its exception
+            return Outcome(status, (error.splitlines() or [""])[line], error, failure_kind)
         if status == Status.QUEUED:
             reason = STOPPED if is_preempted else LOST_LEASE
             return Outcome(status, reason, outcome.error, "infrastructure")

@@ -164,7 +164,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     const found = view.search ? `${count([...points.names].filter((name) => isFound(name, view)).length)} of ` : ''
     bar.querySelector('[data-metric-count]').textContent = found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search
-    bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group[open]') ? 'Fold all' : 'Unfold all'
+    bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group[open]:not([data-group=pinned])') ? 'Fold all' : 'Unfold all'
   }
   bar?.addEventListener('input', ({ target }) => {
     view.search = target.value.trim()

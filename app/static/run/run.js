@@ -72,13 +72,24 @@ const ask = (parts) => {
   stream?.ask(query)
 }
 
+/** Show the toolbar of a run without steps from its first panel on. */
+const showToolbar = () => {
+  const nothing = article.querySelector('[data-no-points]')
+  if (!nothing || !article.querySelector('[data-charts] .chart-panel')) return
+  nothing.hidden = true
+  article.querySelector('[data-charts] .toolbar').hidden = false
+}
+
 /** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
     if (isCharted) return
     isCharted = true
     ask(article.querySelector('[data-static-chart]') ? LOADING : CHARTED) // first, so that nothing is lost between the two
-    series.show().then(() => ask(CHARTED))
+    series.show().then(() => {
+      ask(CHARTED)
+      showToolbar()
+    })
   },
   gradients: () => {
     for (const [kind, create] of FIGURES) {
@@ -112,6 +123,8 @@ const showMessages = (revision) => {
   if (!received.length) return
   const { run, labels } = received[received.length - 1]
   article.dataset.status = run.status
+  if (run.step) for (const part of article.querySelectorAll('[data-of-steps]')) part.hidden = false
+  showToolbar()
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
   const fragments = Object.assign({}, ...received.map((message) => message.fragments))
   for (const [name, html] of Object.entries(fragments)) {

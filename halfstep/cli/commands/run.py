@@ -189,7 +189,7 @@ def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
         "Step": formats.progress(run),
         "Loss": formats.loss(run),
         "Scale": formats.run_scale(run),
-        "Skipped": f"{run['skipped']:,}",
+        "Skipped": formats.skipped(run),
         "Health": formats.health(run),
         "Health reason": health["reason"] if health else "",
         "ETA": "" if left is None else number_formats.duration(left),

@@ -268,7 +268,7 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
         "Status": [formats.state(row["run"]) for row in compared],
         "Step": [formats.progress(row["run"]) for row in compared],
         "Scale": [formats.run_scale(row["run"]) for row in compared],
-        "Skipped": [f"{row['run']['skipped']:,}" for row in compared],
+        "Skipped": [formats.skipped(row["run"]) for row in compared],
         "Health": [formats.health(row["run"]) for row in compared],
         "ETA": [number_formats.duration(row["run"]["seconds_left"]) for row in compared],
     }

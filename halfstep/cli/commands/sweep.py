@@ -173,7 +173,7 @@ def _trial_row(
     live = [""] * len(LIVE)
     if run is not None:
         loss = "" if is_loss else formats.loss(run)
-        skipped, left = f"{run['skipped']:,}", number_formats.duration(run["seconds_left"])
+        skipped, left = formats.skipped(run), number_formats.duration(run["seconds_left"])
         scale, health = formats.run_scale(run), formats.health(run)
         live = [formats.progress(run), loss, scale, skipped, health, left]
     settings = [number_formats.setting(trial["params"].get(path)) for path in paths]

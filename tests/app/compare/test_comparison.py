@@ -9,6 +9,7 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from app.compare import comparison
+from app.submission.config_schema import flat
 from db.database import Database
 from db.files import checkpoints
 from db.queue import claims, queue, workers
@@ -420,3 +421,15 @@ def _train(
         with database.writing() as session:
             queue.end(session, run_id, 1, Status.FINISHED)
     return run
+
+
+def test_settings_are_counted_as_on_the_page_of_a_run(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """The name of the recipe, which the table shows too, is none."""
+    for _ in range(2):
+        submit(database, ada)
+    configuration = browser.get("/runs/1").text.partition("<th>Path</th>")[2]
+    number = configuration.partition("</table>")[0].count("</tr>") - 1  # its header
+    assert number == len(flat(CONFIG))
+    assert f"All settings ({number})" in browser.get("/compare?runs=1,2").text

@@ -32,6 +32,19 @@ def test_row_shows_where_a_run_is(database: Database, running: Run, browser: Tes
     assert 'aria-label="Loss from 3 to 1.5"' in page
 
 
+def test_what_a_run_does_not_have_is_a_dash_in_the_list_and_on_its_page(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """Skipped and applied steps before the first one, and the health of a scale."""
+    submit(database, ada)
+    page = browser.get("/runs").text
+    assert '<td class="number" data-column="skipped"><span class="quiet">–</span>' in page
+    assert '<td data-column="health"><span class="quiet">–</span>' in page
+    page = browser.get("/runs/1").text
+    assert '<span data-fact="skipped">–</span>' in page
+    assert '<span data-fact="applied">–</span>' in page
+
+
 def test_a_share_of_all_steps_is_stated_as_all(
     database: Database, running: Run, browser: TestClient
 ) -> None:

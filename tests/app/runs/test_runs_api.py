@@ -1,6 +1,7 @@
 """Runs by the JSON API."""
 
 import json
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -8,8 +9,19 @@ from starlette.testclient import TestClient
 from db.database import Database
 from db.runs import runs
 from db.tables import Run, Status, User
-from tests.app.conftest import CONFIG, submit
+from halfstep.config_groups import RecipeConfig
+from halfstep.run_config import config_schema
+from tests.app.conftest import CONFIG, CPU, submit
+from tests.db.conftest import add_worker
 from tests.db.telemetry.telemetry_made import make_steps, record
+
+
+class Own:
+    """A recipe with all common settings."""
+
+    name = "own"
+    Config = RecipeConfig
+    defaults: dict[str, Any] = {}  # noqa: RUF012
 
 
 def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> None:
@@ -102,6 +114,41 @@ def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
     body = {"recipe": "digits", "priority": 500, "config": config}
     errors = script.post("/api/v1/runs", json=body).json()["errors"]
     assert errors.keys() == {"precision", "training.steps", "priority"}
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        ({"scaler": {"floor": 100, "ceiling": 3}}, {"scaler.floor"}),
+        (
+            {"scaler": {"floor": 100, "ceiling": 3}, "training": {"steps": 0}},
+            {"scaler.floor", "training.steps"},
+        ),
+        (
+            {"scaler": {"floor": 100, "ceiling": 3, "growth_factor": 1, "stop_at_floor": True}},
+            {"scaler.floor", "scaler.growth_factor"},
+        ),
+        (
+            {"training": {"rounding": "stochastic", "static_graph": True, "accumulation_steps": 2}},
+            {"training.rounding", "training.static_graph"},
+        ),
+        ({"scaler": {"stop_at_floor": True, "floor": 0}}, {"scaler.floor"}),
+        (
+            {"spike": {"rollback": True, "threshold": 2}, "weights": {"run": 77}},
+            {"spike.rollback", "weights.run"},
+        ),
+    ],
+)
+def test_contradictions_come_at_once_with_other_mistakes(
+    database: Database, script: TestClient, config: dict[str, Any], fields: set[str]
+) -> None:
+    """Each is at its field; what only follows from another mistake is not reported."""
+    schema = config_schema(Own)
+    recipe = {"name": "own", "title": "Own", "description": "", "schema": schema}
+    add_worker(database, "w1", [recipe], [CPU])
+    answer = script.post("/api/v1/runs", json={"recipe": "own", "config": config})
+    assert answer.status_code == 422
+    assert answer.json()["errors"].keys() == fields
 
 
 def test_list_is_filtered_and_paged(

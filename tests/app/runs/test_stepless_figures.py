@@ -65,6 +65,35 @@ def test_a_command_opens_on_its_log(
     assert 'id="tab-skips"' not in page
 
 
+def shown(page: str) -> list[str]:
+    """Return what is not hidden of tabs, toolbar and its parts, and of the note instead of it."""
+    parts = {
+        "skips": r'id="tab-skips"[^>]*>',
+        "gradients": r'id="tab-gradients"[^>]*>',
+        "toolbar": r'<div class="toolbar"[^>]*>',
+        "applied": r'<label[^>]*><input type="radio" name="x" value="applied"',
+        "loss axis": r'<fieldset class="segments small"[^>]*><legend[^>]*>Loss axis',
+        "note": r"<p[^>]*data-no-points[^>]*>",
+    }
+    found = {name: re.search(pattern, page) for name, pattern in parts.items()}
+    return [name for name, match in found.items() if match and " hidden" not in match[0]]
+
+
+def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
+    database: Database, command: Run, browser: TestClient
+) -> None:
+    """Before its first number, with metrics only, and with steps."""
+    address = f"/runs/{command.id}"
+    page = browser.get(address).text
+    assert shown(page) == ["note"]
+    assert "appear here when the command logs the first ones" in page
+    record(database, command, events=[make_metric(1, 0.5, "val/acc")])
+    assert shown(browser.get(address).text) == ["toolbar"]
+    record(database, command, make_steps([1.0]))
+    of_steps = ["skips", "gradients", "toolbar", "applied", "loss axis"]
+    assert shown(browser.get(address).text) == of_steps
+
+
 def test_a_script_that_only_logs_numbers_shows_them(
     database: Database, command: Run, browser: TestClient
 ) -> None:

@@ -13,7 +13,17 @@ from db.health import advice_words, causes, findings, fixes, scaling_health
 from db.health.findings import Evidence
 from db.health.losses import LostLosses, lost_losses
 from db.queue import queue
-from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
+from db.tables import (
+    COMMAND,
+    WATCH,
+    Diagnosis,
+    LatestMetric,
+    Run,
+    ScalerEvent,
+    Status,
+    User,
+    Worker,
+)
 from halfstep.telemetry.events import (
     KINDS,
     HistogramModule,
@@ -188,6 +198,25 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "The replay failed"
     assert found.text.startswith("At step 7: OutOfMemoryError: no memory left.")
+
+
+def test_a_best_checkpoint_by_a_metric_that_was_never_logged_is_a_finding(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Once the run has ended; a logged name is no finding."""
+    with database.writing() as session:
+        submit(session, ada, config=config() | {"checkpoints": {"keep_best": "val/none"}})
+        run = claim(session, worker)
+        assert run is not None
+        queue.start(session, run.id, run.attempt)
+    record(database, run, make_steps([1.0] * 40))
+    with database.writing() as session:
+        assert findings.of_run(session, session.get_one(Run, run.id)) == []
+        queue.end(session, run.id, run.attempt, Status.FINISHED)
+        [found] = findings.of_run(session, session.get_one(Run, run.id))
+        assert "keep_best is val/none, but the run logged no metric" in found.text
+        session.add(LatestMetric(run_id=run.id, name="val/none", step=9, value=0.5))
+        assert findings.of_run(session, session.get_one(Run, run.id)) == []
 
 
 def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:

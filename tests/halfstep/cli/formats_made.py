@@ -10,6 +10,7 @@ RUN = {
     "loss": 0.01812,
     "scale": 524288.0,
     "is_scaled": True,
+    "own_steps": 12000,
     "skipped": 1234,
     "health": {"word": "healthy", "reason": "No step was skipped."},
     "seconds_left": 20160.0,

@@ -18,6 +18,13 @@ def test_the_status_line_has_the_key_figures() -> None:
     line = formats.run_line(RUN | unknown | {"status": "queued", "waiting": "no worker is up"})
     assert line.endswith("skipped 1,234  (no worker is up)")
     assert "loss" not in line
+    assert "skipped" not in formats.run_line(RUN | {"own_steps": 0, "skipped": 0})
+
+
+@pytest.mark.parametrize(("own_steps", "text"), [(0, "–"), (12, "0")])
+def test_the_number_of_skips_is_unknown_without_steps(own_steps: int, text: str) -> None:
+    """A run that applied all of its steps has 0."""
+    assert formats.skipped(RUN | {"own_steps": own_steps, "skipped": 0}) == text
 
 
 @pytest.mark.parametrize(("is_scaled", "text"), [(True, "1"), (False, "–")])
