@@ -148,15 +148,6 @@ def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
     return result
 
 
-def without(schema: Schema, config: JsonObject, paths: Collection[str]) -> JsonObject:
-    """Return the known fields of a configuration, with the defaults of those at the paths."""
-    result: JsonObject = {}
-    for field in properties(schema):
-        value = get(config, field.path, field.default)
-        put(result, field.path, field.default if field.path in paths else value)
-    return result
-
-
 def mistakes(schema: Schema, config: JsonObject) -> dict[str, str]:
     """Return the errors of a configuration by path."""
     fields = {field.path: field for field in properties(schema)}

@@ -1,7 +1,8 @@
 """Submission of runs: validates a configuration against its recipe's schema."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -335,32 +336,42 @@ def _check_recipe(
             return config, errors
     if not any(path.startswith("weights") for path in errors):
         errors |= _find_weights(session, config)
-    return config, errors | _contradictions(schema, config, errors)
+    return config, errors | _contradictions(config, errors)
 
 
-def _contradictions(
-    schema: config_schema.Schema, config: JsonObject, known: Mapping[str, str]
-) -> dict[str, str]:
+def _contradictions(config: JsonObject, known: Mapping[str, str]) -> dict[str, str]:
     """Return errors of contradictory settings, on which a worker would fail.
 
     The schema detects all other errors. A group's first error hides its others, and errors of
-    groups hide those between groups; so each setting with an error is set to its default until no
-    other one has any. An error that names one of these settings depends on it, and is left out.
+    groups hide those between groups; so each setting with an error is left out until no other one
+    has any. An error that names one of these settings depends on it, and is left out, too.
     known: the errors so far, by path.
     """
     errors: dict[str, str] = {}
     while True:
         wrong = known.keys() | errors
         names = {*wrong, *(path.rpartition(".")[2] for path in wrong)}
-        valid = config_schema.parsed(schema, config_schema.without(schema, config, wrong))
         found = {
             path: text
-            for path, text in _contradictions_of(valid).items()
+            for path, text in _contradictions_of(_without(config, wrong)).items()
             if path not in wrong and names.isdisjoint(_NAME.findall(text))
         }
         if not found:
             return errors
         errors |= found
+
+
+def _without(config: JsonObject, paths: Collection[str]) -> JsonObject:
+    """Return a copy without the settings, or groups of them, at the paths."""
+    copy = deepcopy(config)
+    for path in paths:
+        *groups, name = path.split(".")
+        above: Any = copy
+        for group in groups:
+            above = above.get(group) if isinstance(above, dict) else None
+        if isinstance(above, dict):
+            above.pop(name, None)
+    return copy
 
 
 #: A setting in a message: floor, training.weights.

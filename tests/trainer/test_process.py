@@ -79,7 +79,7 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"modules": {"fp32": ["model.nope"]}}, "modules.fp32 "),
+        ({"modules": {"fp32": ["model.nope"]}}, "modules.fp32: "),
         ({"weights": {"path": "/nowhere.pt"}}, "/nowhere.pt does not exist"),
     ],
 )

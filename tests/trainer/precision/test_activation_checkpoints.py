@@ -119,5 +119,5 @@ def test_a_replay_finds_the_module_all_the_same(run_loop):
 
 def test_an_unknown_name_is_reported(run_loop):
     """By the field."""
-    with pytest.raises(ConfigError, match=r'modules\.checkpointed is "blocks"'):
+    with pytest.raises(ConfigError, match=r'modules\.checkpointed: no module is named "blocks"'):
         run_loop(Deep, {"modules": {"checkpointed": ["blocks"]}})

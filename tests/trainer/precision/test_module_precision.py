@@ -154,7 +154,7 @@ def test_where_it_says_nothing_new_no_bit_is_different(run_loop, precision):
 
 def test_an_unknown_name_ends_the_run_before_its_first_step(run_loop):
     """Whatever its precision, for the setting comes along into comparisons."""
-    with pytest.raises(ConfigError, match=r'modules\.bf16 is "model\.x", and no module'):
+    with pytest.raises(ConfigError, match=r'modules\.bf16: no module is named "model\.x"'):
         run_loop(BySetting, {"precision": "fp32", "modules": {"bf16": ["model.x"]}})
 
 
