@@ -5,7 +5,7 @@ from benchmarks.report import report
 from benchmarks.site import serving
 
 STEPS, STEPS_A_SECOND, SECONDS = 100_000, 200, 30
-BAR = 0.25
+BAR = 0.15
 
 
 def main() -> None:

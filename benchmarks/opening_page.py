@@ -43,7 +43,7 @@ def main() -> None:
         for run_id, address in addresses.items():
             open_page(page, address)
             cells[run_id] = [
-                page.inner_text(f"[data-{what}-count]").partition(" skipped")[0]
+                (page.text_content(f"[data-{what}-count]") or "").partition(" skipped")[0]
                 for what in ("point", "skip")
             ]
         rounds = [[open_page(page, each) for each in addresses.values()] for _ in range(ROUNDS)]
