@@ -151,7 +151,6 @@ class Worker:
                     logger.warning("waiting: %s", error)
                 self.lost.note_outage()
                 is_away = True
-        self.stopping.set()  # ends the cleanup, too
         self.listener.close()
         self.capabilities.close()
         self._stop_runs()
