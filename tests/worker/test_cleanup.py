@@ -84,7 +84,9 @@ def test_runs_train_while_a_folder_is_deleted(site: Site, tmp_path: Path) -> Non
     folder = site.scratch(deleted)
     folder.mkdir(parents=True)
     with site.worker(PATH=f"{programs}:{os.environ['PATH']}"):
-        assert site.wait(site.submit()).status == Status.FINISHED
-        assert folder.exists()
-        gate.touch()
+        try:
+            assert site.wait(site.submit()).status == Status.FINISHED
+            assert folder.exists()
+        finally:
+            gate.touch()  # it would wait after a failure, too
         until(lambda: not folder.exists())
