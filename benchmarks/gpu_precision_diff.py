@@ -26,7 +26,8 @@ from trainer import machine
 from trainer.data.sources import drawn
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
-from trainer.step import as_losses, make_autocast, make_scaler
+from trainer.several_losses import as_losses
+from trainer.step import make_autocast, make_scaler
 
 ROUNDS = 5
 BAR_STEPS, BAR_MEMORY = 6.0, 1.3

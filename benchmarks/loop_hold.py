@@ -40,9 +40,8 @@ def main() -> None:
         {"model": layers}, {"adamw": torch.optim.AdamW(layers.parameters())}
     )
     one, zero = torch.ones((), device=device), torch.zeros((), device=device)
-    norms = torch.ones(PARAMETERS, device=device)
-    applied = Update(zero, one, one, norms)
-    skipped = Update(one, one * torch.inf, one, norms * torch.inf)
+    applied = Update(zero, [one] * PARAMETERS, one)
+    skipped = Update(one, [one * torch.inf] * PARAMETERS, one)
     microseconds = np.zeros(options.steps)
     with tempfile.TemporaryDirectory() as folder:
         spool = SpoolWriter(Path(folder), 1)
@@ -51,7 +50,7 @@ def main() -> None:
         )
         for index in range(options.steps):
             update = skipped if index % 1000 == 999 else applied
-            result = StepResult(one, one, one, {"adamw": update}, {"adamw"}, 1e-3)
+            result = StepResult(one, one, {"adamw": update}, {"adamw"}, 1e-3)
             started = time.perf_counter()
             telemetry.before_step(index + 1)
             telemetry.after_step(result)

@@ -24,14 +24,13 @@ from trainer.telemetry import Telemetry
 
 def result_of(*, is_skipped: bool) -> StepResult:
     """Return a step's result, each tensor of it new, as the loop makes them."""
-    loss, scale, scale_after, norms = torch.ones(()), torch.ones(()), torch.ones(()), torch.ones(1)
+    loss, scale, factor = torch.ones(()), torch.ones(()), torch.ones(())
     if is_skipped:
-        total = torch.full((), torch.inf)
-        update = Update(torch.ones(()), total, total, norms * torch.inf, {0: (4, 0)})
+        norms = [torch.full((), torch.inf)]
+        update = Update(torch.ones(()), norms, factor, counts={0: (4, 0)})
     else:
-        total = torch.ones(())
-        update = Update(torch.zeros(()), total, total, norms)
-    return StepResult(loss, scale, scale_after, {"adamw": update}, {"adamw"}, 1e-3)
+        update = Update(torch.zeros(()), [torch.ones(())], factor)
+    return StepResult(loss, scale, {"adamw": update}, {"adamw"}, 1e-3)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from trainer.diagnosis.recipe_checks import small_config
 from trainer.registry import load_recipe
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
-from trainer.step import as_losses
+from trainer.several_losses import as_losses
 
 LLAMA = "llama (transformers)"
 MODELS = ("digits", "gpt", "erfnet", LLAMA)

@@ -27,7 +27,7 @@ from db.settings import Settings
 from halfstep.telemetry.spool import STEP_DTYPE, SpoolWriter
 from worker.attempts.recorder import Recorder
 
-DRAIN_SECONDS = 0.3  # halfstep.monitor.ring's, which would load torch
+DRAIN_SECONDS = 0.3  # halfstep.recording.ring's, which would load torch
 FLUSH_SECONDS = 0.05  # the supervisor's
 
 

@@ -1,18 +1,14 @@
-"""What `halfstep.watch` holds a plain AMP loop up, bare and watched in turns in one process.
+"""Time that `halfstep.watch` adds to a step of a plain AMP loop, next to what other tools take.
 
     python -m benchmarks.watch_cost [--save]
 
-The loop is PyTorch's documented one: fused AdamW, GradScaler, no clip. What is ours is timed where
-it is called, around each of the methods that are wrapped, so that the figure is not a difference of
-two long times; the difference of whole steps, bare and watched in turns, stands beside it. A figure
-is the median of the turns' means: means, since what is put off to every 512th step holds the loop
-as well; on a busy machine the best turn says more. Below stand the parts that nothing here can do
-without: the one torch call without which no tool has a norm, alone, and the calls themselves from
-the methods that are wrapped, made of a listener that does nothing.
+Loops are PyTorch's documented ones, with fused AdamW. Ours is timed in each function that is
+wrapped: its whole time less that of torch's original. A figure is the median of the turns' means,
+so that it includes what is done only in every 512th step; on a busy machine the best turn says
+more. Whole steps, bare and watched in turns, are given as well.
 
 Other tools log the same three numbers, loss, scale and norm, which costs them what it costs a
-person: to read them. They lie in an environment of their own below .bench-env, made the first time;
-which of them are not to be had is said.
+person: to read them. They are in an environment of their own below .bench-env, made the first time.
 """
 
 import argparse
@@ -25,6 +21,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,160 +29,169 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import clip_grad
 
 import halfstep
 from benchmarks.report import report
-from halfstep.monitor.hooks import UNGUARDED, USUAL, Hooks, Listener
-from halfstep.monitor.usual_steps import UsualSteps
 
 TURN, ROUNDS = 600, 5  # steps, of which one or two hand over what the others left
-BAR_MICROSECONDS, BAR_RATIO = 15.0, 1 / 20
+BAR_MICROSECONDS, BAR_WANDB, BAR_TRACKIO = 45.0, 1 / 20, 0.4
 OUR_WHEEL = str(Path(halfstep.__file__).parent)
 ENVIRONMENT = Path(__file__).parents[1] / ".bench-env" / "watch"
 TOOLS = {"wandb": "0.31.0", "tensorboard": "2.21.0", "mlflow": "3.17.2", "trackio": "0.43.0"}
 OURS = "halfstep.watch"
+KINDS = ("scaler", "no scaler", "clip", "100 parameters", "two optimizers", "accumulation")
+clock = time.perf_counter
 
 
 class Loop:
-    """A small model: two layers, four parameters."""
+    """A small model: two layers, four parameters, unless the kind of loop says otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), fused=True)
-        self.scaler = GradScaler("cpu", init_scale=2.0**10)
-        self.inputs = torch.randn(32, 64)
-        self.targets = torch.randint(10, (32,))
+        self.kind = kind
+        if kind == "100 parameters":
+            layers = [layer for _ in range(49) for layer in (nn.Linear(8, 8), nn.Tanh())]
+            self.net = nn.Sequential(nn.Linear(64, 8), *layers, nn.Linear(8, 10))
+        else:
+            self.net = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 10))
+        first, *rest = self.net
+        parts = [first, nn.Sequential(*rest)] if kind == "two optimizers" else [self.net]
+        self.optimizers = [torch.optim.AdamW(part.parameters(), fused=True) for part in parts]
+        is_scaled = kind != "no scaler"
+        self.scaler = GradScaler("cpu", init_scale=2.0**10, enabled=is_scaled)
+        self.inputs, self.targets = torch.randn(32, 64), torch.randint(10, (32,))
 
     def step(self) -> torch.Tensor:
-        """Train on one batch, and return its loss."""
-        self.optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(self.net(self.inputs), self.targets)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self.scaler.step(self.optimizer)
+        """Train on one batch, or four; return the last loss."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        for _ in range(4 if self.kind == "accumulation" else 1):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(self.net(self.inputs), self.targets)
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        for optimizer in self.optimizers:
+            if self.kind == "clip":
+                self.scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+            self.scaler.step(optimizer)
         self.scaler.update()
         return loss
 
 
-def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dict[str, Any]:
-    """Return a turn's mean seconds a step, bare and watched (or logged), and of what is ours in it.
+class Clocks:
+    """Time spent in functions less that of the originals inside them."""
 
-    norm: of the kernels alone, after each bare step.  calls: of those to a listener that does
-    nothing.
-    """
-    bare, other, noop_watch = Loop(), Loop(), Loop()
-    kinds = ("bare", "norm", "other", "ours", "calls")
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    held = [0.0]
-    clock = time.perf_counter
-    for number in range(1, ROUNDS + 1):
-        for _ in range(TURN):
-            started = clock()
-            bare.step()
-            seconds["bare"].append(clock() - started)
-            gradients = [p.grad for p in bare.net.parameters() if p.grad is not None]
-            started = clock()
-            torch._foreach_norm(gradients)
-            seconds["norm"].append(clock() - started)
-        watch = None if log else _watched(other, folder, held)
-        for _ in range(TURN):
-            held[0] = 0.0
-            started = clock()
-            loss = other.step()
-            if log:
-                logging = clock()
-                log(other, loss)
-                held[0] = clock() - logging
-            seconds["other"].append(clock() - started)
-            seconds["ours"].append(held[0])
-        if watch:
-            watch._taps.disarm()
-            hooks = _armed(_clocked(NoopWatch(), held), watch._taps._guard)
-            for _ in range(TURN):
-                held[0] = 0.0
-                noop_watch.step()
-                seconds["calls"].append(held[0])
-            hooks.disarm()
-        if watch and number == ROUNDS:
-            watch.finish()
-    same = all(map(torch.equal, bare.net.parameters(), other.net.parameters()))
-    turned = {
-        name: [statistics.mean(each[i : i + TURN]) for i in range(TURN, len(each), TURN)]
-        for name, each in seconds.items()
-        if each
-    }
-    return turned | {"same": same}
-
-
-class NoopSteps(UsualSteps):
-    """Accepts each call of a usual step, and does nothing."""
-
-    def recorded(self, *_: Any, **__: Any) -> bool:
-        """Return True, as all the others: nothing else is called."""
-        return True
-
-    scaled = begins = checked = unscaled = updating = updated = recorded
-
-
-class NoopWatch:
-    """Listens as a watched loop does, and does nothing."""
+    #: Owner and name of each function that is wrapped in a step.
+    WRAPPED = (
+        *((GradScaler, name) for name in ("scale", "unscale_", "_check_inf_per_device")),
+        *((GradScaler, name) for name in ("step", "update")),
+        *((clip_grad, "_get_total_norm"), (clip_grad, "_clip_grads_with_norm_")),
+        *((clip_grad, "_group_tensors_by_device_and_dtype"),),
+        (torch.autograd, "_engine_run_backward"),
+    )
 
     def __init__(self) -> None:
-        self.closed_steps = 0
-        self.usual = NoopSteps(self, 0)
-        self.stepping: list[torch.optim.Optimizer] = []
-        self.scaler_steps = 0
+        self.seconds = 0.0
+        self._before = [(owner, name, vars(owner)[name]) for owner, name in self.WRAPPED]
 
-    def optimizer_ends(self, _optimizer: torch.optim.Optimizer) -> None:
-        """Have no step under way, as all listeners."""
-        self.stepping.clear()
+    def wrap(self, sign: float) -> None:
+        """Add (1) or subtract (-1) the time of each function, as it is now."""
+        for owner, name in self.WRAPPED:
+            setattr(owner, name, self.clocked(vars(owner)[name], sign))
 
-    def updated(self, *_: Any, **__: Any) -> None:
-        """Do nothing, as all the others."""
+    def clocked(self, function: Any, sign: float) -> Any:
+        """Return a function whose time is added."""
 
-    scaled = unscaled = checked = updating = raised = loaded = updated
-    repeats = backward_begins = backward_ends = updated
-    nested = stepped = clipping = clipped = clipping_values = schedule_steps = updated
-
-
-def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
-    """Arm the taps again, with a clock around what they call."""
-    watch = halfstep.watch(loop.net, folder=folder, name="watched")
-    watch._taps.disarm()
-
-    def timed(call: Callable[..., None], *arguments: Any, **named: Any) -> None:
-        started = time.perf_counter()
-        watch._protected(call, *arguments, **named)
-        held[0] += time.perf_counter() - started
-
-    watch._taps = _armed(_clocked(watch._loop, held), timed)
-    return watch
-
-
-def _clocked(listener: Any, held: list[float]) -> Any:
-    """Put a clock around the methods that are called without the guard: see hooks.UNGUARDED."""
-
-    def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            result = method(*arguments)
-            held[0] += time.perf_counter() - started
-            return result
+        @wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = clock()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds += sign * (clock() - started)
 
         return timed
 
-    for owner, names in ((listener, UNGUARDED), (listener.usual, USUAL)):
-        for name in names:
-            setattr(owner, name, clocked(getattr(type(owner), name).__get__(owner)))
-    return listener
+    def end(self) -> None:
+        """Restore the functions."""
+        for owner, name, function in self._before:
+            setattr(owner, name, function)
 
 
-def _armed(listener: Listener, guard: Callable[..., None]) -> Hooks:
-    """Return armed taps."""
-    hooks = Hooks(listener, guard)
-    hooks.arm()
-    return hooks
+def watched_turn(loop: Loop, folder: Path) -> tuple[list[float], float]:
+    """Return a turn's whole seconds of each step, and the mean of those that are ours."""
+    clocks = Clocks()
+    clocks.wrap(-1)
+    watch = halfstep.watch(loop.net, folder=folder, name="watched")
+    for handle in watch._taps._hooks:  # the optimizers' hooks have no original
+        hooks = handle.hooks_dict_ref()
+        hooks[handle.id] = clocks.clocked(hooks[handle.id], 1)
+    clocks.wrap(1)
+    for _ in range(150):  # a loop's first steps are examined more closely
+        loop.step()
+    clocks.seconds = 0.0
+    whole = turn(loop.step)
+    ours = clocks.seconds / len(whole)
+    clocks.end()
+    watch.finish()
+    return whole, ours
+
+
+def bare_turn(loop: Loop) -> tuple[list[float], float]:
+    """Return the same; of ours that which torch itself spends on the norms of a clip.
+
+    While a loop is watched, its clip keeps the norms that it computes: torch's work is in our time.
+    """
+    clocks = Clocks()
+    vars(clip_grad)["_get_total_norm"] = clocks.clocked(vars(clip_grad)["_get_total_norm"], 1)
+    whole = turn(loop.step)
+    clocks.end()
+    return whole, clocks.seconds / len(whole)
+
+
+def turn(step: Callable[[], object]) -> list[float]:
+    """Return the seconds of a turn's steps."""
+    seconds = []
+    for _ in range(TURN):
+        started = clock()
+        step()
+        seconds.append(clock() - started)
+    return seconds
+
+
+def logged_turn(loop: Loop, log: Callable[[Loop, torch.Tensor], None]) -> tuple[list[float], float]:
+    """Return the same for another tool."""
+    whole, held = [], 0.0
+    for _ in range(TURN):
+        started = clock()
+        loss = loop.step()
+        logging = clock()
+        log(loop, loss)
+        ended = clock()
+        whole.append(ended - started)
+        held += ended - logging
+    return whole, held / TURN
+
+
+def turns(kind: str, log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> Any:
+    """Return mean seconds a step of each turn, bare and watched (or logged), and those of ours."""
+    bare, other = Loop(kind), Loop(kind)
+    result: dict[str, list[float]] = {"bare": [], "other": [], "ours": []}
+    for number in range(ROUNDS):
+        steps, own = bare_turn(bare)
+        if log is None:
+            whole, ours = watched_turn(other, folder / f"{kind}-{number}")
+            ours -= own
+        else:
+            whole, ours = logged_turn(other, log)
+        result["bare"].append(statistics.mean(steps))
+        result["other"].append(statistics.mean(whole))
+        result["ours"].append(ours)
+    pairs = zip(bare.net.parameters(), other.net.parameters(), strict=True)
+    for _ in range(150 * ROUNDS if log is None else 0):  # as many as the other
+        bare.step()
+    return result | {"same": all(torch.equal(a, b) for a, b in pairs)}
 
 
 def tools(folder: Path) -> dict[str, Callable[[Loop, torch.Tensor], None]]:
@@ -252,7 +258,12 @@ def compare(folder: Path) -> None:
     """Take turns with each tool that is here; print what steps took, in seconds, as JSON."""
     torch.set_num_threads(1)
     os.environ["HALFSTEP_MODE"] = "offline"
-    taken = {name: turns(log, folder) for name, log in {OURS: None, **tools(folder)}.items()}
+    logs: dict[str, Callable[[Loop, torch.Tensor], None] | None] = {OURS: None, **tools(folder)}
+    chosen = [kind for kind in KINDS if kind in os.environ.get("KINDS", ",".join(KINDS)).split(",")]
+    taken = {
+        kind: {name: turns(kind, log, folder / "runs") for name, log in logs.items()}
+        for kind in chosen
+    }
     print(json.dumps(taken), flush=True)
 
 
@@ -268,34 +279,34 @@ def main() -> None:
         printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     [figures_line] = [line for line in printed.splitlines() if line.startswith('{"')]
     rows: list[tuple[object, ...]] = []
-    figures: dict[str, float] = {}
-    norms: list[float] = []
-    calls = 0.0
-    for name, taken in json.loads(figures_line).items():
-        weights = "bit-identical" if taken.pop("same") else "DIFFERENT"
-        held = {kind: statistics.median(turned) * 1e6 for kind, turned in taken.items()}
-        figures[name], norms = held["ours"], [*norms, held["norm"]]
-        calls = held.get("calls", calls)
-        bare, added = f"{held['bare']:.0f}", f"{held['other'] - held['bare']:.0f}"
-        best = f"{min(taken['ours']) * 1e6:.1f}"
-        rows.append((name, f"{held['ours']:.1f}", best, bare, added, weights))
-    norm = statistics.median(norms)
-    rows.append(("the norm's kernels alone", f"{norm:.1f}", "", "", "", ""))
-    rows.append(("the calls that are heard alone", f"{calls:.1f}", "", "", "", ""))
-    rows += [(name, "not installed", "", "", "", "") for name in TOOLS if name not in figures]
-    ours, wandb = figures.pop(OURS), figures.get("wandb")
-    fastest = min(figures, key=figures.__getitem__, default=None)
-    ratio = f"1/{wandb / ours:.0f} of wandb's" if wandb else "wandb is not installed"
-    floor = f"{norm:.1f} of them the norm's kernels, {calls:.1f} the calls"
+    passes, worst = [], 0.0
+    for kind, tools_taken in json.loads(figures_line).items():
+        figures: dict[str, float] = {}
+        for name, taken in tools_taken.items():
+            weights = "bit-identical" if taken.pop("same") else "DIFFERENT"
+            held = {part: statistics.median(each) * 1e6 for part, each in taken.items()}
+            figures[name] = held["ours"]
+            added, best = held["other"] - held["bare"], min(taken["ours"]) * 1e6
+            times = f"{held['ours']:.1f}", f"{best:.1f}", f"{held['bare']:.0f}", f"{added:.0f}"
+            rows.append((kind, name, *times, weights))
+        ours, trackio = figures[OURS], figures.get("trackio")
+        wandb = figures.get("wandb")
+        worst = max(worst, ours)
+        passes.append(
+            ours <= BAR_MICROSECONDS
+            and trackio is not None
+            and wandb is not None
+            and ours <= min(BAR_TRACKIO * trackio, BAR_WANDB * wandb)
+        )
     report(
         "watch_cost",
-        f"≤ {BAR_MICROSECONDS:g} µs a step with scale, skips, loss and norm, on a CPU, "
-        f"and ≤ 1/{1 / BAR_RATIO:.0f} of wandb's",
-        ("tool", "µs a step", "best turn", "bare step, µs", "longer by, µs", "weights"),
+        f"≤ {BAR_MICROSECONDS:g} µs a step on a CPU, ≤ {BAR_TRACKIO} × Trackio, "
+        f"≤ 1/{1 / BAR_WANDB:.0f} × wandb",
+        ("loop", "tool", "µs a step", "best turn", "bare step, µs", "longer by, µs", "weights"),
         rows,
-        measured=f"{ours:.1f} µs, {floor}; {ratio}",
-        peer=f"{fastest} {figures[fastest]:.1f} µs" if fastest else "none installed",
-        passed=ours <= BAR_MICROSECONDS and wandb is not None and ours <= wandb * BAR_RATIO,
+        measured=f"at most {worst:.1f} µs; {sum(passes)} of {len(passes)} loops pass",
+        peer="Trackio and wandb, in the rows",
+        passed=all(passes),
     )
 
 

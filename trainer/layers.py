@@ -1,4 +1,4 @@
-"""The interval of gradient norms per layer; see halfstep.monitor.layers."""
+"""The interval of gradient norms per layer; see halfstep.recording.layers."""
 
 import math
 

@@ -145,7 +145,6 @@ def _attempt(run: Run, step: int) -> bool:
     schedule.count(found_inf)
     if ema is not None:
         ema.update(found_inf)
-    observers.after_step(result)
 
     is_retried = False
     # The only policy for which the host waits in every step: it has to know of a skip at once.
@@ -210,6 +209,7 @@ def _boundary(
     agreed = context.ranks.agree(control)
     stop, request = None if is_last else agreed.stop, agreed.request
     if request and request.kind == "scale":  # first, so that a checkpoint contains it
+        run.step_observers.telemetry.before_scale_is_set()
         context.scale_rule.set(context.scaler, request.value)  # queued on the device
         on_event(RequestDone(step=step, request=request.id))
     requested = request.id if request and request.kind == "checkpoint" else None

@@ -3,9 +3,9 @@
 The loop calls each of them at the same hooks, in the order in which they joined:
 
     before_step     before the step's batch is drawn
-    unscaled        an optimizer's gradients are unscaled, and not clipped yet
+    before_clip     an optimizer's gradients are complete, and not clipped yet
     before_update   the weights are about to change, for the first time in this step
-    after_step      all of the step is queued on the device
+    after_step      all of the step is queued on the device, except the update of the scale
     arrived         records of steps have reached the host, some steps later
     drain           wait for the device and report the rest: before work that waits for it anyway
 
@@ -19,6 +19,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from halfstep.telemetry.events import Event, FailedDiagnosis
 from halfstep.telemetry.spool import Steps
@@ -35,8 +37,8 @@ class Observer:
     def before_step(self, step: int) -> None:
         """Receive the number of the next step."""
 
-    def unscaled(self, optimizer: "WatchedOptimizer") -> None:
-        """Read an optimizer's unscaled gradients."""
+    def before_clip(self, optimizer: "WatchedOptimizer", factor: Tensor) -> None:
+        """Read an optimizer's gradients. factor: what they include, the scale or 1."""
 
     def before_update(self) -> None:
         """Read the weights of the previous step, for the last time."""
@@ -60,7 +62,7 @@ class Observer:
 
 #: Of an error message in its event; the log has all of it.
 ERROR_CHARACTERS = 1000
-MOMENTS = ("before_step", "unscaled", "before_update", "after_step", "arrived", "drain")
+MOMENTS = ("before_step", "before_clip", "before_update", "after_step", "arrived", "drain")
 
 
 class Observers:
@@ -86,9 +88,9 @@ class Observers:
         self._step = step
         self._call("before_step", step)
 
-    def unscaled(self, optimizer: "WatchedOptimizer") -> None:
-        """Pass on an optimizer's gradients, unscaled and not clipped yet."""
-        self._call("unscaled", optimizer)
+    def before_clip(self, optimizer: "WatchedOptimizer", factor: Tensor) -> None:
+        """Pass on an optimizer's gradients, not clipped yet. factor: what they include."""
+        self._call("before_clip", optimizer, factor)
 
     def before_update(self) -> None:
         """Announce that the weights are about to change."""

@@ -4,7 +4,7 @@ The host does not read them here.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from halfstep.monitor.gradients import count_nonfinite, elements
-from halfstep.monitor.telemetry_rows import Counts
 from halfstep.recipe import RecipeError
+from halfstep.recording.gradients import count_nonfinite, elements
+from halfstep.recording.reader import Counts
 from trainer.distributed.shards import counts_of_whole, group_of, local, norms_of_whole
 
 HALF = (torch.float16, torch.bfloat16)
@@ -24,9 +24,9 @@ class Update(NamedTuple):
     """The result of one optimizer in one step: tensors on the device, not read by the host."""
 
     found_inf: Tensor  # 0-dim: 1 if the scaler skipped it
-    total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
-    clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
-    norms: Tensor  # (P,): L2 of each parameter's gradient, unscaled, before the clip
+    norms: Sequence[Tensor]  # (P,) 0-dim: L2 of each parameter's gradient, before the clip
+    factor: Tensor  # 0-dim: what the norms still include, the loss scale or 1
+    clipped_norm: Tensor | None = None  # 0-dim: L2 over all after a clip by value
     #: Only on a CPU: on a GPU the host would have to wait, as it does in a replay.
     counts: Counts | None = None
 
@@ -34,9 +34,8 @@ class Update(NamedTuple):
 class StepResult(NamedTuple):
     """The result of one step."""
 
-    loss: Tensor  # 0-dim, as all of these
-    scale: Tensor  # the one used for this step
-    scale_after: Tensor
+    loss: Tensor  # 0-dim, on the device
+    scale: Tensor  # 0-dim: the one used for this step, until the scaler updates it in place
     updates: dict[str, Update]  # of every optimizer; zeros if it took no part
     stepped: set[str]  # the optimizers that took part
     rate: float | Tensor = 0.0  # learning rate: a tensor if only the device knows it
@@ -56,16 +55,14 @@ class WatchedOptimizer:
         self.names = list(parameters)  # in forward order
         self.parameters = list(parameters.values())
         device = self.parameters[0].device
-        self._is_on_cpu = device.type == "cpu"
-        self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
+        self._zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
         self._found_inf = self._zero
         #: Process group with the rest of the parameters; None: all are whole.
         self.shared_with = group_of(self.parameters)
         is_fp32 = all(p.dtype == torch.float32 for p in self.parameters)
         self._norm_dtype = None if is_fp32 else torch.float32
         # Result of a step without a loss for this optimizer.
-        no_norms = torch.zeros(len(self.names), device=device)
-        self.idle = Update(self._zero, self._zero, self._zero, no_norms)
+        self.idle = Update(self._zero, [self._zero] * len(self.names), self.one, self._zero)
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
     @property
@@ -76,13 +73,18 @@ class WatchedOptimizer:
             rate if isinstance(rate, Tensor) and rate.device == self._zero.device else float(rate)
         )
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the recipe has hooks before this optimizer's step, which read its gradients."""
+        return len(self.optimizer._optimizer_step_pre_hooks) > 1  # one is ours
+
     def drop_gradients(self) -> None:
         """Delete all gradients, like `zero_grad(set_to_none=True)` without its profiling."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def gradient_norms(self) -> Tensor:
-        """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 if there is none."""
+    def gradient_norms(self) -> Sequence[Tensor]:
+        """Return the L2 norm of each parameter's gradient, (P,) 0-dim in fp32; 0 if it has none."""
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         if not gradients:
             raise RecipeError(
@@ -92,23 +94,28 @@ class WatchedOptimizer:
         if any(gradient.is_sparse for gradient in gradients):
             self._check_sparse()
             gradients = [elements(gradient) for gradient in gradients]
-        norms = iter(torch._foreach_norm(gradients, dtype=self._norm_dtype))
-        own = torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
-        return norms_of_whole(own, self.shared_with)
+        norms: Sequence[Tensor] = torch._foreach_norm(gradients, dtype=self._norm_dtype)
+        if len(gradients) < len(self.parameters):
+            present = iter(norms)
+            norms = [self._zero if p.grad is None else next(present) for p in self.parameters]
+        if self.shared_with is None:
+            return norms
+        return norms_of_whole(torch.stack(list(norms)), self.shared_with).unbind()
 
     def step(self, scaler: GradScaler) -> Tensor:
         """Call the scaler, which steps or skips; return found_inf, 0-dim: 1 if it skipped."""
-        self._found_inf = self._one  # stays if the hook does not run: an unfused skip
+        self._found_inf = self.one  # stays if the hook does not run: an unfused skip
         scaler.step(self.optimizer)
         return self._found_inf
 
-    def count_nonfinite(self, norms: Tensor) -> Counts | None:
-        """Return Update.counts for these norms. Call it before the clip, which spreads a NaN."""
-        if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
-            return None
+    def count_nonfinite(self, norms: Sequence[Tensor]) -> Counts:
+        """Return Update.counts for these norms. The host waits.
+
+        Call it before a clip, which spreads a NaN.
+        """
         own = {
             position: count_nonfinite(local(gradient))
-            for position, norm in enumerate(norms.tolist())
+            for position, norm in enumerate(torch.stack(list(norms)).tolist())
             if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
         }
         return counts_of_whole(own, self.shared_with)
@@ -138,9 +145,8 @@ class WatchedOptimizer:
         )
 
     def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
-        # Cloned, because scaler.update() adds other optimizers' flags to it in place.
-        self._found_inf = self._zero if found_inf is None else found_inf.clone()
+        # Of a fused optimizer: a sum over devices, which nothing changes in place.
+        self._found_inf = getattr(optimizer, "found_inf", self._zero)
 
 
 def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:

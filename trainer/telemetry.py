@@ -1,35 +1,27 @@
-"""Telemetry of each step, measured on the device and copied to the host asynchronously.
-
-The row of a step goes through halfstep.monitor.ring, and is read by
-halfstep.monitor.telemetry_rows, which has its layout.
-
-Cost, in addition to the norms that clipping needs: two kernels a step for the row and one for each
-optimizer's flag, for any number of parameters; on a CPU no kernel, since values are read directly.
-"""
+"""Telemetry of each step, written on the device by halfstep.recording, without a wait."""
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.clock import clock
 from halfstep.config_groups import Diagnosis, Training
-from halfstep.monitor.ring import Ring
-from halfstep.monitor.telemetry_rows import Rows
+from halfstep.recording.reader import Reader
+from halfstep.recording.recorder import Recorder
+from halfstep.recording.row import Layout, Rows
 from halfstep.telemetry.events import Event
-from halfstep.telemetry.spool import Steps
+from halfstep.telemetry.spool import UNKNOWN_US, Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class Telemetry(Observer):
-    """Writes a row per step, and turns arrived rows into records and scaler events."""
+    """Writes a row per step, and passes on records and scaler events that have arrived."""
 
     def __init__(
         self,
@@ -45,31 +37,31 @@ class Telemetry(Observer):
         self._started_at = started_at
         self._step, self._step_started, self._rate = 0, 0.0, 0.0
         self._on_steps, self._on_event = on_steps, on_event
-        is_clipped_only_by_norm = training.max_grad_value is None
-        self._rows = Rows(
+        self._layout = Layout(
             {name: watched.names for name, watched in optimizers.items()},
-            max_grad_norm=training.max_grad_norm if is_clipped_only_by_norm else None,
-            layers_every=layer_interval(training.steps, diagnosis),
-            has_rates=training.schedule_counts == "applied",
+            has_rate=training.schedule_counts == "applied",
+            has_clipped=training.max_grad_value is not None,
+            max_grad_norm=training.max_grad_norm,
         )
-        self.ring = Ring(
-            self._rows.columns,
-            self._rows.scalars,
+        self._reader = Reader(self._layout, layers_every=layer_interval(training.steps, diagnosis))
+        self.recorder = Recorder(
+            self._reader,
+            self._layout,
             device,
             started_at,
-            self._hand_over,
+            self._arrived,
             sends_first=True,  # a run is seen to have begun
         )
-        self._zero = torch.zeros((), device=device)
+        self._scale = self.recorder.one  # the scaler's tensor, once it has one
 
     @property
     def skipped(self) -> int:
         """Number of steps in which any optimizer was skipped, as far as drained."""
-        return self._rows.skipped
+        return self._reader.skipped
 
     @skipped.setter
     def skipped(self, count: int) -> None:
-        self._rows.skipped = count
+        self._reader.skipped = count
 
     def __enter__(self) -> Self:
         return self
@@ -85,67 +77,56 @@ class Telemetry(Observer):
 
     def state_dict(self) -> dict[str, float | None]:
         """Return the last recorded scale, without one set at the current boundary."""
-        return {"last_scale": self._rows.last_scale}
+        return {"last_scale": self._reader.last_scale}
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore the scale, so that the next step records a scale set in between."""
-        self._rows.last_scale = state["last_scale"]
+        self._reader.last_scale = state["last_scale"]
 
     def before_step(self, step: int) -> None:
         """Start the step's time."""
         self._step, self._step_started = step, time.perf_counter()
 
     def after_step(self, result: StepResult) -> None:
-        """Queue this step's row on the device: two kernels, no wait; on a CPU read it at once."""
-        self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
-        if self.ring.is_on_host:
-            self._read(result)
-            return
-        norms = [update.norms for update in result.updates.values()]
-        torch.cat([torch.stack(self._scalars(result)), *norms], out=self.ring.row)
+        """Write this step's row: one operator, before the scale changes in place."""
+        updates, self._scale = result.updates.values(), result.scale
+        others: list[Tensor] = []
+        self._rate = 0.0
+        if self._layout.has_rate:
+            others.append(result.rate if isinstance(result.rate, Tensor) else self.recorder.zero)
+        elif not isinstance(result.rate, Tensor):
+            self._rate = result.rate
+        if self._layout.has_clipped:
+            others += [each.clipped_norm for each in updates if each.clipped_norm is not None]
+        for name, update in result.updates.items():
+            if update.counts:
+                self._reader.count(self.recorder.ring.number, name, update.counts)
+        self.recorder.write(
+            result.loss,
+            result.scale,
+            [update.found_inf for update in updates],
+            [update.factor for update in updates],
+            [norm for update in updates for norm in update.norms],
+            others,
+        )
 
     def tick(self, waited_seconds: float | None = None) -> None:
         """End the step's time, and hand over rows that are due. waited_seconds: for data."""
-        self.ring.close(self._step, self._step_started, self._rate, waited_seconds)
+        seconds = time.perf_counter() - self._step_started
+        waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
+        until = self.recorder.ring.close(self._step, seconds, self._rate, waited_us)
+        if until is not None:
+            self.recorder.send(until, self._scale)
+
+    def before_scale_is_set(self) -> None:
+        """Record the scale that the last step has left, before it is set by a request."""
+        self.recorder.set_scale_after(self._scale)
 
     def drain(self) -> None:
         """Wait for the device and hand over every row written so far."""
-        self.ring.drain()
+        self.recorder.drain(self._scale)
 
-    def _scalars(self, result: StepResult) -> list[Tensor]:
-        updates = result.updates.values()
-        return [
-            result.loss,
-            result.scale,
-            result.scale_after,
-            result.rate if isinstance(result.rate, Tensor) else self._zero,
-            *[update.found_inf for update in updates],
-            *[update.total_norm for update in updates],
-            *[update.clipped_norm for update in updates],
-        ]
-
-    def _read(self, result: StepResult) -> None:
-        """Read the same values from host memory, without a wait."""
-        number = self.ring.number
-        found_inf, totals, clipped = [], [], []
-        for name, update in result.updates.items():
-            found_inf.append(update.found_inf.item())
-            totals.append(total := update.total_norm.item())
-            is_clipped = update.clipped_norm is not update.total_norm
-            clipped.append(update.clipped_norm.item() if is_clipped else total)
-            if update.counts:
-                self._rows.count(number, name, update.counts)
-        rate = result.rate.item() if isinstance(result.rate, Tensor) else 0.0
-        scale = result.scale.item()
-        is_scaled = result.scale_after is not result.scale
-        after = result.scale_after.item() if is_scaled else scale
-        self.ring.values = result.loss.item(), scale, after, rate, *found_inf, *totals, *clipped
-        if self._rows.is_for_layers(self._step):
-            norms = [update.norms.tolist() for update in result.updates.values()]
-            self._rows.hold(number, [norm for each in norms for norm in each])
-
-    def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
-        events = self._rows.read(first, rows, records)
+    def _arrived(self, first: int, rows: Rows, records: Steps, events: list[Event]) -> None:
         self._on_steps(records)
         for event in events:
             self._on_event(event)

@@ -23,7 +23,7 @@ from halfstep.evidence.schedule import ScheduleEvidence
 from halfstep.evidence.tally import Tally
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.current_step import CurrentStep, Value
-from halfstep.monitor.gradients import Gradients
+from halfstep.recording.gradients import Gradients
 from halfstep.telemetry.events import (
     AccumulatedGradients,
     AdamEps,
@@ -73,8 +73,8 @@ class Collector:
 
     def __init__(self, on_event: Callable[[Event], None], say: Callable[[str], None]) -> None:
         self._on_event, self._say = on_event, say
-        self._host_copies = HostCopies()
-        self.origin = Origin(on_event, self._host_copies)
+        self.host_copies = HostCopies()
+        self.origin = Origin(on_event, self.host_copies)
         self.schedule = ScheduleEvidence()
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
@@ -177,13 +177,13 @@ class Collector:
             self._device_clips += 1
             self.origin.end(steps + 1, 1.0, (~norm.isfinite()).float(), loss)
             both = torch.stack([norm.detach().float(), _on_device(loss, norm.device)])
-            self._host_copies.send(
+            self.host_copies.send(
                 lambda arrived: self._judge_clip(steps, *arrived[0].tolist()), both
             )
         else:
             return
         self.origin.begin()
-        self._host_copies.report()
+        self.host_copies.report()
 
     def _judge_clip(self, steps: int, norm: float, loss: float) -> None:
         if self._bad_clip_at not in (None, steps):  # that step was applied: the weights are lost
@@ -207,7 +207,7 @@ class Collector:
             elif carried and bool(arrived[0].any()):
                 self._on_event(AccumulatedGradients(step=step, steps=carried, optimizer=optimizer))
 
-        self._host_copies.send(report, norms)
+        self.host_copies.send(report, norms)
 
     def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
         """Record an exception from a method of the scaler."""
@@ -284,6 +284,16 @@ class Collector:
 
     # ---- Rows ---------------------------------------------------------------------------------
 
+    def is_for_clip(self, norm: Value) -> bool:
+        """Return whether `clipped` examines gradients of this norm."""
+        if self._is_lost:
+            return False
+        if self._bad_clip_at is not None or self.origin.left or self.origin.is_armed:
+            return True
+        if isinstance(norm, float):
+            return not math.isfinite(norm)
+        return self._device_clips < CLIPS_ON_DEVICE
+
     def is_quiet(self) -> bool:
         """Return whether nothing is to be examined in the next step."""
         origin = self.origin
@@ -291,36 +301,31 @@ class Collector:
             self.in_a_row
             or origin.left
             or origin.is_armed
-            or self._host_copies.sent
+            or self.host_copies.sent
             or self.inputs is not None
         )
 
-    def is_uneventful(self, row: CurrentStep) -> bool:
-        """Return whether `closed` can ignore a row: it and the previous one were applied."""
-        if not self.is_quiet():
-            return False
-        for flag in row.found_inf.values():
-            if isinstance(flag, Tensor) or flag:
-                return False
-        return bool(row.found_inf)
-
     def closed(
-        self, step: int, row: CurrentStep, known: Mapping[int, Gradients], scale: Value, loss: Value
+        self,
+        step: int,
+        row: CurrentStep,
+        known: Mapping[int, Gradients],
+        scale: Value,
+        found_inf: Mapping[int, Value],
+        loss: Value,
     ) -> None:
         """Process a closed row of a scaler. On a CPU its flags are known now."""
-        known_flags = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
-        if known_flags:
-            was_skipped = any(known_flags)
+        flags = list(found_inf.values())
+        if any(isinstance(flag, float) for flag in flags):
             loss_is_finite = not isinstance(loss, float) or math.isfinite(loss)
-            self._skip(step, row, known, was_skipped, loss_is_finite=loss_is_finite)
+            self._skip(step, row, known, any(flags), loss_is_finite=loss_is_finite)
         if self.origin.is_armed:
-            flags = list(row.found_inf.values())
             total = flags[0] if flags else 0.0
             for flag in flags[1:]:
                 total = total + flag
             self.origin.end(step, scale, total, loss)
         self.origin.begin()
-        self._host_copies.report()
+        self.host_copies.report()
 
     def _skip(
         self,
@@ -337,7 +342,7 @@ class Collector:
             return
         self.in_a_row += 1
         counted = [
-            counts for measured in row.measured.values() if (counts := measured[3]) is not None
+            counts for measured in row.measured.values() if (counts := measured.counts) is not None
         ]
         nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
         infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())
@@ -371,7 +376,7 @@ class Collector:
             self._on_event(event)
         if norms is not None:
             self._arrived_skips(records, events, norms)
-        self._host_copies.report()
+        self.host_copies.report()
 
     def _arrived_skips(
         self, records: Steps, events: Sequence[Event], norms: NDArray[np.float32]
@@ -410,7 +415,7 @@ class Collector:
 
     def drain(self, *, wait: bool) -> None:
         """Report completed copies from a device."""
-        self._host_copies.report(wait=wait)
+        self.host_copies.report(wait=wait)
 
     # ---- Checks -------------------------------------------------------------------------------
 
@@ -459,7 +464,7 @@ class Collector:
         counts = torch.stack([counts_of(tensor) for tensor in inputs.values()])
         weights = [p for each in self._modules for p in each.parameters() if p.requires_grad]
         both = torch.stack([total, are_finite(weights, device)])
-        self._host_copies.send(report, counts, both)
+        self.host_copies.send(report, counts, both)
 
     def _judge_inputs(
         self, step: int, found: list[tuple[str, int, int]], *, loss_is_finite: bool
@@ -541,7 +546,7 @@ class Collector:
             if not parameter.requires_grad
         )
         buffers = (each for module in self._modules for each in module.named_buffers())
-        search(chain(buffers, averaged), self._host_copies, report)
+        search(chain(buffers, averaged), self.host_copies, report)
 
     def _once(
         self, event: NoInfChecks | Fp16Gradients | CallOrder | AdamEps | NoGradient | OriginEvent

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.monitor.gradients import local_elements
+from halfstep.recording.gradients import local_elements
 
 
 def search(

@@ -10,14 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-
-def is_capturing() -> bool:
-    """Return whether the script is capturing a CUDA graph.
-
-    A copy to the host, or a question about one, would end the capture.
-    """
-    has_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return has_cuda and torch.cuda.is_current_stream_capturing()
+#: Whether the script is capturing a CUDA graph, which a copy to the host would end.
+is_capturing: Callable[[], bool] = (
+    torch._C._cuda_isCurrentStreamCapturing if hasattr(torch._C, "_cuda_getDeviceCount") else bool
+)
 
 
 class HostCopy:
@@ -29,9 +25,9 @@ class HostCopy:
 
     @classmethod
     def send(cls, *tensors: Tensor) -> Self:
-        """Start the copies. Host tensors are returned without a copy: they must not be modified."""
+        """Start the copies."""
         if not any(tensor.is_cuda for tensor in tensors):
-            return cls(list(tensors), None)
+            return cls([tensor.detach().clone() for tensor in tensors], None)
         # A script may have set another default device.
         host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True, device="cpu") for t in tensors]
         for target, source in zip(host, tensors, strict=True):

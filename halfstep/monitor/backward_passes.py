@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor
 from torch._C import _current_graph_task_id
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
-from halfstep.monitor.current_step import Value, kept_loss
+from halfstep.recording.gradients import value_on_host
 
 #: A gradient's identity and version counters; None without a gradient.
 Mark: TypeAlias = tuple[int, int, int] | None
@@ -42,6 +44,7 @@ UNSCALABLE = frozenset(
     )
 )
 MOST_NODES = 32  # read of a root's graph
+COPIED_ROWS = 16  # the first ones, which show whether the loop changes its losses in place
 
 
 def mark(parameter: Tensor) -> Mark:
@@ -72,7 +75,7 @@ class BackwardPass:
     __slots__ = ("changed", "is_scaled", "is_unscaled", "losses", "weights")
 
     def __init__(
-        self, losses: list[Value] | None, *, is_scaled: bool, is_unscaled: bool = False
+        self, losses: list[Tensor] | None, *, is_scaled: bool, is_unscaled: bool = False
     ) -> None:
         """is_scaled, is_unscaled: neither is true if it is unknown."""
         self.losses, self.is_scaled, self.is_unscaled = losses, is_scaled, is_unscaled
@@ -88,8 +91,6 @@ class OwnLosses:
     __slots__ = (
         "_before",
         "_mark",
-        "_probes",
-        "_weights",
         "carried",
         "has_changed",
         "is_carried",
@@ -97,13 +98,15 @@ class OwnLosses:
         "is_scaled",
         "losses",
         "of_grad",
+        "probes",
         "took",
         "unscaled",
+        "weights",
     )
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.losses: list[Value] = []
-        self.of_grad: list[Value] = []  # from autograd.grad over its parameters
+        self.losses: list[Tensor] = []
+        self.of_grad: list[Tensor] = []  # from autograd.grad over its parameters
         self.has_changed = False  # a pass has changed its gradients at least once
         self.took: BackwardPass | None = None  # the pass in which it stepped
         self.is_first = True  # no pass has changed its gradients since its step
@@ -111,10 +114,10 @@ class OwnLosses:
         self.unscaled = 0  # passes over its gradients that began from a loss without the scale
         self.is_carried = False  # the gradients of the last step were not cleared since
         self.carried = 0  # steps in a row that were made with such gradients
-        self._weights: int | None = None  # their version at the first pass
+        self.weights: int | None = None  # their version at the first pass
         self._before: list[Mark] = []
         self._mark: list[Mark] | None = None
-        self._probes: list[Tensor] = []
+        self.probes: list[Tensor] = []
         self.choose(optimizer)
 
     def choose(self, optimizer: Optimizer) -> None:
@@ -126,25 +129,25 @@ class OwnLosses:
             if isinstance(p, Tensor) and p.requires_grad
         ]
         having = [p for p in able if p.grad is not None] or able
-        self._probes = [having[0], having[-1]] if len(having) > 1 else having
+        self.probes = [having[0], having[-1]] if len(having) > 1 else having
 
     def begins(self) -> bool:
         """Record the gradients' marks before a pass; return whether it re-evaluates a loss.
 
         It does if the weights changed since the last pass without a step.
         """
-        if not self._probes:
+        if not self.probes:
             return False
-        weights = self._probes[0]._version
-        self._before = now = marks(self._probes)
+        weights = self.probes[0]._version
+        self._before = now = marks(self.probes)
         if self._mark is None:
-            self._weights = weights
+            self.weights = weights
             return False
         if is_cleared := not (any(now) and _overlap(now, self._mark)):
             self.is_scaled, self.unscaled = False, 0
-        if not self.is_first and weights != self._weights:
+        if not self.is_first and weights != self.weights:
             return True
-        self._weights = weights
+        self.weights = weights
         if is_cleared:
             self.losses, self.is_first, self.is_carried = [], True, False
         elif self.is_first and now == self._mark:
@@ -156,7 +159,7 @@ class OwnLosses:
 
         is_again: the pass re-evaluates a loss.
         """
-        now = marks(self._probes)
+        now = marks(self.probes)
         if now == self._before or self.took is done:
             self.has_changed |= self.took is done
             self.took = None
@@ -172,55 +175,49 @@ class OwnLosses:
 
     def begins_at(self, versions: Mapping[int, int]) -> None:
         """Set the weights' version at the first pass. versions: by the parameters' ids."""
-        if self._probes:
-            self._weights = versions.get(id(self._probes[0]), self._weights)
+        if self.probes:
+            self.weights = versions.get(id(self.probes[0]), self.weights)
 
     def is_plain(self) -> bool:
-        """Return whether the next step's loss is one scaled loss over cleared gradients."""
+        """Return whether the next step's loss is one loss over cleared gradients."""
         is_cleared = bool(self._before) and self._before[0] is None
-        return is_cleared and self.is_scaled and len(self.losses) == 1 and not self.of_grad
-
-    def begins_cleared(self) -> bool:
-        """Record the weights' version before a pass; return whether the first gradient is None."""
-        probe = self._probes[0]
-        self._weights = probe._version
-        return probe.grad is None
+        return is_cleared and len(self.losses) == 1 and not self.of_grad
 
     def has_moved(self) -> bool:
         """Return whether the weights changed since the first pass of this step."""
-        if not self._probes or self._weights is None:
+        if not self.probes or self.weights is None:
             return False
-        return self._probes[0]._version != self._weights
+        return self.probes[0]._version != self.weights
 
     def remark(self) -> None:
         """Treat gradients that a clip changed in place as unchanged."""
         if self._mark is not None:
-            self._mark = marks(self._probes)
+            self._mark = marks(self.probes)
 
-    def resumes(self, loss: Value | None) -> None:
+    def resumes(self, loss: Tensor | None, *, is_scaled: bool) -> None:
         """Continue after passes that were not examined. loss: of one since the step."""
-        self._mark = marks(self._probes)
+        self._mark = marks(self.probes)
         if loss is not None:
-            self.losses, self.is_first, self.is_scaled = [loss], False, True
+            self.losses, self.is_first, self.is_scaled = [loss], False, is_scaled
 
     def is_uncleared(self) -> bool:
         """Return whether the first gradient is untouched since the last pass or clip."""
         return bool(
-            self._mark and self._mark[0] is not None and mark(self._probes[0]) == self._mark[0]
+            self._mark and self._mark[0] is not None and mark(self.probes[0]) == self._mark[0]
         )
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Return whether a probed parameter is among the inputs."""
-        return any(each is probe for probe in self._probes for each in inputs)
+        return any(each is probe for probe in self.probes for each in inputs)
 
-    def take(self, optimizer: Optimizer, under_way: BackwardPass | None) -> list[Value]:
+    def take(self, optimizer: Optimizer, under_way: BackwardPass | None) -> list[Tensor]:
         """Return the losses of the current step, and reset for the next one."""
         losses = self.losses
         if under_way is not None:
             losses, self.took = losses + list(under_way.losses or ()), under_way
         elif not losses:
             losses = self.of_grad
-        if self._probes and self._probes[0].grad is None:
+        if self.probes and self.probes[0].grad is None:
             self.choose(optimizer)
         self.carried = self.carried + 1 if self.is_carried else 0
         self.is_carried = False
@@ -238,7 +235,7 @@ class BackwardPasses:
         self._own: dict[int, OwnLosses] = {}  # by an optimizer's id
         self._stack: list[BackwardPass | None] = []  # None: nested, or not of a loss
         self._again: set[int] = set()  # optimizers whose loss the pass under way re-evaluates
-        self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
+        self._scaled: dict[int, tuple[Any, Tensor | None]] = {}  # by a scaled tensor's id
         self._is_scaled = False  # a tensor was scaled from which no pass has started yet
         self._is_pass_scaled = False  # the pass under way starts from a scaled loss
         self._is_pass_unscaled = False  # it starts from a loss that was not multiplied by the scale
@@ -246,7 +243,7 @@ class BackwardPasses:
         self._used: set[int] = set()  # ids of scaled tensors that passes have started from
         self._has_scaled = False  # a tensor was ever scaled, as far as calls are seen
         self.is_over = False  # a row has closed: the next call starts a new iteration
-        self._recent: list[Value] = []  # losses since the last step of any optimizer
+        self._recent: list[Tensor] = []  # losses since the last step of any optimizer
         self._early: list[BackwardPass] | None = []  # of the first iteration
         self._early_marks: dict[int, Mark] = {}
         self.changed: list[int] = []  # optimizers whose gradients the last pass changed
@@ -255,7 +252,12 @@ class BackwardPasses:
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
         self.plain: OwnLosses | None = None
-        self._plain_loss: Value | None = None  # of the pass since the step, if that was plain
+        self.plain_loss: Tensor | None = None  # of the pass since the step, if that was plain
+        #: Losses by reference, and their versions, since the last row.
+        self.references: list[tuple[Tensor, int]] = []
+        self.copies_until = COPIED_ROWS  # rows until which losses are copied; -1: for ever
+        self.rows = 0
+        self.is_settled = False  # losses are references, and the first ones did not change
 
     @property
     def is_under_way(self) -> bool:
@@ -268,23 +270,56 @@ class BackwardPasses:
         return bool(self._scaled) or self._is_scaled
 
     @property
-    def latest_loss(self) -> Value:
-        """The loss of the latest pass since any optimizer's last step; NaN if unknown."""
-        self._examine()
-        return self._recent[-1] if self._recent else math.nan
+    def latest_loss(self) -> Tensor | None:
+        """The loss of the latest pass since any optimizer's last step, if known."""
+        if self.plain_loss is not None:
+            return self.plain_loss
+        return self._recent[-1] if self._recent else None
+
+    def capture(self, loss: Tensor) -> Tensor | None:
+        """Return a loss without its graph, by reference; None if it is not a single number.
+
+        The first ones are copied, and all of them where a loop changes a loss in place.
+        """
+        try:
+            if type(loss) is not Tensor or loss.ndim or is_functorch_wrapped_tensor(loss):
+                return _copy_of_rare(loss)
+            if not loss.is_floating_point():
+                return None
+            value = loss.detach()
+            if self.copies_until < 0:
+                return value.clone()
+            self.references.append((value, value._version))
+            return value if self.rows >= self.copies_until else value.clone()
+        except Exception:  # a subclass without these methods
+            return None
+
+    def has_kept_losses(self) -> bool:
+        """Return whether no loss since the last row has changed; the row is about to be written."""
+        is_copied, is_kept = self.rows < self.copies_until, True
+        self.rows += 1
+        self.is_settled = 0 <= self.copies_until <= self.rows
+        for value, version in self.references:
+            if value._version != version:
+                self.copies_until, self.is_settled, is_kept = -1, False, is_copied
+        self.references.clear()
+        return is_kept
 
     def scaled(self, result: Any, outputs: Any) -> None:
         """Remember the loss of each tensor that a scaler returned.
 
         Only lists and tuples are traversed: other iterables may only be consumed by the loop.
         """
-        if self.is_over:
+        if self.is_over and self._early is None:  # as _begin_iteration does
+            self.is_over = self._is_scaled = False
+            self._scaled.clear()
+            self._given.clear()
+            self._used.clear()
+        elif self.is_over or len(self._scaled) > MOST_KEPT:
             self._begin_iteration()
-        if len(self._scaled) > MOST_KEPT:
-            self._forget_scaled()
         if isinstance(result, Tensor):
             if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
-                self._scaled[id(result)] = ref(result), known_loss(outputs)
+                self._scaled[id(result)] = ref(result), self.capture(outputs)
                 self._used.discard(id(result))  # of a tensor that is gone
                 self._given[id(outputs)] = ref(outputs)
                 self._is_scaled = self._has_scaled = True
@@ -298,51 +333,52 @@ class BackwardPasses:
         """Record a pass like all recent ones, without `ends`; return False for any other.
 
         Such a pass is the first since the step, over gradients that were cleared to None, from the
-        scaled loss. It spares the usual loop most of the cost of a pass.
+        loss, scaled if any is. It spares the usual loop most of the cost of a pass.
         """
-        own = self.plain
-        if own is None or self.since_step or type(roots) is not tuple or len(roots) != 1:
+        try:
+            own = self.plain
+            if own is None or self.since_step or type(roots) is not tuple or len(roots) != 1:
+                return False
+            [root] = roots
+            if self._has_scaled:
+                scaled, loss = self._scaled.get(id(root), NOTHING)
+                if scaled is None or scaled() is not root:
+                    return False
+                self._used.add(id(root))
+            elif self._stack or _current_graph_task_id() != NO_PASS or root.numel() != 1:
+                return False
+            else:
+                loss = self.capture(root)
+            if loss is None:
+                return False
+            probe = own.probes[0]
+            own.weights = probe._version
+            if probe.grad is not None or (
+                loss.is_cpu
+                and not math.isfinite(
+                    loss.numpy() if loss.dtype is torch.float32 else value_on_host(loss) or 0.0
+                )
+            ):
+                return False
+            self.plain_loss = loss
+            self.count += 1
+            self.since_step = 1
+            self._is_scaled = False
+            return True
+        except Exception:  # `begins` meets it too, and it is reported there
             return False
-        [root] = roots
-        scaled, loss = self._scaled.get(id(root), NOTHING)
-        if scaled is None or scaled() is not root or loss is None or not own.begins_cleared():
-            return False
-        if isinstance(loss, float) and not math.isfinite(loss):
-            return False
-        self._plain_loss = loss
-        self.count += 1
-        self.since_step = 1
-        self._is_scaled = False
-        self._used.add(id(root))
-        return True
-
-    def resumes(
-        self, scaled_id: int, scaled: ReferenceType[Tensor], loss: float, *, has_passed: bool
-    ) -> None:
-        """Continue after a loss was scaled that was not passed to `scaled`.
-
-        has_passed: a pass like all recent ones has started from it.
-        """
-        if self.is_over:
-            self._begin_iteration()
-        self._scaled[scaled_id] = scaled, loss
-        self._is_scaled = not has_passed
-        self._used.discard(scaled_id)
-        if has_passed:
-            self._used.add(scaled_id)
-            self._plain_loss, self.since_step = loss, 1
 
     def _examine(self) -> None:
         """Examine passes again, from the state that the plain ones have left."""
         if self.plain is not None:
-            if self._plain_loss is not None:
-                self._recent = [self._plain_loss]
-            self.plain.resumes(self._plain_loss)
-            self.plain = self._plain_loss = None
+            if self.plain_loss is not None:
+                self._recent = [self.plain_loss]
+            self.plain.resumes(self.plain_loss, is_scaled=self._has_scaled)
+            self.plain = self.plain_loss = None
 
     def begins(
         self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
-    ) -> list[Value] | None:
+    ) -> list[Tensor] | None:
         """Record a pass before it runs; return its losses. scale: factor of the roots."""
         self._examine()
         is_nested = self._stack or _current_graph_task_id() != NO_PASS
@@ -390,18 +426,19 @@ class BackwardPasses:
             if len(self._early) > MOST_EARLY:
                 self._early, self._early_marks = None, {}
 
-    def take(self, optimizer: Optimizer) -> list[Value]:
+    def take(self, optimizer: Optimizer) -> list[Tensor]:
         """Return the losses of an optimizer's step; empty if unknown."""
         passes, self.since_step = self.since_step, 0
         own = self._own.get(id(optimizer))
-        if self._plain_loss is not None and own is self.plain:
-            loss, self._plain_loss = self._plain_loss, None
+        if self.plain_loss is not None and own is self.plain:
+            loss, self.plain_loss = self.plain_loss, None
             return [loss]
         self._examine()
         under_way = self._stack[0] if self._stack else None
         if own is not None:
             is_single = passes == len(self._own) == 1 and under_way is None
-            if is_single and self.count > PLAIN_AFTER and own.is_plain():
+            is_usual = own.is_scaled or not self._has_scaled
+            if is_single and is_usual and self.count > PLAIN_AFTER and own.is_plain():
                 self.plain = own
             losses = own.take(optimizer, under_way)
             if own.carried in CARRIED:
@@ -456,13 +493,11 @@ class BackwardPasses:
         return [identity for identity, own in self._own.items() if own.is_uncleared()]
 
     def _begin_iteration(self) -> None:
-        self.is_over = False
-        if self._early is not None and self._own:
+        if not self.is_over:  # a loop without steps has scaled many losses
+            self.references.clear()
+        elif self._early is not None and self._own:
             self._early, self._early_marks = None, {}
-        self._forget_scaled()
-        self._is_scaled = False
-
-    def _forget_scaled(self) -> None:
+        self.is_over = self._is_scaled = False
         self._scaled.clear()
         self._given.clear()
         self._used.clear()
@@ -472,8 +507,8 @@ class BackwardPasses:
         self._examine()
         self._own.pop(optimizer, None)
 
-    def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:
-        losses: list[Value] = []
+    def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Tensor] | None:
+        losses: list[Tensor] = []
         self._is_pass_scaled = self._is_pass_unscaled = False
         for root in roots:
             if (scaled := self._scaled.get(id(root))) and scaled[0]() is root:
@@ -483,12 +518,12 @@ class BackwardPasses:
             elif not isinstance(root, Tensor) or root.numel() != 1:
                 return None
             else:
-                loss = known_loss(root)
+                loss = self.capture(root)
                 if self._is_unscaled(root):
                     self._is_pass_unscaled = True
                 elif self._is_scaled and scale is not None and loss is not None:
                     self._is_pass_scaled = True
-                    loss = loss / (scale.item() if scale.is_cpu else scale)
+                    loss = loss / scale.to(loss.device, non_blocking=True)
             if loss is None:
                 return None
             losses.append(loss)
@@ -506,7 +541,7 @@ class BackwardPasses:
         is_other = self._has_scaled and self._scaled.keys() <= self._used
         return is_other and not _may_be_product(root)
 
-    def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> bool:
+    def _note_grad(self, losses: list[Tensor] | None, arguments: Sequence[Any]) -> bool:
         """Record a pass of autograd.grad; return whether it is over known parameters."""
         inputs = arguments[INPUTS] if len(arguments) > INPUTS else ()
         if not losses or not isinstance(inputs, tuple | list):
@@ -535,7 +570,7 @@ class BackwardPasses:
         if under_way is not None:
             under_way.weights = versions
 
-    def _early_losses(self, optimizer: Optimizer, known: OwnLosses) -> list[Value]:
+    def _early_losses(self, optimizer: Optimizer, known: OwnLosses) -> list[Tensor]:
         """Return the losses of an optimizer's first step, from passes before it was known."""
         if not self._early or not self._early_marks:
             return self._recent
@@ -551,20 +586,20 @@ class BackwardPasses:
         return [loss for each in same for loss in each.losses or ()]
 
 
-def known_loss(loss: Tensor) -> Value | None:
-    """Return a loss that can be stored; None if it is not a single number."""
-    try:
-        if type(loss) is Tensor and not loss.ndim and loss.is_cpu:
-            number = loss.item()
-            return number if isinstance(number, float) else None
-        placements = getattr(loss, "placements", None)
-        if placements is not None:  # only a replicated DTensor has the whole value in every process
-            if not all(each.is_replicate() for each in placements):
-                return None
-            loss = loss.to_local()  # type: ignore[attr-defined]
-        return None if loss.is_complex() else kept_loss(loss)
-    except Exception:  # a tensor inside torch.func, a subclass without item()
+def _copy_of_rare(loss: Tensor) -> Tensor | None:
+    """Return a copy of a loss of a subclass, or the mean of several numbers."""
+    is_traced = type(loss).__module__.startswith("torch._subclasses")  # by the compiler
+    if is_traced or (type(loss) is Tensor and is_functorch_wrapped_tensor(loss)):
         return None
+    placements = getattr(loss, "placements", None)
+    if placements is not None:  # only a replicated DTensor has the whole value in every process
+        if not all(each.is_replicate() for each in placements):
+            return None
+        loss = loss.to_local()  # type: ignore[attr-defined]
+    if loss.is_complex():
+        return None
+    loss = loss.detach().float()
+    return loss.mean() if loss.ndim else loss + 0.0
 
 
 def _may_be_product(root: Tensor) -> bool:

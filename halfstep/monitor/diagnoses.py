@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.monitor.exponents import Exponents
-from halfstep.monitor.gradients import Gradients, local_elements
 from halfstep.monitor.headroom import Headroom, evaluated_at, headroom_event
+from halfstep.recording.gradients import Gradients, local_elements
 from halfstep.telemetry.events import Event, FailedDiagnosis
 
 ERROR_CHARACTERS = 1000

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halfstep.monitor.gradients import elements
+from halfstep.recording.gradients import elements
 from halfstep.telemetry.events import Event, Histogram, HistogramModule
 
 BINS, BIAS = 256, 127

@@ -35,38 +35,44 @@ class FirstClips:
     """Norms before the clips of the first iterations, by a parameter's id."""
 
     def __init__(self) -> None:
-        self._known: dict[int, BeforeClip] = {}
+        self.known: dict[int, BeforeClip] = {}
         self._clipped: list[Tensor] = []  # parameters of the clip that goes on
         self._clips = 0
 
-    def measure(self, parameters: Sequence[Tensor], max_norm: Any, scale: Tensor | None) -> None:
-        """Measure gradients that are about to be clipped."""
+    def measure(
+        self,
+        parameters: Sequence[Tensor],
+        max_norm: Any,
+        scale: Tensor | None,
+        norms: Sequence[Tensor] | None,
+    ) -> None:
+        """Measure gradients that are about to be clipped. norms: those that the clip computed."""
         self._clips += 1
         if self._clips <= MOST_CLIPS:
             self._clipped = [p for p in parameters if p.grad is not None]
-            norms = _norms(self._clipped)
-            for parameter in self._clipped if norms else ():
-                norm, gradient = norms[id(parameter)], parameter.grad
+            known = norms or _norms(self._clipped)
+            for parameter, norm in zip(self._clipped, known, strict=False):
+                gradient = parameter.grad
                 counts = None
                 if norm.is_cpu and not math.isfinite(norm) and gradient is not None:
                     counts = int(gradient.isinf().sum()), int(gradient.isnan().sum())
-                self._known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts)
+                self.known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts)
 
     def clipped(self) -> None:
         """Remember which gradients the clip has left; any other value is measured again."""
         for parameter in self._clipped:
-            if (before := self._known.get(id(parameter))) and (grad := parameter.grad) is not None:
+            if (before := self.known.get(id(parameter))) and (grad := parameter.grad) is not None:
                 clipped = before._replace(clipped=weakref.ref(grad), version=grad._version)
-                self._known[id(parameter)] = clipped
+                self.known[id(parameter)] = clipped
         self._clipped = []
 
     def take(self, parameters: Iterable[Tensor]) -> list[BeforeClip]:
         """Return the norms of an optimizer's gradients; empty unless all are known and current."""
         taken: list[BeforeClip] = []
-        is_known = bool(self._known)
+        is_known = bool(self.known)
         for parameter in parameters if is_known else ():
             if (grad := parameter.grad) is not None:
-                before = self._known.pop(id(parameter), None)
+                before = self.known.pop(id(parameter), None)
                 if before is None or not before.is_current(grad):
                     is_known = False
                 else:
@@ -75,17 +81,15 @@ class FirstClips:
 
     def forget(self) -> None:
         """Drop what no optimizer has taken."""
-        self._known.clear()
+        self.known.clear()
 
 
-def _norms(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Return the norm of each gradient, by its parameter's id; empty if some are of rare kinds."""
-    present = {id(p): p.grad.detach() for p in parameters if p.grad is not None}
-    gradients = list(present.values())
+def _norms(parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the norm of each parameter's gradient; empty if some are of rare kinds."""
+    gradients = [p.grad.detach() for p in parameters if p.grad is not None]
     is_rare = any(hasattr(g, "to_local") or g.is_sparse or g.is_complex() for g in gradients)
     kinds = {gradient.dtype for gradient in gradients}
     has_half = bool(kinds & {torch.float16, torch.bfloat16})
     if is_rare or (has_half and torch.float64 in kinds) or len({g.device for g in gradients}) != 1:
-        return {}
-    norms = torch._foreach_norm(gradients, dtype=torch.float32 if has_half else None)
-    return dict(zip(present, norms, strict=True))
+        return ()
+    return torch._foreach_norm(gradients, dtype=torch.float32 if has_half else None)

@@ -31,36 +31,55 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
 
+from halfstep.evidence.collector import Collector
 from halfstep.monitor.async_host_copy import is_capturing
-from halfstep.monitor.usual_steps import UsualSteps
+from halfstep.monitor.backward_passes import BackwardPasses
 
-#: Calls a function, and keeps its exceptions out of the training.
-Guard = Callable[..., None]
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
+NORM = "_get_total_norm"  # of clip_grad, before a clip by norm
+#: Listener methods that wrappers call with lines of their own, not by `Hooks._call`.
+CALLED_INLINE = (
+    *("scaled", "unscaled", "checked", "updating", "updated", "loaded"),
+    *("clipping", "stepped"),
+)
+EXACT = (torch.float32, torch.float64)  # dtypes of gradients whose norms are not rounded
 GROUP = "_group_tensors_by_device_and_dtype"  # of clip_grad: clip_grad_value_ calls it, too
-#: Listener methods that are called without the guard: they must not raise.
-UNGUARDED = ("repeats", "optimizer_ends")
-#: The same of `UsualSteps`: each returns whether the listener's method need not be called.
-USUAL = ("scaled", "begins", "checked", "unscaled", "clips", "updating", "updated")
+
+
+class Guard(Protocol):
+    """Keeps exceptions and signals out of the training while the listener is called."""
+
+    held: int  # calls under way; above 0 a signal is deferred and sets is_due
+    is_due: bool
+
+    def failed(self, error: Exception) -> None:
+        """Handle an exception of the listener."""
+
+    def terminate(self) -> None:
+        """Handle the deferred signal."""
 
 
 class Listener(Protocol):
     """Interface that the wrappers call."""
 
-    usual: UsualSteps  # called first
-
     def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
         """Handle the return of `scaler.scale(outputs)`."""
 
-    def unscaled(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
-        """Handle the return of `scaler.unscale_(optimizer)`."""
+    #: Handle the return of `scaler.unscale_(optimizer)`, and an inf check that left gradients
+    #: multiplied by the scale, with scaler, result and optimizer.
+    unscaled: functools.partial[None]
+    checked: functools.partial[None]
 
-    def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
-        """Handle an inf check that left gradients multiplied by the scale."""
-
+    passes: BackwardPasses
+    evidence: Collector
     scaler_steps: int  # calls of GradScaler.step under way, of enabled scalers
+    has_pending: bool  # gradients wait for their clip
+
+    def measure_pending(self) -> None:
+        """Handle a call of GradScaler.step before it steps its optimizer."""
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Handle an exception from a method of the scaler."""
@@ -74,9 +93,6 @@ class Listener(Protocol):
     def loaded(self, scaler: GradScaler, result: Any, *state: Any, **states: Any) -> None:
         """Handle the return of `scaler.load_state_dict`."""
 
-    def repeats(self, roots: Any) -> bool:
-        """Record a backward pass like all recent ones; return False to have it examined."""
-
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Handle the start of a backward pass. arguments: the engine's, after roots."""
 
@@ -88,17 +104,19 @@ class Listener(Protocol):
     def nested(self, optimizer: Optimizer) -> None:
         """Handle the start of an optimizer's step within another one's."""
 
-    def optimizer_ends(self, optimizer: Optimizer) -> bool:
-        """Remove the optimizer from `stepping`; return whether to call `stepped`."""
+    rows: dict[int, Any]  # by an optimizer's id, of those that scalers step
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Handle the end of an optimizer's step that no scaler made."""
 
-    def clipping(self, parameters: Any, max_norm: Any) -> None:
+    #: Gradients that are about to be clipped, and their norms, if the clip has computed them.
+    norms_of_clip: tuple[Sequence[Tensor], Sequence[Tensor]] | None
+
+    def clipping(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         """Handle gradients before they are clipped. parameters: the list that torch made."""
 
     def clipped(self) -> None:
-        """Handle the end of a clip."""
+        """Handle the end of a clip, which changes marks of gradients, if there are any."""
 
     def clipping_values(self, gradients: Sequence[Tensor]) -> None:
         """Handle gradients before their elements are clipped."""
@@ -118,45 +136,47 @@ def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
 class Hooks:
     """Set of wrappers, active from `arm` to `disarm`."""
 
-    def __init__(self, listener: Listener, guard: Guard) -> None:
-        """Keep the listener's calls out of compiled graphs.
-
-        guard: calls the listener, and keeps its errors out of the training loop.
-        """
-
-        def unless_capturing(call: Callable[..., None], *given: Any, **named: Any) -> None:
-            if not is_capturing():
-                call(*given, **named)
-
-        def guarded(call: Callable[..., None], *given: Any, **named: Any) -> None:
-            guard(unless_capturing, call, *given, **named)
-
-        unguarded = [getattr(listener, name) for name in UNGUARDED]
-        for function in (
-            guard,
-            guarded,
-            unless_capturing,
-            *unguarded,
-            *(getattr(listener.usual, name) for name in USUAL),
-        ):
-            _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
-        self._guard, self._listener = guarded, listener
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._is_armed = False
         self._schedule_depth = 0
         self._wraps: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[Any] = []
 
-    def arm(self) -> None:
-        """Install the wrappers, also around ShardedGradScaler's overrides."""
+    def _call(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
+        """Call the listener. Wrappers of each step's calls have the same lines in them."""
+        if not self._is_armed or is_capturing():
+            return
+        guard = self._guard
+        guard.held += 1
+        try:
+            call(*given, **named)
+        except Exception as error:
+            guard.failed(error)
+        finally:  # KeyboardInterrupt propagates
+            guard.held -= 1
+        if guard.is_due and not guard.held:
+            guard.terminate()
+
+    def arm(self, guard: Guard) -> None:
+        """Install the wrappers, also around ShardedGradScaler's overrides.
+
+        The listener's calls stay out of compiled graphs.
+        """
+        listener, self._guard = self._listener, guard
+        methods = (getattr(listener, name) for name in CALLED_INLINE)
+        repeats = listener.passes.repeats
+        for function in (self._call, guard.failed, guard.terminate, repeats, *methods):
+            function = getattr(function, "func", function)  # of a partial
+            _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._is_armed = True
-        listener, usual = self._listener, self._listener.usual
         for scaler in (GradScaler, *_sharded_scalers()):
-            self._wrap_scaler(scaler, "scale", usual.scaled, listener.scaled)
-            self._wrap_scaler(scaler, "unscale_", usual.unscaled, listener.unscaled)
-            self._wrap_scaler(scaler, "_check_inf_per_device", usual.checked, listener.checked)
+            self._wrap_scaler(scaler, "scale", listener.scaled)
+            self._wrap_scaler(scaler, "unscale_", listener.unscaled)
+            self._wrap_scaler(scaler, "_check_inf_per_device", listener.checked)
             self._wrap_scaler_step(scaler)
             self._wrap_update(scaler)
-            self._wrap_scaler(scaler, "load_state_dict", _never, listener.loaded)
+            self._wrap_scaler(scaler, "load_state_dict", listener.loaded)
         self._wrap_engine()
         self._wrap_clip()
         self.wrap_schedulers()
@@ -192,13 +212,10 @@ class Hooks:
             if "step" in vars(owner) and owner not in wrapped:
                 self._wrap_scheduler(owner)
 
-    def _wrap_scaler(
-        self, owner: type, name: str, usual: Callable[..., bool], after: Callable[..., None]
-    ) -> None:
+    def _wrap_scaler(self, owner: type, name: str, after: Callable[..., None]) -> None:
         """Wrap a method of a scaler class, if the class defines it.
 
-        usual, after: called with the method's result and arguments; after unless usual returns
-        True.
+        after: called with the method's result and arguments.
         """
         original = vars(owner).get(name)
         if original is None:
@@ -207,15 +224,24 @@ class Hooks:
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not hooks._is_armed:
+            if not (hooks._is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
-                guard(raised, this, name, error)
+                hooks._call(raised, this, name, error)
                 raise
-            if kwargs or not usual(this, result, *args):
-                guard(after, this, result, *args, **kwargs)
+            if is_capturing():
+                return result
+            guard.held += 1
+            try:
+                after(this, result, *args, **kwargs)
+            except Exception as error:
+                guard.failed(error)
+            finally:
+                guard.held -= 1
+            if guard.is_due and not guard.held:
+                guard.terminate()
             return result
 
         self._put(owner, name, original, wrapped)
@@ -224,21 +250,36 @@ class Hooks:
         original = vars(owner).get("update")
         if original is None:
             return
-        guard, hooks, listener, usual = self._guard, self, self._listener, self._listener.usual
+        guard, hooks, listener = self._guard, self, self._listener
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not hooks._is_armed:
+            if not (hooks._is_armed and this._enabled):
                 return original(this, *args, **kwargs)
-            if args or kwargs or not usual.updating(this):
-                guard(listener.updating, this, *args, **kwargs)
+            is_listening = not is_capturing()
+            if is_listening:
+                guard.held += 1
+                try:
+                    listener.updating(this, *args, **kwargs)
+                except Exception as error:
+                    guard.failed(error)
+                finally:
+                    guard.held -= 1
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
-                guard(listener.raised, this, "update", error)
+                hooks._call(listener.raised, this, "update", error)
                 raise
-            if not usual.updated(this):
-                guard(listener.updated, this, result, *args, **kwargs)
+            if is_listening and hooks._is_armed:
+                guard.held += 1
+                try:
+                    listener.updated(this, result, *args, **kwargs)
+                except Exception as error:
+                    guard.failed(error)
+                finally:
+                    guard.held -= 1
+            if guard.is_due and not guard.held:
+                guard.terminate()
             return result
 
         self._put(owner, "update", original, wrapped)
@@ -247,17 +288,19 @@ class Hooks:
         original = vars(owner).get("step")
         if original is None:
             return
-        guard, hooks, listener = self._guard, self, self._listener
+        hooks, listener = self, self._listener
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not (hooks._is_armed and getattr(this, "_enabled", False)):
                 return original(this, *args, **kwargs)
+            if listener.has_pending:
+                hooks._call(listener.measure_pending)
             listener.scaler_steps += 1
             try:
                 return original(this, *args, **kwargs)
             except Exception as error:
-                guard(listener.raised, this, "step", error)
+                hooks._call(listener.raised, this, "step", error)
                 raise
             finally:
                 listener.scaler_steps -= 1
@@ -266,53 +309,94 @@ class Hooks:
 
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
-        guard, hooks, listener = self._guard, self, self._listener
-        begins = listener.usual.begins
+        hooks, listener, evidence = self, self._listener, self._listener.evidence
 
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
-            if not hooks._is_armed or (accumulates and (begins(roots) or listener.repeats(roots))):
+            is_examined = evidence.origin.is_armed or evidence.inputs is not None
+            if not hooks._is_armed or (
+                accumulates and not is_examined and listener.passes.repeats(roots)
+            ):
                 return original(roots, *args, **kwargs)
-            guard(listener.backward_begins, roots, args, accumulates)
+            hooks._call(listener.backward_begins, roots, args, accumulates)
             try:
                 return original(roots, *args, **kwargs)
             finally:
-                guard(listener.backward_ends)
+                hooks._call(listener.backward_ends)
 
         self._put(torch.autograd, ENGINE, original, wrapped)
 
     def _wrap_clip(self) -> None:
         guard, hooks, listener = self._guard, self, self._listener
         clip, group = getattr(clip_grad, CLIP), getattr(clip_grad, GROUP)
+        total = getattr(clip_grad, NORM)
 
-        # The compiler traces these two: a graph may contain a clip.
+        # The compiler traces these three: a graph may contain a clip.
+        @functools.wraps(total)
+        def norm(
+            tensors: Any,
+            norm_type: float = 2.0,
+            error_if_nonfinite: bool = False,
+            foreach: bool | None = None,
+        ) -> Any:
+            """Return torch's total norm, and pass on the norms that it consists of."""
+            listener.norms_of_clip = None
+            is_plain = norm_type == 2.0 and foreach is not False and not error_if_nonfinite
+            if (
+                torch.compiler.is_compiling()
+                or not (hooks._is_armed and is_plain and isinstance(tensors, list))
+                or is_capturing()
+            ):
+                return total(tensors, norm_type, error_if_nonfinite, foreach)
+            try:
+                # As torch does for tensors of one kind. Norms of half precision are rounded.
+                [((device, dtype), ([own], _))] = group([tensors]).items()
+                if dtype in EXACT and has_foreach_support(own, device):
+                    norms = torch._foreach_norm(own, 2.0)
+                    result = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+                    listener.norms_of_clip = tensors, norms
+                    return result
+            except Exception:  # torch raises it, too
+                return total(tensors, norm_type, error_if_nonfinite, foreach)
+            return total(tensors, norm_type, error_if_nonfinite, foreach)
+
         @functools.wraps(clip)
         def clips(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not hooks._is_armed:
                 return clip(parameters, max_norm, *args, **kwargs)
-            if not isinstance(parameters, Tensor | list | tuple) or listener.usual.clips():
+            if not isinstance(parameters, Tensor | list | tuple):
                 return clip(parameters, max_norm, *args, **kwargs)
-            guard(listener.clipping, parameters, max_norm)
+            if not is_capturing():
+                guard.held += 1
+                try:
+                    listener.clipping(parameters, max_norm, args[0] if args else None)
+                except Exception as error:
+                    guard.failed(error)
+                finally:
+                    guard.held -= 1
+                if guard.is_due and not guard.held:
+                    guard.terminate()
             result = clip(parameters, max_norm, *args, **kwargs)
-            guard(listener.clipped)
+            if listener.passes.plain is None:
+                hooks._call(listener.clipped)
             return result
 
         @functools.wraps(group)
         def groups(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not hooks._is_armed:
                 return group(tensors, *args, **kwargs)
-            caller = sys._getframe(1).f_code.co_name
-            if caller == "clip_grad_value_" and not listener.usual.clips():
-                guard(listener.clipping_values, tensors[0])
+            if sys._getframe(1).f_code.co_name == "clip_grad_value_":
+                hooks._call(listener.clipping_values, tensors[0])
             return group(tensors, *args, **kwargs)
 
+        self._replace(clip_grad, NORM, total, norm)
         self._replace(clip_grad, CLIP, clip, clips)
         self._replace(clip_grad, GROUP, group, groups)
 
     def _wrap_scheduler(self, owner: type) -> None:
         original = vars(owner)["step"]
-        guard, hooks, listener = self._guard, self, self._listener
+        hooks, listener = self, self._listener
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +407,7 @@ class Hooks:
                 hooks._schedule_depth -= 1
             is_outermost = hooks._is_armed and not hooks._schedule_depth
             if is_outermost and not getattr(this, "_is_initial", False):
-                guard(listener.schedule_steps, this)
+                hooks._call(listener.schedule_steps, this)
             return result
 
         self._put(owner, "step", original, wrapped)
@@ -338,20 +422,30 @@ class Hooks:
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._listener.stepping:
-            self._guard(self._listener.nested, optimizer)
+            self._call(self._listener.nested, optimizer)
         else:
             self._listener.stepping.append(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._listener.optimizer_ends(optimizer):
-            self._guard(self._listener.stepped, optimizer)
+        listener = self._listener
+        stepping = listener.stepping
+        while stepping and stepping.pop() is not optimizer:
+            pass
+        if (listener.scaler_steps and id(optimizer) in listener.rows) or is_capturing():
+            return
+        guard = self._guard
+        guard.held += 1
+        try:
+            listener.stepped(optimizer)
+        except Exception as error:
+            guard.failed(error)
+        finally:
+            guard.held -= 1
+        if guard.is_due and not guard.held:
+            guard.terminate()
 
     _keep_from_compiler(_before_step)
     _keep_from_compiler(_after_step)
-
-
-def _never(*_arguments: Any) -> bool:
-    return False
 
 
 def _sharded_scalers() -> list[type]:

@@ -26,7 +26,7 @@ class NoopWatch:
         """Return True: nothing is in flight on a device."""
         return True
 
-    def arm(self) -> None:
+    def arm(self, guard: Any) -> None:
         """Do nothing."""
 
     def disarm(self) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from halfstep.monitor.gradients import module_names, parameter_names
 from halfstep.precision_lab.call_records import Leaves, in_backward, intercepted, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
 from halfstep.precision_lab.error_statistics import (
@@ -32,6 +31,7 @@ from halfstep.precision_lab.preservation import (
     preserved_attributes,
     preserved_tensors,
 )
+from halfstep.recording.gradients import module_names, parameter_names
 
 INITIAL_SCALE = 65536.0  # as of a new GradScaler
 SCALE_STEP = 16.0  # between the loss scales that are tried

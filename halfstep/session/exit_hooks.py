@@ -64,14 +64,16 @@ class ExitHooks:
         exit_code_file: Path,
         crash_file: Path,
         on_task_error: Callable[[BaseException], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         """Install the hooks.
 
         exit_code_file: receives the exit code, one byte, if Python does not have it in time.
         crash_file: receives the stack at a fatal signal.  on_task_error: called with an exception
-        of a pool's task in this process, which continues.
+        of a pool's task in this process, which continues.  on_error: called with an exception of
+        our own.
         """
-        self.held, self.is_due = 0, False
+        self.held, self.is_due, self.failed = 0, False, on_error
         self._on_end, self._exit_code_file = on_end, exit_code_file
         self._on_task_error = on_task_error
         self._is_cancelled = False

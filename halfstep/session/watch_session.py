@@ -310,13 +310,13 @@ class Watch:
         self._card = Card() if is_notebook() else None
         self._complaints: set[str] = set()
         self._exit_hooks = ExitHooks(
-            self._process_ends, files.exit_code, files.crash, self._part_raised
+            self._process_ends, files.exit_code, files.crash, self._part_raised, self._fail
         )
         self._cells = Cells(self._part_raised, self._cell_ended)
         self._cell_output: CellOutput | None = None
         # Step, status and error of the notebook cell or pool task that raised last.
         self._part_end: tuple[int, WatchedStatus, str] | None = None
-        self._taps.arm()
+        self._taps.arm(self._exit_hooks)
         self._is_on = True
 
     def _listen(
@@ -344,7 +344,7 @@ class Watch:
             every=Intervals(*every),
             say=say,
         )
-        return loop, Hooks(loop, self._protected)  # disarmed hooks call nothing
+        return loop, Hooks(loop)  # disarmed hooks call nothing
 
     @property
     def folder(self) -> Path | None:

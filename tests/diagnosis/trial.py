@@ -32,7 +32,7 @@ from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
 from db.telemetry import ingest
 from db.telemetry.recording import Recording
-from halfstep.monitor import ring
+from halfstep.recording import ring
 from halfstep.run_config import parse_config
 from halfstep.session import watch_session
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -150,9 +150,9 @@ def unreadable() -> Iterator[None]:
     """Have `watch` treat tensors in host memory as if to read them were to wait for a device."""
     init = ring.Ring.__init__
 
-    def of_a_device(self: ring.Ring, *arguments: Any) -> None:
-        init(self, *arguments)
-        self.is_on_host = False
+    def of_a_device(self: ring.Ring, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        self.readable = None
 
     with (
         patch.object(torch.Tensor, "is_cpu", False),

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from halfstep.clock import clock
-from halfstep.monitor.ring import RING_ROWS
 from halfstep.recipe import Loss
+from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import parse_config
 from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop

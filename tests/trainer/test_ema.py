@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from tests.operators import Operators
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
-from tests.trainer.operations_made import Counter
 from trainer import ema as ema_module
 from trainer.distributed.ranks import Control
 from trainer.ema import Ema
@@ -228,9 +228,9 @@ def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
         modules = {"model": nn.ParameterList(weights)}
         optimizers = {"sgd": torch.optim.SGD(weights, lr=0.1)}
         ema = Ema(0.9, modules, watched_optimizers(modules, optimizers))
-        with Counter() as counter:
+        with Operators() as operators:
             ema.update({"sgd": torch.zeros(())})
-        return counter.count
+        return operators.counts.total()
 
     assert operations(3) == operations(300) < 15
     before = operations(3)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from halfstep.config_groups import Diagnosis
-from halfstep.monitor.layers import Layers
+from halfstep.recording.layers import Layers
 from tests.trainer.conftest import Pair, assert_same_bits
 from trainer.layers import MOST_SAMPLES, layer_interval
 

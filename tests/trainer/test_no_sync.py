@@ -89,8 +89,8 @@ def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
     ("owner", "place"),
     [
         (Telemetry, "after_step"),
-        (WatchedOptimizer, "count_nonfinite"),
-        (Histogram, "unscaled"),
+        (WatchedOptimizer, "gradient_norms"),
+        (Histogram, "before_clip"),
         (ScaleRule, "update"),
         (AppliedSchedule, "apply"),
         (AppliedSchedule, "count"),

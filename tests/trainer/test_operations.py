@@ -1,4 +1,6 @@
-"""Operations that a step dispatches in addition to PyTorch's own: the surplus is bounded."""
+"""Operators that a step dispatches beyond PyTorch's own loop: the exact list."""
+
+from collections import Counter
 
 import pytest
 import torch
@@ -7,19 +9,20 @@ from torch import nn
 
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
+from tests.operators import Operators
 from tests.trainer.conftest import Regression
-from tests.trainer.operations_made import Counter
 from trainer.distributed.ranks import Ranks
 from trainer.setup import make_context
 from trainer.step import make_autocast, make_scaler, train_step
 
 CPU = torch.device("cpu")
+STEPS = 40  # the scale's bounds are applied in every 16th
 
 
 class Many(Regression):
     """A given number of parameters: vectors of four, summed."""
 
-    wanted = 10
+    wanted, kind = 10, "AdamW"
 
     def __init__(self, config, device):
         self.device, self.train_size = device, 64
@@ -27,20 +30,37 @@ class Many(Regression):
         self.targets = self.inputs.sum(dim=1, keepdim=True)
         model = nn.ParameterList(nn.Parameter(torch.randn(4)) for _ in range(self.wanted))
         self.modules = {"model": model}
-        self.optimizers = {"adamw": torch.optim.AdamW(model.parameters(), fused=True)}
+        fused, optimizer = self.kind != "AdamW", getattr(torch.optim, self.kind.split()[-1])
+        self.optimizers = {"it": optimizer(model.parameters(), lr=1e-3, fused=fused)}
 
     def training_step(self, batch):
         inputs, targets = batch
         weight = torch.stack(list(self.modules["model"])).sum(dim=0)
-        yield Loss(F.mse_loss(inputs @ weight[:, None], targets), "adamw")
+        yield Loss(F.mse_loss(inputs @ weight[:, None], targets), "it")
 
 
-def operations(parameters: int, *, measured: bool) -> int:
-    """Return how many operations the third step dispatches."""
-    recipe_class = type("Some", (Many,), {"wanted": parameters})
-    values = {"training": {"max_grad_norm": 1.0}, "scaler": {"init_scale": 1.0}}  # no step skips
-    values["diagnosis"] = {"replay_skips": 0}  # while it watches, it keeps the random states
-    config = parse_config(recipe_class, {"precision": "fp16", **values})
+def usual_step(step) -> Counter[str]:
+    """Return the operators of the most frequent kind of step."""
+    kinds = Counter()
+    for _ in range(STEPS):
+        with Operators() as operators:
+            step()
+        kinds[frozenset(operators.counts.items())] += 1
+    [(operators, _)] = kinds.most_common(1)
+    return Counter(dict(operators))
+
+
+def surplus(monkeypatch, parameters, kind, precision, *, clip, **values) -> dict[str, int]:
+    """Return the operators of a step of the product beyond those of a bare loop."""
+    monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)
+    recipe_class = type("Some", (Many,), {"wanted": parameters, "kind": kind})
+    training = {"max_grad_norm": 1.0 if clip else None, **values}
+    config = parse_config(
+        recipe_class,
+        # While a replay watches, it keeps the random states.
+        {"precision": precision, "training": training, "diagnosis": {"replay_skips": 0}}
+        | ({"scaler": {"init_scale": 1.0}} if precision == "fp16" else {}),  # no step skips
+    )
     recipe = recipe_class(config, CPU)
     scaler = recipe.scaler = make_scaler(config, CPU)
     batch = recipe.inputs[:8], recipe.targets[:8]
@@ -52,12 +72,13 @@ def operations(parameters: int, *, measured: bool) -> int:
         with autocast:
             [loss] = recipe.training_step(batch)
         scaler.scale(loss.value).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(recipe.modules["model"].parameters(), 1.0)
+        if clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(recipe.modules["model"].parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
 
-    context, followers = make_context(
+    context, observers = make_context(
         recipe,
         recipe.modules,
         config,
@@ -67,35 +88,31 @@ def operations(parameters: int, *, measured: bool) -> int:
         on_event=lambda event: None,
         at=0.0,
     )
-    followers.telemetry.ring.is_on_host = False  # as on a GPU, where the host cannot write in place
 
     def with_telemetry():
         context.observers.before_step(1)
-        context.observers.after_step(train_step(context, [batch]))
+        train_step(context, [batch])
+        observers.telemetry.tick()
 
-    step = with_telemetry if measured else bare
-    for _ in range(2):
-        step()
-    with Counter() as counter:
-        step()
-    return counter.count
+    more = usual_step(with_telemetry)
+    more.subtract(usual_step(bare))
+    return {name.removeprefix("aten."): count for name, count in more.items() if count}
 
 
-@pytest.fixture(scope="module")
-def surplus() -> dict[int, int]:
-    """Return how many operations more a measured step dispatches, by number of parameters."""
-    return {
-        n: operations(n, measured=True) - operations(n, measured=False) for n in (10, 100, 1000)
+@pytest.mark.parametrize("parameters", [6, 100])
+@pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "fused SGD"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, kind, precision):
+    """One for all norms, and one for the row."""
+    assert surplus(monkeypatch, parameters, kind, precision, clip=False) == {
+        "_foreach_norm": 1,
+        "stack": 1,
     }
 
 
-@pytest.mark.slow
-def test_the_surplus_does_not_grow_with_the_parameters(surplus):
-    """10, 100 or 1,000 of them: the same operations for the row, the flags and the norms."""
-    assert surplus[10] == surplus[100] == surplus[1000]
-
-
-def test_the_surplus_is_small(surplus):
-    """A stack and a cat for the row, the scale read twice, the loss summed, a flag cloned, and two
-    for the scale's bounds."""
-    assert surplus[10] <= 11
+@pytest.mark.parametrize("parameters", [6, 100])
+@pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "fused SGD"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+def test_a_clipped_step_takes_one(monkeypatch, parameters, kind, precision):
+    """The row: the clip has computed the norms."""
+    assert surplus(monkeypatch, parameters, kind, precision, clip=True) == {"stack": 1}

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from halfstep.config_groups import Diagnosis, Training
-from halfstep.monitor.ring import DRAIN_ROWS, RING_ROWS
+from halfstep.recording.ring import DRAIN_ROWS, RING_ROWS
 from tests.trainer.conftest import CPU
 from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry
@@ -36,9 +36,9 @@ def linear():
 def write(telemetry, step):
     """Write a row with the step's number as its loss."""
     one = torch.ones(())
-    update = Update(one * 0, one, one, torch.ones(2))
+    update = Update(one * 0, [one, one], one)
     telemetry.before_step(step)
-    telemetry.after_step(StepResult(torch.tensor(float(step)), one, one, {"sgd": update}, {"sgd"}))
+    telemetry.after_step(StepResult(torch.tensor(float(step)), one, {"sgd": update}, {"sgd"}))
     telemetry.tick()
 
 
@@ -48,9 +48,9 @@ def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     received, event = [], SlowEvent(polls)
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
-    telemetry.ring.is_on_host = False
-    telemetry.ring._pinned = torch.full_like(telemetry.ring._device_ring, float("nan"))
-    telemetry.ring._arrived = event
+    ring = telemetry.recorder.ring
+    ring.readable, ring._arrived = None, event
+    ring._pinned = torch.full_like(ring._ring, float("nan"))
     for step in range(1, 3 * RING_ROWS + 11):
         write(telemetry, step)
     telemetry.drain()
@@ -64,7 +64,7 @@ def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
 def test_a_time_without_updates_is_short(linear, monkeypatch):
     """The first step is handed over at once, slow ones by the clock, fast ones by the number."""
     now, received = [0.0], []
-    monkeypatch.setattr("halfstep.monitor.ring.clock", lambda: now[0])
+    monkeypatch.setattr("halfstep.recording.ring.clock", lambda: now[0])
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
     for step in range(DRAIN_ROWS + 1):
         write(telemetry, step)

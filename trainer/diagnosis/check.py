@@ -51,7 +51,7 @@ from trainer.logged_values import LOGGING
 from trainer.loop import train
 from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import UnknownRecipeError, file_of, load_recipe
-from trainer.step import as_losses
+from trainer.several_losses import as_losses
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 

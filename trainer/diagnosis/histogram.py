@@ -45,13 +45,14 @@ class Histogram(Observer):
         if self._every_steps and step % self._every_steps == 0:
             self._counts = self._exponents.nothing()
 
-    def unscaled(self, optimizer: WatchedOptimizer) -> None:
-        """Count this optimizer's gradients, if the step is due: unscaled, not clipped yet."""
+    def before_clip(self, optimizer: WatchedOptimizer, factor: Tensor) -> None:
+        """Count this optimizer's gradients divided by their factor, if the step is due."""
         if self._counts is None:
             return
         own = (parameter.grad for parameter in optimizer.parameters)
         gradients = (None if gradient is None else local(gradient) for gradient in own)
-        self._exponents.count(self._counts, zip(optimizer.names, gradients, strict=True))
+        named = zip(optimizer.names, gradients, strict=True)
+        self._exponents.count(self._counts, named, None if factor is optimizer.one else factor)
 
     def after_step(self, result: StepResult) -> None:
         """Queue the copy of the counts, and report complete copies."""

@@ -6,6 +6,8 @@ used experts may get one later.
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from halfstep.telemetry.events import Event, NoGradient
 from trainer.observers import Observer
 from trainer.optimizers import WatchedOptimizer
@@ -29,7 +31,7 @@ class MissingGradients(Observer):
         """Store the step's number."""
         self._step = step
 
-    def unscaled(self, optimizer: WatchedOptimizer) -> None:
+    def before_clip(self, optimizer: WatchedOptimizer, factor: Tensor) -> None:
         """Check which parameters have a gradient."""
         key = id(optimizer)
         steps = self._steps.get(key, 0) + 1

@@ -20,7 +20,7 @@ from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, RequestDone
 from trainer.observers import Observer
 from trainer.precision.module_names import named
-from trainer.step import as_losses
+from trainer.several_losses import as_losses
 
 if TYPE_CHECKING:
     from trainer.step import StepContext

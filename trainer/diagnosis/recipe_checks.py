@@ -37,7 +37,8 @@ from trainer.diagnosis.source_locations import first_line, place
 from trainer.loop import train
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
-from trainer.step import as_losses, make_autocast, make_scaler
+from trainer.several_losses import as_losses
+from trainer.step import make_autocast, make_scaler
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless set: fp16 is slow on a CPU

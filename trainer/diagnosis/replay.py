@@ -42,8 +42,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.loop_inputs import nonfinite_tensors
 from halfstep.evidence.operations import kind_of
-from halfstep.monitor.gradients import count_nonfinite
-from halfstep.monitor.ring import RING_ROWS
+from halfstep.recording.gradients import count_nonfinite
+from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import RunConfig
 from halfstep.telemetry import events
 from halfstep.telemetry.events import (
@@ -242,7 +242,7 @@ class Replay(Observer):
             self._flags.append(flags)
         if stored := self._coming:
             self._stored = stored
-            stored.scale, stored.losses, stored.flags = result.scale, result.losses, flags
+            stored.scale, stored.losses, stored.flags = result.scale.clone(), result.losses, flags
 
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""

@@ -12,8 +12,8 @@ import torch
 
 from halfstep.evidence.origin import Origin
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.monitor.gradients import module_names
 from halfstep.recipe import Recipe
+from halfstep.recording.gradients import module_names
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.flags import NONFINITE_LOSS
@@ -24,7 +24,8 @@ from trainer.diagnosis.op_recorder import Finding
 from trainer.diagnosis.recipe_checks import CPU, small_config
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
-from trainer.step import as_losses, make_autocast, make_scaler
+from trainer.several_losses import as_losses
+from trainer.step import make_autocast, make_scaler
 
 ADVICE = (
     "its derivative is undefined there. Add an eps inside the root, clamp before the logarithm or "

@@ -6,6 +6,8 @@ averaged: each rank would train a different model.
 """
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from halfstep.recipe import RecipeError
 from trainer.distributed.ranks import Ranks
@@ -30,11 +32,11 @@ class AveragingCheck(Observer):
         """Count the steps since this process began."""
         self._steps += 1
 
-    def unscaled(self, optimizer: WatchedOptimizer) -> None:
+    def before_clip(self, optimizer: WatchedOptimizer, factor: Tensor) -> None:
         """Compare the gradient norms. Raises RecipeError if they were not averaged."""
         if self._steps > STEPS_COMPARED:
             return
-        first, *others = self._ranks.gather(optimizer.gradient_norms().tolist())
+        first, *others = self._ranks.gather(torch.stack(list(optimizer.gradient_norms())).tolist())
         # Not bit-exactly: ranks on different kinds of devices sum in different orders.
         if not all(np.allclose(first, each, rtol=1e-3, equal_nan=True) for each in others):
             raise RecipeError(

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from halfstep.monitor.telemetry_rows import Counts
 from halfstep.recipe import RecipeError
+from halfstep.recording.reader import Counts
 from halfstep.run_config import RunConfig
 from trainer.precision.buffers import in_a_row, is_expanded, kinds, put_back
 from trainer.precision.module_names import called, chosen

@@ -4,6 +4,7 @@
 `StopRule` decides on the host, from telemetry records that arrive some steps later.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
 
+#: Powers of two by which a scale is kept above the smallest one between two checks.
+BITS_TO_SPARE = 20
 #: Consecutive applied steps after which the initial calibration of the scale is over. (Until then,
 #: a scale that starts too high is halved in almost every step.)
 CALIBRATED_AFTER = 25
@@ -44,28 +47,44 @@ class ScaleRule:
         # unscales them to NaN, and applies the step.
         self._floor = settings.floor or SMALLEST_SCALE
         self._ceiling = settings.ceiling or LARGEST_SCALE
+        self._every = 1  # steps between two applications of the bounds
+        if settings.floor is None and settings.ceiling is None:
+            # Far from any useful scale: rarely, and so early that no back-offs lead beyond.
+            self._every = max(1, min(16, int(BITS_TO_SPARE / -math.log2(settings.backoff_factor))))
+            self._floor /= settings.backoff_factor**self._every
+        self._steps_to_bounds = 1
         self._is_patient = settings.hysteresis > 1 or settings.tolerance > 0
-        self.one = torch.ones((), device=device)  # scaler.scale(one) reads the scale
+        self._one = torch.ones((), device=device)
         # 0-dim int64 on the device: skips left, and steps and skips since the scale last changed.
         self._patience = torch.full((), settings.hysteresis, dtype=torch.int64, device=device)
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
 
-    def update(self, scaler: GradScaler, before: Tensor, found_inf: list[Tensor]) -> Tensor:
-        """Update the scale once per step, after all optimizers; return the new one.
+    def scale(self, scaler: GradScaler) -> Tensor:
+        """Return the scale on the device, 0-dim, which each update changes in place.
 
-        before: the scale of this step.  found_inf: one per optimizer. All are 0-dim, on the device.
+        It is 1 without loss scaling. The scaler creates it with the first loss.
+        """
+        scale = scaler._scale if scaler.is_enabled() else None
+        return self._one if scale is None else scale
+
+    def update(self, scaler: GradScaler, found_inf: list[Tensor]) -> None:
+        """Update the scale once per step, after all optimizers.
+
+        found_inf: one per optimizer, 0-dim, on the device.
         """
         if not scaler.is_enabled():
-            return before
+            return
+        scale = self.scale(scaler)
+        before = scale.clone() if self._is_patient else None
         scaler.update()
-        after = scaler.scale(self.one)  # reads the scale on the device, as a new tensor
-        if self._is_patient:
-            after = self._held_back(before, after, found_inf)
-        after.clamp_(self._floor, self._ceiling)
-        # With a tensor, update() copies on the device; the growth tracker stays as it is.
-        scaler.update(after)
-        return after
+        if before is not None:
+            # With a tensor, update() copies on the device; the growth tracker stays as it is.
+            scaler.update(self._held_back(before, scale, found_inf))
+        self._steps_to_bounds -= 1
+        if self._steps_to_bounds == 0:
+            self._steps_to_bounds = self._every
+            scale.clamp_(self._floor, self._ceiling)
 
     def set(self, scaler: GradScaler, scale: float) -> None:
         """Set the scale, within the bounds; ignore an invalid one.

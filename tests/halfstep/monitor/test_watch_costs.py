@@ -1,7 +1,10 @@
 """What watching adds to a step: never a wait, and a number of operations that does not grow."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import halfstep
-from halfstep.monitor.gradients import Gradients
 from halfstep.monitor.loop import Loop
-from halfstep.monitor.ring import Ring
+from halfstep.recording.gradients import Gradients
+from tests.diagnosis.trial import unreadable
+from tests.operators import Operators
 
 META = torch.device("meta")
 
@@ -39,12 +42,12 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "_get_fused_kernels_supported_devices",
         lambda: [*supported, "meta"],
     )
-    monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e9)  # what comes then needs CUDA
-    monkeypatch.setattr("halfstep.monitor.ring.EAGER_ROWS", 0)
+    monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)  # what comes then needs CUDA
+    monkeypatch.setattr("halfstep.recording.ring.EAGER_ROWS", 0)
     yield
     if halfstep.session.watch_session._active is not None:
         # Rows of the meta device have nothing to hand over.
-        halfstep.session.watch_session._active._loop._ring = None
+        halfstep.session.watch_session._active._loop._recorder = None
         halfstep.session.watch_session._active.finish()
 
 
@@ -85,7 +88,7 @@ def test_a_watched_step_never_waits_for_the_device(
 
 
 @pytest.mark.parametrize(
-    ("owner", "place"), [(Gradients, "measure"), (Loop, "_write"), (Loop, "updated")]
+    ("owner", "place"), [(Gradients, "norms"), (Loop, "_write"), (Loop, "updated")]
 )
 @pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
 @pytest.mark.usefixtures("on_meta")
@@ -109,61 +112,73 @@ def test_the_guard_sees_a_wait(
     assert not is_on or "gradient norms of AdamW: no longer recorded" in capsys.readouterr().err
 
 
-class Counter(TorchDispatchMode):
-    """Counts operations; one over a list of tensors is one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+WARM = 130  # steps until a loop is known
+DTYPES = {True: torch.float16, False: torch.bfloat16}  # by whether the loss is scaled
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": partial(torch.optim.SGD, lr=1e-3),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3),
+    "fused AdamW": partial(torch.optim.AdamW, lr=1e-3, fused=True),
+}
 
 
-class Many(nn.Module):
-    """A module with a given number of parameters."""
+class Training:
+    """A loop of layers with two parameters each."""
 
-    def __init__(self, wanted: int) -> None:
-        super().__init__()
-        self.vectors = nn.ParameterList(nn.Parameter(torch.ones(8)) for _ in range(wanted))
+    def __init__(self, optimizer: str, parameters: int, *, is_scaled: bool, clip: bool) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, 4) for _ in range(parameters // 2)]
+        self.net, self.clip = nn.Sequential(*layers), clip
+        self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
+        self.scaler = GradScaler("cpu", init_scale=8.0, enabled=is_scaled)
+        self.dtype = DTYPES[is_scaled]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (B, 8)."""
-        return x @ torch.stack(list(self.vectors)).sum(dim=0)
+    def step(self) -> None:
+        """Train one step."""
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=self.dtype):
+            loss = self.net(torch.ones(2, 4)).square().mean()
+        self.scaler.scale(loss).backward()
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def operators(self) -> Counter[str]:
+        """Return the operators of a step."""
+        for _ in range(WARM):
+            self.step()
+        with Operators() as operators:
+            self.step()
+        return operators.counts
 
 
-def operations(wanted: int, *, clip: bool) -> int:
-    """Return how many operations the third step dispatches."""
-    net, scaler = Many(wanted), GradScaler("cpu", init_scale=1.0)
-    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
-    for _ in range(2):
-        step(net, optimizer, scaler, clip, "cpu")
-    with Counter() as counter:
-        step(net, optimizer, scaler, clip, "cpu")
-    return counter.count
-
-
+@pytest.mark.parametrize("parameters", [6, 100])
+@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.slow
-@pytest.mark.parametrize(("clip", "most"), [(True, 16), (False, 17)])
-def test_operations_do_not_grow_with_the_parameters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: bool, most: int
+def test_a_step_takes_two_operators_more_and_one_with_a_clip(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: int,
+    is_scaled: bool,
+    optimizer: str,
+    is_on_device: bool,
+    clip: bool,
 ) -> None:
-    """With rows written by kernels, as on a GPU: as few for 1,000 parameters as for 10."""
-    bare = {wanted: operations(wanted, clip=clip) for wanted in (10, 1000)}
-    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e9)
-    init = Ring.__init__
-
-    def far(self: Any, *args: Any) -> None:
-        init(self, *args)
-        self.is_on_host = False
-
-    monkeypatch.setattr(Ring, "__init__", far)
-    surplus = {}
-    for wanted in bare:
-        with halfstep.watch(folder=tmp_path, name=f"it-{wanted}") as watch:
-            surplus[wanted] = operations(wanted, clip=clip) - bare[wanted]
-            assert watch.step == 3
-    assert surplus[10] == surplus[1000]
-    assert surplus[10] <= most
+    """One for all norms, unless the clip has them, and one for the row."""
+    monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)
+    bare = Training(optimizer, parameters, is_scaled=is_scaled, clip=clip).operators()
+    with (
+        unreadable() if is_on_device else nullcontext(),
+        halfstep.watch(folder=tmp_path, name="it") as watch,
+    ):
+        watched = Training(optimizer, parameters, is_scaled=is_scaled, clip=clip)
+        watch.add(watched.net)
+        surplus = watched.operators()
+        assert watch.step == WARM + 1
+    surplus.subtract(bare)
+    norms = {} if clip else {"aten._foreach_norm": 1}
+    assert {name: count for name, count in surplus.items() if count} == {"aten.stack": 1, **norms}

@@ -5,8 +5,8 @@ from collections.abc import Collection
 import pytest
 from torch import nn
 
-from halfstep.monitor.gradients import module_names
 from halfstep.precision_lab.module_patterns import ModuleTree, wildcard
+from halfstep.recording.gradients import module_names
 from tests.halfstep.precision_lab.models_made import Transformer
 
 MODELS = {

@@ -19,9 +19,9 @@ def histogram_of(gradient, scale=1.0):
     settings = Diagnosis(histogram_every_steps=1)
     histogram = Histogram(optimizers, settings, CPU, events.append)
     histogram.before_step(1)
-    histogram.unscaled(optimizers["sgd"])
+    histogram.before_clip(optimizers["sgd"], optimizers["sgd"].one)
     zero = torch.zeros(())
-    histogram.after_step(StepResult(zero, torch.tensor(scale), zero, {}, set()))
+    histogram.after_step(StepResult(zero, torch.tensor(scale), {}, set()))
     histogram.drain()
     return events[0]
 
@@ -130,7 +130,7 @@ def test_gradients_in_fp64_are_counted_once():
     events = []
     histogram = Histogram(optimizers, Diagnosis(histogram_every_steps=1), CPU, events.append)
     histogram.before_step(1)
-    histogram.unscaled(optimizers["sgd"])
+    histogram.before_clip(optimizers["sgd"], optimizers["sgd"].one)
     zero = torch.zeros(())
-    histogram.after_step(StepResult(zero, torch.tensor(1.0), zero, {}, set()))
+    histogram.after_step(StepResult(zero, torch.tensor(1.0), {}, set()))
     assert events[0].modules == [module]

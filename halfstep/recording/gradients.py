@@ -5,24 +5,30 @@ Nothing here waits for a device unless its docstring says so. This module import
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from operator import attrgetter
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from halfstep.monitor.first_clips import BeforeClip
-from halfstep.monitor.telemetry_rows import Counts
+from halfstep.recording.reader import Counts
 
 #: Prefixes that module wrappers add to parameter names.
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
-#: Gradients of one optimizer in one step, as numbers on a CPU, else device tensors: L2 norm over
-#: all; norm of each, in order of the names; the factor that the latter still include; and, on a
-#: CPU, the nonfinite elements by position. A plain tuple, because each step creates one.
-Measured: TypeAlias = tuple[Tensor | float, Tensor | list[float], float, Counts | None]
+GRADIENT = attrgetter("grad")
+
+
+class Measured(NamedTuple):
+    """Gradients of one optimizer in one step."""
+
+    norms: Sequence[Tensor]  # (P,) 0-dim: L2 of each gradient, 0 if there is none
+    factor: Tensor  # 0-dim: what they still include, the loss scale or 1
+    counts: Counts | None  # nonfinite elements by position; None if unknown or all are finite
 
 
 class Gradients:
@@ -47,20 +53,26 @@ class Gradients:
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
         self._groups = [list(map(id, group["params"])) for group in optimizer.param_groups]
-        self.is_plain = all(
+        self.ids = self._groups[0] if len(self._groups) == 1 else []  # of the only group
+        self._is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") and not p.is_complex()
             for p in self.parameters
         )
-        self._zero = torch.zeros((), device=self.device)
-        self._is_on_host = self._zero.is_cpu
-        self.no_norms = torch.zeros(len(self.names), device=self.device)  # without gradients
+        self.zero = torch.zeros((), device=self.device)
+        self.no_norms = [self.zero] * len(self.names)  # without gradients
+        self.clipped: list[int] = []  # ids of the parameters of the last clip
+        self._places: list[int] | None = None  # of the own parameters in it; None: not all
+        self.is_in_order = False  # the clip's parameters are the own ones, in their order
 
     def is_current(self) -> bool:
         """Return whether the optimizer's groups still have the same parameters."""
-        groups, own = self.optimizer.param_groups, self._groups
-        if len(groups) == 1:  # a list of lists costs each step more
-            return list(map(id, groups[0]["params"])) == own[0]
-        return [list(map(id, group["params"])) for group in groups] == own
+        groups = self.optimizer.param_groups
+        return [list(map(id, group["params"])) for group in groups] == self._groups
+
+    def is_among(self, parameters: Sequence[Tensor]) -> bool:
+        """Return whether the first own parameter is among others."""
+        first = self.parameters[0] if self.parameters else None
+        return any(parameter is first for parameter in parameters)
 
     def rate(self) -> float | Tensor:
         """Return the first group's learning rate: NaN if it has none.
@@ -76,42 +88,59 @@ class Gradients:
         except (TypeError, ValueError, RuntimeError):  # None in Adafactor with relative steps
             return math.nan
 
-    def measure(
-        self, scale: Tensor | None = None, before_clip: Sequence[BeforeClip] = ()
-    ) -> Measured | None:
-        """Measure the gradients; None if there are none.
-
-        scale: their current factor.  before_clip: each gradient before a clip, if that is known.
-        """
+    def norms(self) -> Sequence[Tensor] | None:
+        """Return the norm of each gradient, by one operator; None if there are no gradients."""
+        try:
+            gradients = list(map(GRADIENT, self.parameters))
+            if self._is_plain and not gradients[0].requires_grad:
+                return torch._foreach_norm(gradients, dtype=self._dtype)
+        except (AttributeError, TypeError, NotImplementedError, RuntimeError):
+            pass  # some have no gradient, or a sparse one
         present = [g for p in self.parameters if (g := p.grad) is not None]
-        self.steps += 1
-        if self.without_gradient:
-            self.without_gradient = {
-                i for i in self.without_gradient if self.parameters[i].grad is None
-            }
         if not present:
             return None
-        norms: Sequence[Tensor] = [each.norm for each in before_clip] or self._norms(present)
-        if len(present) < len(self.parameters):
-            following = iter(norms)
-            norms = [self._zero if p.grad is None else next(following) for p in self.parameters]
-        if self._is_on_host:
-            return self._read(list(map(Tensor.item, norms)), scale, before_clip)
-        stacked = torch.stack(list(norms))
-        if scale is not None:
-            stacked = stacked / scale
-        return torch.linalg.vector_norm(stacked), stacked, 1.0, None
+        return self.spread(self._norms(present))
 
-    def norms_on_host(self) -> list[float]:
-        """Return the norm of each gradient of a CPU's optimizer, if all are plain and present.
+    def spread(self, norms: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the norms of all parameters from those of parameters with a gradient."""
+        if len(norms) == len(self.parameters):
+            return norms
+        present = iter(norms)
+        return [self.zero if p.grad is None else next(present) for p in self.parameters]
 
-        Otherwise raises: `measure` takes any gradients.
+    def norms_of_clip(
+        self, clipped: Sequence[Tensor], norms: Sequence[Tensor]
+    ) -> Sequence[Tensor] | None:
+        """Return the norms from those of a clip, None if it did not clip all gradients.
+
+        clipped: its parameters.  norms: of those that have a gradient.
         """
-        gradients = [parameter.grad for parameter in self.parameters]
-        if not self.is_plain or gradients[0].requires_grad:
-            raise ValueError("gradients of another kind")
-        norms = torch._foreach_norm(gradients, dtype=self._dtype)
-        return list(map(Tensor.item, norms))
+        ids = list(map(id, clipped))
+        if ids != self.clipped:
+            place = {identity: i for i, identity in enumerate(ids)}
+            own = [place.get(id(p), -1) for p in self.parameters]
+            self.clipped, self._places = ids, None if -1 in own else own
+            self.is_in_order = own == list(range(len(ids)))
+        if self._places is None:
+            return None
+        if len(norms) < len(ids):
+            present = iter(norms)
+            norms = [self.zero if p.grad is None else next(present) for p in clipped]
+        return norms if self.is_in_order else [norms[i] for i in self._places]
+
+    def nonfinite(self, norms: Sequence[Tensor]) -> Counts:
+        """Return the counts of nonfinite elements, of gradients whose norms are not finite.
+
+        A gradient that has changed since is left out. The host waits.
+        """
+        counts: dict[int, tuple[int, int]] = {}
+        for position, norm in enumerate(torch.stack(list(norms)).tolist()):
+            gradient = self.parameters[position].grad
+            if not math.isfinite(norm) and gradient is not None:
+                inf, nan = count_nonfinite(gradient)
+                if inf or nan or not math.isfinite(self._norms([gradient])[0]):
+                    counts[position] = inf, nan
+        return counts
 
     def norms_now(self) -> Tensor | None:
         """Return the current gradients' norms, on their device; None without gradients."""
@@ -124,39 +153,15 @@ class Gradients:
         """Return the norm of each gradient, in one call for all."""
         if gradients[0].requires_grad:  # a backward pass with create_graph
             gradients = [gradient.detach() for gradient in gradients]
-        if self.is_plain:
+        if self._is_plain:
             try:
                 return torch._foreach_norm(gradients, dtype=self._dtype)
             except (NotImplementedError, RuntimeError):  # sparse, as later ones will be
-                self.is_plain = False
+                self._is_plain = False
         local = [summed_elements(gradient) for gradient in gradients]
         norms = torch._foreach_norm(local, dtype=self._dtype)
-        # The host reads these at once, so they must be complete.
-        return [norm.to(self.device, non_blocking=not self._is_on_host) for norm in norms]
-
-    def _read(
-        self, norms: list[float], scale: Tensor | None, before_clip: Sequence[BeforeClip]
-    ) -> Measured:
-        """Combine norms in host memory."""
-        factor = 1.0 if scale is None else scale.item()
-        total = math.hypot(*norms)
-        if not total < math.inf:
-            counts = self._counts(before_clip) if before_clip else self._nonfinite(norms)
-            return sum(norms), norms, factor, counts
-        return total / factor, norms, factor, None
-
-    def _counts(self, before_clip: Sequence[BeforeClip]) -> Counts:
-        """Return the counts of nonfinite elements before a clip, which makes NaN of all of them."""
-        positions = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        known = zip(positions, before_clip, strict=True)
-        return {position: each.nonfinite for position, each in known if each.nonfinite}
-
-    def _nonfinite(self, norms: list[float]) -> Counts:
-        return {
-            position: count_nonfinite(gradient)
-            for position, norm in enumerate(norms)
-            if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
-        }
+        is_far = self.device.type != "cpu"  # where the host reads them, they must be complete
+        return [norm.to(self.device, non_blocking=is_far) for norm in norms]
 
 
 def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
@@ -236,6 +241,22 @@ def elements(gradient: Tensor) -> Tensor:
     On a GPU the host waits for the number of a sparse gradient's rows.
     """
     return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def value_on_host(tensor: Tensor) -> float | None:
+    """Return a number without waiting for a device; None if it cannot be read. tensor: 0-dim."""
+    if not tensor.is_cpu:
+        return None
+    try:  # numpy() is no operator, unlike item()
+        if tensor.dtype != torch.bfloat16:
+            return float(tensor.detach().numpy())
+        bits = int(tensor.detach().view(torch.int16).numpy()) & 0xFFFF
+        return float(np.array(bits << 16, np.uint32).view(np.float32))
+    except Exception:  # a subclass, which may have no value
+        try:
+            return float(tensor)
+        except Exception:
+            return None
 
 
 def count_nonfinite(gradient: Tensor) -> tuple[int, int]:

@@ -1,0 +1,128 @@
+"""Recorder of a loop's steps: one row each, written on the device by one operator.
+
+This module imports torch.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from halfstep.recording.reader import Reader
+from halfstep.recording.ring import RING_ROWS, Ring
+from halfstep.recording.row import SCALE, SCALE_AFTER, Layout, Rows
+from halfstep.telemetry.events import Event
+from halfstep.telemetry.spool import Steps
+
+#: Receives arrived steps: number of the first row, rows, records, and the scaler's events.
+OnSteps = Callable[[int, Rows, Steps, list[Event]], None]
+
+
+class Recorder:
+    """Writes rows of one layout, and reads those that have arrived on the host."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        layout: Layout,
+        device: torch.device,
+        started_at: float,
+        on_steps: OnSteps,
+        *,
+        sends_first: bool = False,
+    ) -> None:
+        """started_at, sends_first: see Ring."""
+        self.reader, self.layout, self._on_steps = reader, layout, on_steps
+        self.ring = Ring(layout.columns, device, started_at, self._arrived, sends_first=sends_first)
+        self.device = device
+        self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
+        self._unknown = torch.full((), math.nan, device=device)
+        self._knows_after = [True] * RING_ROWS  # by row: its scale after is written
+        self._is_mixed = False  # values are on several devices
+
+    def write(
+        self,
+        loss: Tensor,
+        scale: Tensor,
+        found_inf: Sequence[Tensor],
+        factors: Sequence[Tensor],
+        norms: Sequence[Tensor],
+        others: Sequence[Tensor] = (),
+        scale_after: Tensor | None = None,
+    ) -> None:
+        """Write the open row, as Layout has it: one operator, and no wait. All are 0-dim.
+
+        scale_after: None if it is the next row's scale.  others: rate, own losses, clipped norms.
+        """
+        place = self.ring.number % RING_ROWS
+        self._knows_after[place] = scale_after is not None
+        after = self._unknown if scale_after is None else scale_after
+        values = [loss, scale, after, *found_inf, *factors, *norms, *others]
+        if not self._is_mixed:
+            try:
+                torch.stack(values, out=self.ring.rows[place])
+                return
+            except RuntimeError:
+                self._is_mixed = True
+        device = self.device
+        values = [each.detach().reshape(()).to(device, non_blocking=True) for each in values]
+        torch.stack(values, out=self.ring.rows[place])
+
+    def mean(self, losses: Sequence[Tensor | float]) -> Tensor:
+        """Return the mean of losses, 0-dim; NaN if there are none."""
+        if len(losses) == 1 and isinstance(losses[0], Tensor):
+            return losses[0]
+        if not losses:
+            return self._unknown
+        device = self.device
+        tensors = [
+            each.to(device, non_blocking=True)
+            if isinstance(each, Tensor)
+            else torch.full((), each, dtype=torch.float64, device=device)
+            for each in losses
+        ]
+        return torch.stack(tensors).mean(dtype=torch.float64)
+
+    def set_open_scale_after(self, scale: Tensor) -> None:
+        """Record the scale that the open row, which is written, has left."""
+        place = self.ring.number % RING_ROWS
+        self._knows_after[place] = True
+        self.ring.rows[place][SCALE_AFTER].copy_(scale, non_blocking=True)
+
+    @property
+    def knows_scale_after(self) -> bool:
+        """Whether the scale that the newest closed row has left is recorded."""
+        return self._knows_after[(self.ring.number - 1) % RING_ROWS]
+
+    def set_scale_after(self, scale: Tensor) -> None:
+        """Record the scale that the newest closed row has left, before it is changed by hand."""
+        self._set_after(self.ring.number - 1, scale)
+
+    def drain(self, scale: Tensor, patience_seconds: float = math.inf) -> bool:
+        """Wait for the device up to a timeout; return True if every closed row is handed over.
+
+        scale: the one that the newest row has left.
+        """
+        ring = self.ring
+        ring.wait(patience_seconds)
+        if ring.sent < ring.number:
+            self.send(ring.number, scale)
+        return ring.wait(patience_seconds) and ring.sent == ring.number
+
+    def send(self, until: int, scale: Tensor) -> None:
+        """Send rows that are due, see Ring.close. scale: the one that the newest row has left."""
+        ring = self.ring
+        is_newest = until == ring.number
+        self._set_after(until - 1, scale if is_newest else ring.rows[until % RING_ROWS][SCALE])
+        ring.send(until)
+
+    def _set_after(self, row: int, scale: Tensor) -> None:
+        place = row % RING_ROWS
+        if not self._knows_after[place] and self.ring.is_here(row):
+            self._knows_after[place] = True
+            self.ring.rows[place][SCALE_AFTER].copy_(scale, non_blocking=True)
+
+    def _arrived(self, first: int, rows: Rows, records: Steps) -> None:
+        events = self.reader.read(first, rows, records)
+        self._on_steps(first, rows, records, events)
