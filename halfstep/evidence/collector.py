@@ -342,7 +342,7 @@ class Collector:
             return
         self.in_a_row += 1
         counted = [
-            counts for measured in row.measured.values() if (counts := measured.counts) is not None
+            counts for measured in row.measured.values() if (counts := measured[2]) is not None
         ]
         nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
         infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())

@@ -10,7 +10,7 @@ imports torch.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ SEQUENCES = (tuple, list)
 #: Steps in a row with gradients of the step before, at which their values are looked at.
 CARRIED = frozenset(2**power for power in range(3, 31))
 PLAIN_AFTER = 100  # passes; evidence examines each of these (PRECISION_PASSES)
-NOTHING = (None, None)
+NOTHING = (None, None, None)
 NO_PASS = -1  # torch's id of the running pass, outside any
 INPUTS = 3  # index of the inputs among the engine's arguments after the roots
 #: What a loss that is scaled by hand comes from, or one that is weighted by scaled gradients.
@@ -235,11 +235,11 @@ class BackwardPasses:
         self._own: dict[int, OwnLosses] = {}  # by an optimizer's id
         self._stack: list[BackwardPass | None] = []  # None: nested, or not of a loss
         self._again: set[int] = set()  # optimizers whose loss the pass under way re-evaluates
-        self._scaled: dict[int, tuple[Any, Tensor | None]] = {}  # by a scaled tensor's id
+        #: By a scaled tensor's id: it, its loss, and the tensor that was given to scale.
+        self._scaled: dict[int, tuple[Any, Tensor | None, Any]] = {}
         self._is_scaled = False  # a tensor was scaled from which no pass has started yet
         self._is_pass_scaled = False  # the pass under way starts from a scaled loss
         self._is_pass_unscaled = False  # it starts from a loss that was not multiplied by the scale
-        self._given: dict[int, ReferenceType[Tensor]] = {}  # losses given to scale, by their ids
         self._used: set[int] = set()  # ids of scaled tensors that passes have started from
         self._has_scaled = False  # a tensor was ever scaled, as far as calls are seen
         self.is_over = False  # a row has closed: the next call starts a new iteration
@@ -313,15 +313,14 @@ class BackwardPasses:
         if self.is_over and self._early is None:  # as _begin_iteration does
             self.is_over = self._is_scaled = False
             self._scaled.clear()
-            self._given.clear()
             self._used.clear()
         elif self.is_over or len(self._scaled) > MOST_KEPT:
             self._begin_iteration()
         if isinstance(result, Tensor):
             if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
-                self._scaled[id(result)] = ref(result), self.capture(outputs)
-                self._used.discard(id(result))  # of a tensor that is gone
-                self._given[id(outputs)] = ref(outputs)
+                self._scaled[id(result)] = ref(result), self.capture(outputs), ref(outputs)
+                if self._used:
+                    self._used.discard(id(result))  # of a tensor that is gone
                 self._is_scaled = self._has_scaled = True
         elif isinstance(result, list | tuple) and isinstance(outputs, list | tuple):
             for each, of in zip(result, outputs, strict=True):
@@ -341,7 +340,7 @@ class BackwardPasses:
                 return False
             [root] = roots
             if self._has_scaled:
-                scaled, loss = self._scaled.get(id(root), NOTHING)
+                scaled, loss, _ = self._scaled.get(id(root), NOTHING)
                 if scaled is None or scaled() is not root:
                     return False
                 self._used.add(id(root))
@@ -499,7 +498,6 @@ class BackwardPasses:
             self._early, self._early_marks = None, {}
         self.is_over = self._is_scaled = False
         self._scaled.clear()
-        self._given.clear()
         self._used.clear()
 
     def forget(self, optimizer: int) -> None:
@@ -536,7 +534,7 @@ class BackwardPasses:
         It is one that was given to `scale` itself, or all that `scale` returned were roots
         already. A product may be scaled by hand, or by gradients of a scaled loss.
         """
-        if (given := self._given.get(id(root))) and given() is root:
+        if any(given() is root for _, _, given in self._scaled.values()):
             return True
         is_other = self._has_scaled and self._scaled.keys() <= self._used
         return is_other and not _may_be_product(root)

@@ -431,7 +431,8 @@ class Hooks:
         stepping = listener.stepping
         while stepping and stepping.pop() is not optimizer:
             pass
-        if (listener.scaler_steps and id(optimizer) in listener.rows) or is_capturing():
+        is_scalers = listener.scaler_steps and id(optimizer) in listener.rows
+        if is_scalers or not self._is_armed or is_capturing():
             return
         guard = self._guard
         guard.held += 1

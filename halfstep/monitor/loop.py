@@ -387,7 +387,7 @@ class Loop:
         if gradients is not None and gradients.is_current() and self._is_wanted(outer):
             norms = gradients.norms()
             if norms is not None:
-                self._before_clip[id(outer)] = Measured(norms, self._one, None)
+                self._before_clip[id(outer)] = norms, self._one, None
 
     def _stepped(self, optimizer: Optimizer) -> None:
         """Record a step without a scaler, or one that bypasses the scaler."""
@@ -556,7 +556,7 @@ class Loop:
                 if bare := norms or gradients.norms():
                     is_finite = isinstance(norm, Tensor) or math.isfinite(norm)
                     counts = None if is_finite else gradients.nonfinite(bare)
-                    self._before_clip[identity] = Measured(bare, self._one, counts)
+                    self._before_clip[identity] = bare, self._one, counts
                 if self.evidence.is_for_clip(norm):
                     loss = self.passes.latest_loss
                     number = math.nan if loss is None else _number(loss)
@@ -655,7 +655,7 @@ class Loop:
                         counts = self._nonfinite(row.scaler, gradients, norms)
                     if norms is not None:
                         factor = self._one if scale is None else scale
-                        measured = Measured(norms, factor, counts or None)
+                        measured = norms, factor, counts or None
                 except Exception as error:
                     self._best_effort.lose(gradients.figure, error)
         if measured is not None:
@@ -757,10 +757,11 @@ class Loop:
                 factors.append(recorder.one)
                 norms += gradients.no_norms
             else:
-                norms += measured.norms
-                factors.append(measured.factor)
-                if measured.counts:
-                    self._reader.count(number, gradients.name, measured.counts)
+                own, factor, counts = measured
+                norms += own
+                factors.append(factor)
+                if counts:
+                    self._reader.count(number, gradients.name, counts)
         passes = self.passes
         references = passes.references
         losses: Sequence[Value] = self._explicit
@@ -814,10 +815,10 @@ class Loop:
             return
         values = recorder.ring.readable[number % RING_ROWS]
         if not math.isfinite(values[recorder.layout.norms].sum()):
-            for identity, measured in row.measured.items():
-                gradients = self._known[identity]
-                if measured.counts is None:
-                    self._reader.count(number, gradients.name, gradients.nonfinite(measured.norms))
+            for identity, (norms, _factor, counts) in row.measured.items():
+                if counts is None:
+                    gradients = self._known[identity]
+                    self._reader.count(number, gradients.name, gradients.nonfinite(norms))
 
     def _note(self, number: int, row: CurrentStep, *, has_loss: bool) -> None:
         """Note the facts about a row that only the host has."""
@@ -865,10 +866,14 @@ class Loop:
             scale = ring.row[SCALE] if rows is None else float(rows[number % RING_ROWS, SCALE])
             self._diagnoses.closed(step, row, scale)
         evidence, rows = self.evidence, ring.readable
-        origin = evidence.origin
+        origin, was_skipped = evidence.origin, False
+        if rows is not None:
+            place = number % RING_ROWS
+            for column in recorder.layout.flags:  # item() takes a tenth of any()
+                was_skipped = was_skipped or rows.item(place, column) != 0
         if row.scaler is not None and (
-            evidence.in_a_row
-            or (rows is not None and rows[number % RING_ROWS, recorder.layout.found_inf].any())
+            was_skipped
+            or evidence.in_a_row
             or origin.left
             or origin.is_armed
             or evidence.host_copies.sent

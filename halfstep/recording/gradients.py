@@ -6,7 +6,7 @@ Nothing here waits for a device unless its docstring says so. This module import
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."
 GRADIENT = attrgetter("grad")
 
 
-class Measured(NamedTuple):
-    """Gradients of one optimizer in one step."""
-
-    norms: Sequence[Tensor]  # (P,) 0-dim: L2 of each gradient, 0 if there is none
-    factor: Tensor  # 0-dim: what they still include, the loss scale or 1
-    counts: Counts | None  # nonfinite elements by position; None if unknown or all are finite
+#: Gradients of one optimizer in one step: L2 norm of each, (P,) 0-dim, 0 if there is none; what the
+#: norms still include, the loss scale or 1; and nonfinite elements by position, None if unknown or
+#: all are finite. A plain tuple, because each step creates one.
+Measured: TypeAlias = tuple[Sequence[Tensor], Tensor, Counts | None]
 
 
 class Gradients:

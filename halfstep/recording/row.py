@@ -46,6 +46,7 @@ class Layout:
         self.has_clipped, self.max_grad_norm = has_clipped, max_grad_norm
         count, parameters = len(optimizers), sum(map(len, optimizers.values()))
         self.found_inf = slice(FOUND_INF, FOUND_INF + count)
+        self.flags = range(FOUND_INF, FOUND_INF + count)  # the same columns
         self.factors = _following(self.found_inf, count)
         self.norms = _following(self.factors, parameters)
         self.rate = _following(self.norms, has_rate)
