@@ -6,8 +6,8 @@ trainer.several_losses.
 
 Shapes: B examples in a micro-batch, A micro-batches in a step, P parameters of an optimizer.
 Counts: an *attempted* step is the step number; the scaler skips some; the others are *applied*.
-In a step the host waits for the device only in an unfused optimizer, and in a replay
-(trainer.diagnosis.replay says in which steps).
+The host waits for the device in a step of an unfused optimizer under an enabled scaler, and for
+replays (diagnosis.replay_skips): in the step after the scale has grown, and in ten after a skip.
 """
 
 import math

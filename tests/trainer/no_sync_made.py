@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from halfstep.monitor.async_host_copy import HostCopies
+from halfstep.monitor.async_host_copy import HostCopy
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU
 from trainer import setup
@@ -44,10 +44,9 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     )
     # Its tensors go where the losses are: to meta.
     monkeypatch.setattr(setup, "make_scaler", lambda config, _device: make_scaler(config, CPU))
-    # What is on its way to the host arrives by an event, which only CUDA has.
-    monkeypatch.setattr(HostCopies, "report", lambda self: None)
-    values = {"diagnosis": {}, "data": {"workers": 0}, **(values or {})}
-    values["diagnosis"] = {"replay_skips": 0, **values["diagnosis"]}
+    # What is on its way to the host arrives by an event, which only CUDA has: here, never.
+    monkeypatch.setattr(HostCopy, "has_arrived", lambda self: False)
+    values = {"data": {"workers": 0}, **(values or {})}
     config = parse_config(recipe_class, values)
     recipe = recipe_class(config, META)
     context, _followers = make_context(

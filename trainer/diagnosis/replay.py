@@ -4,14 +4,15 @@ A batch is stored as its inputs: the sampler's position and the state of every r
 A skipped step does not change the weights, so repeating it with the same examples, random numbers,
 buffers and scale computes the same bits, up to the first inf or NaN.
 
-When: the host learns of a skip after the device has continued, and the next update would change
-the weights. So while replay watches, the host waits in step n + 1 for the flag of step n, between
-queueing the backward pass and queueing the update. At that point the weights are still those of
-step n. The device has a whole forward and backward pass queued, so it does not idle. Watching costs
-this wait of the host, and copies of generator states and buffers. Replay watches for WATCHED_STEPS
-after calibration, and again after each skip, until it has replayed the configured number; not
-longer, because most runs are healthy. The watched steps depend only on step numbers: a flag is read
-as late as it may at the latest have arrived on the host.
+When: the host learns of a skip after the device has continued, and the next update changes the
+weights. So before the update of step n + 1 the host asks whether step n was skipped: at that point
+the weights are still those of step n. It waits for the answer only where a skip is likely: in the
+step after the scale has grown, in the LIKELY_STEPS steps after a known skip, and in a step whose
+replay was requested. (The device has a whole forward and backward pass queued meanwhile.) Elsewhere
+it polls, and a skip whose flag arrives later is replayed with the current weights, which the event
+says. On a CPU every flag is there at once. Watching costs copies of generator states and buffers.
+Replay watches for WATCHED_STEPS after calibration, and again after each skip, until it has replayed
+the configured number; not longer, because most runs are healthy.
 
 Without a scaler the weights have changed by the time the host knows. Then only the batch of the
 first step with a nonfinite loss is drawn again, to check whether it is finite itself.
@@ -19,8 +20,8 @@ first step with a nonfinite loss is drawn again, to check whether it is finite i
 Exactness: a replay is exact with one optimizer, or several that were all skipped, in one process,
 not compiled. If one of several optimizers has stepped, its weights have changed. With several
 devices, the first one replays its own examples, and does not find an overflow in another's. A
-compiled network is replayed uncompiled. A requested step that was not skipped, or is past, has
-other weights. The event reports this as `exact` and `notes`.
+compiled network is replayed uncompiled. A step that was not skipped, is past, or whose flag came
+late has other weights. The event reports this as `exact` and `notes`.
 
 The run is not affected: generators, buffers, the sampler and the recipe's own state
 (`Recipe.state_dict`) are restored, and gradients are not changed (`torch.autograd.grad` returns
@@ -34,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.loop_inputs import nonfinite_tensors
 from halfstep.evidence.operations import kind_of
+from halfstep.monitor.async_host_copy import HostCopy
 from halfstep.recording.gradients import count_nonfinite
 from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import RunConfig
@@ -72,39 +74,24 @@ SCALES_KEPT = 1000  # scales of skipped steps, for requested replays
 WATCHED_STEPS = 2500
 #: Consecutive skips, more than lead from 2^24 to 16: a cause other than the scale is likely.
 LONG_SEARCH = 20
-#: Until calibration is over, a GPU's flags are read this many steps late: the host is never so far
-#: ahead that the device idles while it waits for one.
-FLAG_LATE_STEPS = 32
-#: Afterwards skips are read as late as any row of the ring.
+#: Steps after a known skip in which another one is likely.
+LIKELY_STEPS = 10
+#: After calibration, skips are read as late as any row of the ring.
 ROW_LATE_STEPS = RING_ROWS + 1
 INPUTS = 50  # maximum per event
 SHARDED = "it is not supported with training.parallel fsdp, where no rank has all weights of a step"
 
 
-@dataclass
-class _Flags:
-    """Skip flags of the optimizers of a step, copied to the host."""
+class _Flags(NamedTuple):
+    """Skip flags of the optimizers of a step that took part, (O,) on their way to the host."""
 
     step: int
-    found_inf: Tensor  # (O,) on the host, of the optimizers that took part; wait before reading
-    arrived: "torch.cuda.Event | None"
-
-    @classmethod
-    def send(cls, step: int, result: StepResult) -> "_Flags":
-        flags = torch.stack([result.updates[name].found_inf for name in result.stepped])
-        if not flags.is_cuda:
-            return cls(step, flags, None)
-        host = torch.empty(flags.shape, pin_memory=True, device="cpu")
-        host.copy_(flags, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return cls(step, host, arrived)
+    copies: HostCopy
 
     def skipped(self) -> Tensor:
         """Wait for the flags; return (O,) bool."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.found_inf != 0
+        self.copies.wait()
+        return self.copies.tensors[0] != 0
 
 
 @dataclass
@@ -155,7 +142,10 @@ class Replay(Observer):
             self._most, self._can_replay = 0, False
         self._replayed = 0  # automatic replays
         self._calibration = Calibration()
-        self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
+        #: As far as the host knows: the last skipped step, and the one from which the scaler counts
+        #: to its next growth; None until the first step.
+        self._skipped_at = -LIKELY_STEPS
+        self._counts_from: int | None = None
         self._flags: deque[_Flags] = deque()  # until calibration is over
         # Skipped steps that have arrived, processed some steps later.
         self._arrived_skips: deque[int] = deque()
@@ -164,15 +154,18 @@ class Replay(Observer):
         self._requested: dict[int, list[int]] = {}  # requests for future steps
         self._looks_at_batch = not context.scaler.is_enabled() and self._can_replay
         self._lost_at: int | None = None  # first step with a nonfinite loss
-        self._now = 0
+        self._now = self._attempted = 0
         self._coming: _Step | None = None
-        self._stored: _Step | None = None
+        #: Steps that may have to be replayed, whose flags have not been read.
+        self._waiting: deque[_Step] = deque()
+        self._inexact = 0  # automatic replays with other weights
 
     def arrived(self, records: Steps) -> None:
         """Record which of the arrived steps were skipped, at what scale."""
         for record in records[records["flags"] & SKIPPED != 0]:
             self._arrived_skips.append(int(record["step"]))
             self._scales[int(record["step"])] = float(record["scale"])
+            self._note_skip(int(record["step"]))
         lost = records["step"][records["flags"] & NONFINITE_LOSS != 0]
         if len(lost) and self._looks_at_batch:
             self._looks_at_batch, self._lost_at = False, int(lost[0])
@@ -193,13 +186,14 @@ class Replay(Observer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state."""
+        self._counts_from = None
         self._calibration.load_state_dict(state["calibration"])
         self._replayed, self._scales = state["replayed"], dict(state["scales"])
         self._arrived_skips = deque(state.get("heard", ()))
         self._watched_until = state.get("watched_until", 0)
         self._looks_at_batch &= state.get("looks_at_batch", True)
         self._flags = deque(
-            _Flags(step, torch.tensor([float(skipped)], device="cpu"), None)
+            _Flags(step, HostCopy.send(torch.tensor([float(skipped)], device="cpu")))
             for step, skipped in state.get("flags", ())
         )
 
@@ -207,6 +201,8 @@ class Replay(Observer):
         """Save what this step needs for a replay, before its batch is drawn."""
         self._check_batch(step)
         self._now, self._coming = step, None
+        if self._counts_from is None and self._most:
+            self._counts_from = step - 1 - self._context.scaler._init_growth_tracker
         self._process_skips()
         watches = self._replayed < self._most and step <= self._watched_until
         if watches or step in self._requested:
@@ -219,9 +215,12 @@ class Replay(Observer):
             )
 
     def _process_skips(self) -> None:
-        """Process skips a fixed number of steps late, whenever they arrived."""
-        while self._flags and self._flags[0].step < self._now - self._late:
-            self._calibration.count(bool(self._flags.popleft().skipped().any()))
+        """Process skips that have arrived: after calibration, a fixed number of steps late."""
+        while self._flags and self._flags[0].copies.has_arrived():
+            flags = self._flags.popleft()
+            if was_skipped := bool(flags.skipped().any()):
+                self._note_skip(flags.step)
+            self._calibration.count(was_skipped)
             if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will not find a scale
                 self._watched_until = max(self._watched_until, self._now + WATCHED_STEPS)
             if self._calibration.is_over:
@@ -234,19 +233,21 @@ class Replay(Observer):
 
     def after_step(self, result: StepResult) -> None:
         """Start copying the flags of the queued step to the host."""
+        self._attempted = self._now
         is_calibrating = self._replayed < self._most and not self._calibration.is_over
         if not (is_calibrating or self._coming):
             return
-        flags = _Flags.send(self._now, result)
+        found_inf = torch.stack([result.updates[name].found_inf for name in result.stepped])
+        flags = _Flags(self._now, HostCopy.send(found_inf))
         if is_calibrating:
             self._flags.append(flags)
         if stored := self._coming:
-            self._stored = stored
+            self._waiting.append(stored)
             stored.scale, stored.losses, stored.flags = result.scale.clone(), result.losses, flags
 
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""
-        self.before_update()
+        self._replay_waiting(wait=True)
         self._check_batch(self._now + 1)
 
     def _check_batch(self, coming: int) -> None:
@@ -282,18 +283,48 @@ class Replay(Observer):
 
     def before_update(self) -> None:
         """Replay the previous step if it was skipped: its weights are still unchanged."""
-        stored, self._stored = self._stored, None
-        if stored is None or stored.flags is None:
-            return
-        skipped = stored.flags.skipped()  # the host waits here, but only while replay is active
+        if self._waiting:
+            last = self._waiting[-1].number
+            self._replay_waiting(wait=last in self._requested or self._is_likely(last))
+        if self._waiting:  # they are of no use once the weights have changed
+            self._waiting[-1].buffers = []
+
+    def _is_likely(self, step: int) -> bool:
+        """Return whether a skip of a step is likely, as far as the host knows."""
+        applied = step - 1 - (self._counts_from or 0)  # unless a skip is unknown
+        has_grown = applied > 0 and applied % self._context.scaler.get_growth_interval() == 0
+        return has_grown or step - self._skipped_at <= LIKELY_STEPS
+
+    def _note_skip(self, step: int) -> None:
+        self._skipped_at = max(self._skipped_at, step)
+        self._counts_from = max(self._counts_from or 0, step)
+
+    def _replay_waiting(self, *, wait: bool) -> None:
+        """Replay the skipped ones of waiting steps whose flags have arrived. wait: for all flags.
+
+        The last of them is the step before; for earlier ones the weights have moved on.
+        """
+        while self._waiting and (flags := self._waiting[0].flags) is not None:
+            if not (wait or flags.copies.has_arrived()):
+                return
+            stored = self._waiting.popleft()
+            self._read(stored, flags.skipped(), is_late=stored.number < self._attempted)
+
+    def _read(self, stored: _Step, skipped: Tensor, *, is_late: bool) -> None:
+        """Replay a step if it was skipped or requested. skipped: by optimizer."""
         requests, notes = self._requested.pop(stored.number, []), []
         if not skipped.any():
             notes.append("the step was not skipped: the weights are those after it")
         elif not skipped.all():
             notes.append("an optimizer was not skipped: its weights are those after the step")
+        if is_late:
+            notes.append(f"the weights and buffers are those after step {self._attempted}")
+        if skipped.any():
+            self._note_skip(stored.number)
         if skipped.any() and not requests:
-            self._replayed += 1
-        if skipped.any() or requests:
+            self._inexact += is_late
+            self._replayed += not is_late
+        if requests or (skipped.any() and not (is_late and self._inexact > self._most)):
             self._replay(stored, notes, requests)
 
     def request(self, step: int, request: int) -> None:

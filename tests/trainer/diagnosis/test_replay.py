@@ -1,4 +1,5 @@
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -6,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from halfstep.monitor import ring
+from halfstep.monitor.async_host_copy import HostCopy
 from halfstep.recipe import Loss
+from halfstep.recording import ring
 from halfstep.telemetry.plain_json import json_safe
 from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
@@ -528,3 +530,54 @@ def test_values_nonfinite_by_design_are_no_cause(run_loop):
     run = run_loop(GapsByDesign, {"training": {"steps": 120}})
     assert not torch.tensor(run.records["loss"]).isfinite().all()
     assert run.of("bad_inputs") == []
+
+
+class Late:
+    """Flags that arrive some steps late, and the steps in which the host has waited for one."""
+
+    def __init__(self, monkeypatch, steps):
+        self.waits, self.now = [], 0
+        sent = WeakKeyDictionary()
+        before_step, init, wait = Replay.before_step, HostCopy.__init__, HostCopy.wait
+
+        def begins(replay, step):
+            self.now = step
+            before_step(replay, step)
+
+        def sends(copy, *arguments):
+            init(copy, *arguments)
+            sent[copy] = self.now
+
+        def waits(copy):
+            if not has_arrived(copy):
+                self.waits.append(self.now)
+                sent[copy] = -steps
+            wait(copy)
+
+        def has_arrived(copy):
+            return self.now >= sent[copy] + steps
+
+        monkeypatch.setattr(Replay, "before_step", begins)
+        monkeypatch.setattr(HostCopy, "__init__", sends)
+        monkeypatch.setattr(HostCopy, "has_arrived", has_arrived)
+        monkeypatch.setattr(HostCopy, "wait", waits)
+
+
+def test_the_host_waits_only_where_a_skip_is_likely(run_loop, monkeypatch):
+    """In the step after a growth: elsewhere flags are polled, in calibration, too."""
+    late = Late(monkeypatch, steps=3)
+    values = {"precision": "fp16", "scaler": {"init_scale": 1024.0, "growth_interval": 40}}
+    run = run_loop(Regression, {"training": {"steps": 150}, **values})
+    assert run.skipped() == []
+    # Watching begins once the flags of 25 applied steps have arrived.
+    assert sorted(set(late.waits)) == [42, 82, 122]
+
+
+def test_a_skip_whose_flag_comes_late_is_replayed_with_the_current_weights(run_loop, monkeypatch):
+    """The event says so; a skip soon after it is replayed exactly."""
+    Late(monkeypatch, steps=3)
+    run = run_loop(PlantedBackward, {"training": {"steps": 150, "batch_size": 8}})
+    replays = run.of("replay")
+    assert not replays[0]["exact"]
+    last = replays[0]["step"] + 2
+    assert replays[0]["notes"] == [f"the weights and buffers are those after step {last}"]
