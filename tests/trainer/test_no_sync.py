@@ -1,9 +1,10 @@
 """The step never waits for the device: proven without one.
 
 The loop's own step function runs with default settings, replays included, on PyTorch's `meta`
-device, whose tensors have shapes and no values. Copies to the host never arrive. Whatever would make the host wait for a real device has to read a value, and so raises
-here: `.item()`, `bool(tensor)`, `.cpu()`, `nonzero()`. Each is shown to be caught. (FakeTensorMode
-with device="cuda" proves less: a CPU build has no backward there, and it lets `.cpu()` pass.)
+device, whose tensors have shapes and no values; copies to the host never arrive. Whatever would
+make the host wait for a real device has to read a value, and so raises here: `.item()`,
+`bool(tensor)`, `.cpu()`, `nonzero()`. Each is shown to be caught. (FakeTensorMode with
+device="cuda" proves less: a CPU build has no backward there, and it lets `.cpu()` pass.)
 """
 
 import pytest
