@@ -5,6 +5,7 @@ module imports torch.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -55,6 +56,7 @@ NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20
 CLIPS_ON_DEVICE = 100  # whose norms are handed over, of a loop without a scaler
 MOST_EXAMINED = 1000  # backward passes whose inputs are counted on a device
+EXAMINED_SHARE = 0.1  # of the time, at most spent on that while nothing is suspected
 MAX_INPUT_SEARCHES = 3  # searches of the loop's variables, each a pass over its batch
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
@@ -89,6 +91,7 @@ class Collector:
         self.inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
         self._examined_inputs: set[int] = set()  # steps, on a device
         self._examined_passes = 0
+        self._examined_seconds = self._examined_since = 0.0
         self._inputs_by_design: set[str] = set()
         self._has_read_buffers = False
         self._by_design: set[str] = set()
@@ -442,9 +445,19 @@ class Collector:
         The loss, which arrives with them, shows whether they are nonfinite by design. They explain
         no loss of weights that are lost: some were computed from these.
         """
+        started = time.perf_counter()
+        if not self._examined_passes:
+            self._examined_since = started
+        is_suspected = self.in_a_row or self.origin.is_armed or self.inputs is not None
+        is_dear = self._examined_seconds > EXAMINED_SHARE * (started - self._examined_since)
         self._examined_passes += 1
-        if self._examined_passes > MOST_EXAMINED:
+        if self._examined_passes > MOST_EXAMINED or (is_dear and not is_suspected):
+            self._examined_inputs.discard(step)
             return
+        self._count_inputs(step, count, losses)
+        self._examined_seconds += time.perf_counter() - started
+
+    def _count_inputs(self, step: int, count: int, losses: list[Value]) -> None:
         device = next(loss.device for loss in losses if isinstance(loss, Tensor))
         inputs, are_all = device_inputs(device)
         is_whole = are_all and count != PRECISION_PASSES[-1]  # later passes of this step are not

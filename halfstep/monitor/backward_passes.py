@@ -28,7 +28,8 @@ MOST_EARLY = 64  # passes of the first iteration
 SEQUENCES = (tuple, list)
 #: Steps in a row with gradients of the step before, at which their values are looked at.
 CARRIED = frozenset(2**power for power in range(3, 31))
-PLAIN_AFTER = 100  # passes; evidence examines each of these (PRECISION_PASSES)
+PLAIN_AFTER = 100  # passes; evidence examines each of these, of a device
+PLAIN_AFTER_ON_HOST = 16
 NOTHING = (None, None, None)
 NO_PASS = -1  # torch's id of the running pass, outside any
 INPUTS = 3  # index of the inputs among the engine's arguments after the roots
@@ -336,6 +337,8 @@ class BackwardPasses:
         """
         try:
             own = self.plain
+            if self.count + 1 == PLAIN_AFTER:  # its graph is read
+                return False
             if own is None or self.since_step or type(roots) is not tuple or len(roots) != 1:
                 return False
             [root] = roots
@@ -437,8 +440,9 @@ class BackwardPasses:
         if own is not None:
             is_single = passes == len(self._own) == 1 and under_way is None
             is_usual = own.is_scaled or not self._has_scaled
-            if is_single and is_usual and self.count > PLAIN_AFTER and own.is_plain():
-                self.plain = own
+            if is_single and is_usual and own.is_plain():
+                after = PLAIN_AFTER_ON_HOST if own.losses[0].is_cpu else PLAIN_AFTER
+                self.plain = own if self.count > after else None
             losses = own.take(optimizer, under_way)
             if own.carried in CARRIED:
                 self.suspected.add(id(optimizer))

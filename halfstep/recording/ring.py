@@ -27,6 +27,7 @@ RING_ROWS = 1024  # must exceed the rows of a drain plus those that may be in fl
 DRAIN_ROWS = 512
 DRAIN_SECONDS = 0.3
 EAGER_ROWS = 100  # of a device, handed over as soon as the copy before has arrived
+EAGER_SHARE = 0.1  # of the time, at most spent on that
 MOST_EAGER = 2000  # such rows, the first ones aside
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
@@ -70,6 +71,7 @@ class Ring:
         self.readable: Rows | None = self._ring.numpy() if device.type == "cpu" else None
         self._eager_until = EAGER_ROWS  # number of a row
         self._eager_left = MOST_EAGER
+        self._eager_seconds, self._opened_at = 0.0, clock()
 
     @property
     def row(self) -> torch.Tensor:
@@ -95,7 +97,11 @@ class Ring:
         self.number = number = number + 1
         if self.sent != self._read:
             self._receive(wait=number - self._read == RING_ROWS)
-        is_eager = self.readable is None and number < self._eager_until
+        is_eager = (
+            number < self._eager_until
+            and self.readable is None
+            and self._eager_seconds <= EAGER_SHARE * (now - self._opened_at)
+        )
         is_due = number - self.sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS
         if not (is_eager or is_due) or (self._pinned is not None and self.sent != self._read):
             return None
@@ -149,12 +155,15 @@ class Ring:
     def _hand_over(self) -> None:
         if self._read == self.sent:
             return
+        started = clock()
         slices = _slices(self._read, self.sent)
         known = [row for part in slices for row in self._known[part]]
         columns = np.fromiter(chain.from_iterable(known), np.float64).reshape(len(known), -1).T
         rows = _joined((self._ring if self._pinned is None else self._pinned).numpy(), slices)
         first, self._read = self._read, self.sent
         self._on_arrival(first, rows, self._records(*columns))
+        if self._read <= self._eager_until:
+            self._eager_seconds += clock() - started
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known

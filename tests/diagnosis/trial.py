@@ -7,6 +7,7 @@ server records an upload, and diagnosed there.
 import atexit
 import contextlib
 import io
+import math
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
 from db.telemetry import ingest
 from db.telemetry.recording import Recording
+from halfstep.evidence import collector
 from halfstep.recording import ring
 from halfstep.run_config import parse_config
 from halfstep.session import watch_session
@@ -156,6 +158,8 @@ def unreadable() -> Iterator[None]:
 
     with (
         patch.object(torch.Tensor, "is_cpu", False),
+        patch.object(ring, "EAGER_SHARE", math.inf),
+        patch.object(collector, "EXAMINED_SHARE", math.inf),
         patch.object(ring.Ring, "__init__", of_a_device),
     ):
         yield

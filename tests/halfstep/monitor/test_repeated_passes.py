@@ -381,6 +381,7 @@ class Watched:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(backward_passes.BackwardPasses, "repeats", counted_repeats)
             patch.setattr(backward_passes, "PLAIN_AFTER", plain_after)
+            patch.setattr(backward_passes, "PLAIN_AFTER_ON_HOST", plain_after)
             with halfstep.watch(loop.net, folder=folder / str(plain_after)) as watch:
                 for kind in kinds:
                     for _ in range(USUAL):

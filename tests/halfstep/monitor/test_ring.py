@@ -48,6 +48,7 @@ def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
 ) -> None:
     """Whatever is to be examined in the next steps is known in time; later rows wait."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
+    monkeypatch.setattr("halfstep.recording.ring.EAGER_SHARE", math.inf)
     handed: list[int] = []
     ring = Ring(1, CPU, clock(), lambda _first, rows, _: handed.append(len(rows)))
     ring.readable = None
@@ -66,6 +67,28 @@ def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
         ring.hurry()
         close(ring, 0)
     assert ring.number - sum(handed) > 0  # a loop that skips for ever is not held up for ever
+
+
+def test_handing_over_soon_takes_a_bounded_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop with short steps is not held up by its first rows."""
+    now = [0.0]
+    monkeypatch.setattr("halfstep.recording.ring.clock", lambda: now[0])
+    monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
+    handed: list[int] = []
+
+    def take(_first: int, rows: Any, _records: Any) -> None:
+        handed.append(len(rows))
+        now[0] += 2.0
+
+    ring = Ring(1, CPU, clock(), take)
+    ring.readable = None
+    for step in range(EAGER_ROWS):
+        now[0] += 1.0
+        close(ring, step)
+    spent = 2.0 * len(handed)
+    assert 1 < spent <= 0.1 * now[0] + 2.0
 
 
 @pytest.mark.parametrize("place", ["_slices", "np.fromiter"])
