@@ -66,7 +66,7 @@ test-diagnosis: $(VENV)/.installed-test
 
 # Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
 test-faults: $(VENV)/.installed-test
-	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/halfstep/session tests/halfstep/monitor/test_watch.py tests/app/test_commands.py tests/app/test_servers.py tests/examples
+	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/halfstep/session tests/halfstep/watching/test_watch.py tests/app/test_commands.py tests/app/test_servers.py tests/examples
 
 # Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
 test-clusters: $(VENV)/.installed-test

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from benchmarks.report import report
 from halfstep.clock import clock as run_clock
 from halfstep.config_groups import Diagnosis
-from halfstep.monitor import ring
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.telemetry.spool import SpoolWriter
+from halfstep.watching import ring
 from trainer import machine
 from trainer.distributed.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates

@@ -21,7 +21,7 @@ def watch(engine: Any, **named: Any) -> watch_session.Watch:
 
 
 def _listen(watched: watch_session.Watch, engine: Any) -> None:
-    from halfstep.monitor.external_scaler import ExternalScaler
+    from halfstep.watching.external_scaler import ExternalScaler
 
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)

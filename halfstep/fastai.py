@@ -66,7 +66,7 @@ class Watch(Callback):  # type: ignore[misc]
             self.watched._guard(call)
 
     def _listen(self) -> None:
-        from halfstep.monitor.external_scaler import ExternalScaler
+        from halfstep.watching.external_scaler import ExternalScaler
 
         self._external = ExternalScaler(self.watched, type(self.learn.opt).__name__)
 

@@ -46,7 +46,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             self.watch.finish()
 
     def _listen(self, watch: watch_session.Watch) -> None:
-        from halfstep.monitor.external_scaler import ExternalScaler
+        from halfstep.watching.external_scaler import ExternalScaler
 
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
         watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}

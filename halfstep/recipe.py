@@ -165,7 +165,7 @@ class Recipe(ABC):
         """Return the floating-point operations per example, forward and backward.
 
         The run's utilization of the device is computed from them.
-        `halfstep.monitor.flops.count_flops` counts them. Called once, before the first step.
+        `halfstep.watching.flops.count_flops` counts them. Called once, before the first step.
         """
         return None
 

@@ -8,11 +8,11 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import RecipeError
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.telemetry.event_codec import BadEvent, encode
 from halfstep.telemetry.events import Event, Metric
+from halfstep.watching.async_host_copy import HostCopies
 from trainer.checkpoints.artifacts import check_names, files_of
 from trainer.checkpoints.background_writer import Writer
 from trainer.observers import Observer, best_effort, report_failed

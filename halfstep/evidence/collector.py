@@ -22,8 +22,6 @@ from halfstep.evidence.origin import Origin, unobserved_origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
 from halfstep.evidence.tally import Tally
-from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.recording.gradients import Gradients
 from halfstep.telemetry.events import (
     AccumulatedGradients,
@@ -51,6 +49,8 @@ from halfstep.telemetry.events import (
 from halfstep.telemetry.events import Origin as OriginEvent
 from halfstep.telemetry.flags import SKIPPED, optimizer_skipped
 from halfstep.telemetry.spool import Steps
+from halfstep.watching.async_host_copy import HostCopies
+from halfstep.watching.current_step import CurrentStep, Value
 
 NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recording.gradients import local_elements
+from halfstep.watching.async_host_copy import HostCopies
 
 
 def search(

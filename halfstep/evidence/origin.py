@@ -27,11 +27,11 @@ from torch.nn.modules.module import (
 
 from halfstep.evidence.operations import kind_of
 from halfstep.evidence.source_files import is_of_script
-from halfstep.monitor.async_host_copy import HostCopies, is_capturing
-from halfstep.monitor.current_step import Value
-from halfstep.monitor.headroom import has_compiled
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
+from halfstep.watching.async_host_copy import HostCopies, is_capturing
+from halfstep.watching.current_step import Value
+from halfstep.watching.headroom import has_compiled
 
 MOST_NODES = 200_000  # of an armed graph
 # Consecutive steps after a skip; the next larger number if the cause was not found.

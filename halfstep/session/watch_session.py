@@ -29,7 +29,6 @@ from halfstep.api_client import credentials, local_server
 from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
-from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.number_formats import duration
 from halfstep.session import arguments, ranks, sweep_point
 from halfstep.session.card import Card
@@ -74,6 +73,7 @@ from halfstep.telemetry.run_folder import (
 )
 from halfstep.telemetry.spool import Steps
 from halfstep.telemetry.writer_lock import WriterLock
+from halfstep.watching.noop_watch import NoopWatch
 
 if TYPE_CHECKING:
     import torch
@@ -81,11 +81,11 @@ if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
 
-    from halfstep.monitor.hooks import Hooks
-    from halfstep.monitor.loop import Loop
     from halfstep.precision_lab.report import PrecisionReport
     from halfstep.session.artifacts import SavedVersion
     from halfstep.telemetry.events import UsedArtifact
+    from halfstep.watching.hooks import Hooks
+    from halfstep.watching.loop import Loop
 
 MOST_DIFFS = 100  # precision diffs that a run records
 PATIENCE_SECONDS = 5.0  # timeout for the device at the end: a lost one never answers
@@ -330,9 +330,9 @@ class Watch:
         if not find_spec("torch"):
             # NoopWatch has those methods of Loop and Hooks that a script without torch can reach.
             return cast("tuple[Loop, Hooks]", (NoopWatch(first_step, started_at),) * 2)
-        from halfstep.monitor.diagnoses import Intervals
-        from halfstep.monitor.hooks import Hooks
-        from halfstep.monitor.loop import Loop
+        from halfstep.watching.diagnoses import Intervals
+        from halfstep.watching.hooks import Hooks
+        from halfstep.watching.loop import Loop
 
         loop = Loop(
             self._record,

@@ -382,7 +382,7 @@ class Shapes(StepEvent, frozen=True, kw_only=True, tag="shapes"):
 
 
 class HistogramModule(Part, frozen=True, kw_only=True):
-    """Exponents of one module's gradients, times the scale; see halfstep/monitor/exponents.py."""
+    """Exponents of one module's gradients, times the scale; see halfstep/watching/exponents.py."""
 
     name: Text
     lowest_exponent: Annotated[int, _whole(*EXPONENTS)]  # of the first count
@@ -409,7 +409,7 @@ class Histogram(StepEvent, frozen=True, kw_only=True, tag="histogram"):
 
 
 class HeadroomModule(Part, frozen=True, kw_only=True):
-    """Magnitudes of one module; see halfstep/monitor/headroom.py."""
+    """Magnitudes of one module; see halfstep/watching/headroom.py."""
 
     name: Text
     activation: Number  # largest magnitude of its output, in dtype

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import halfstep
-from tests.halfstep.monitor.watch_made import SCRIPTS, Written, equals_the_reference_loop
+from tests.halfstep.watching.watch_made import SCRIPTS, Written, equals_the_reference_loop
 
 CUDA = torch.device("cuda", 0)
 WAIT = "called a synchronizing CUDA operation"

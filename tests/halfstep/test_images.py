@@ -10,7 +10,7 @@ from PIL import Image
 
 import halfstep
 from halfstep.wandb_compat.media import Image as CompatImage
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 GREY = np.linspace(0, 1, 30).reshape(5, 6)
 BYTES = np.rint(GREY * 255).astype(np.uint8)

@@ -10,7 +10,7 @@ import torch
 
 import halfstep
 from halfstep import plot
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
 

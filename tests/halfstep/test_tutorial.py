@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.slow
 

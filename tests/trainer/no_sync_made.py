@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from halfstep.monitor.async_host_copy import HostCopy
 from halfstep.run_config import parse_config
+from halfstep.watching.async_host_copy import HostCopy
 from tests.trainer.conftest import CPU
 from trainer import setup
 from trainer.distributed.ranks import Ranks

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, Fp8, Fp8Module
+from halfstep.watching.async_host_copy import HostCopies
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named

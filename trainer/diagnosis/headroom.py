@@ -1,4 +1,4 @@
-"""Headroom of activations and gradients in fp16; see halfstep.monitor.headroom.
+"""Headroom of activations and gradients in fp16; see halfstep.watching.headroom.
 
 Measured at an interval, by a hook that exists only in those steps. Not with torch.compile: adding
 and removing hooks would recompile the network each time.
@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from halfstep.monitor import headroom
-from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.monitor.headroom import Compiled, evaluated_at, headroom_event
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event
+from halfstep.watching import headroom
+from halfstep.watching.async_host_copy import HostCopies
+from halfstep.watching.headroom import Compiled, evaluated_at, headroom_event
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named

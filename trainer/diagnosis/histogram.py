@@ -1,4 +1,4 @@
-"""Histograms of gradient exponents at an interval; see halfstep.monitor.exponents.
+"""Histograms of gradient exponents at an interval; see halfstep.watching.exponents.
 
 Counted between unscaling and the clip; other steps cost nothing. Sharded gradients are counted by
 each rank and summed, so an error must end the run on all ranks.
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from halfstep.config_groups import Diagnosis
-from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.monitor.exponents import Exponents
 from halfstep.telemetry.events import Event
+from halfstep.watching.async_host_copy import HostCopies
+from halfstep.watching.exponents import Exponents
 from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer

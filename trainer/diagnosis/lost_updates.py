@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from halfstep.config_groups import Diagnosis
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
+from halfstep.watching.async_host_copy import HostCopies
 from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer

@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from halfstep.evidence.nonfinite_tensors import search
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
+from halfstep.watching.async_host_copy import HostCopies
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 

@@ -43,7 +43,6 @@ from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.loop_inputs import nonfinite_tensors
 from halfstep.evidence.operations import kind_of
-from halfstep.monitor.async_host_copy import HostCopy
 from halfstep.recording.gradients import count_nonfinite
 from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import RunConfig
@@ -58,6 +57,7 @@ from halfstep.telemetry.events import (
 )
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 from halfstep.telemetry.spool import Steps
+from halfstep.watching.async_host_copy import HostCopy
 from trainer.checkpoints.checkpoint import random_state, restore_random_state
 from trainer.data.batches import Batches
 from trainer.diagnosis.trace import Trace

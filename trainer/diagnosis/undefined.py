@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from halfstep.evidence.origin import Origin
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import Recipe
 from halfstep.recording.gradients import module_names
 from halfstep.telemetry import events
@@ -19,6 +18,7 @@ from halfstep.telemetry.events import Event
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.spool import Steps
+from halfstep.watching.async_host_copy import HostCopies
 from trainer.data.sources import drawn
 from trainer.diagnosis.op_recorder import Finding
 from trainer.diagnosis.recipe_checks import CPU, small_config

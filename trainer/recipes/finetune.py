@@ -31,8 +31,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from halfstep.monitor.flops import count_flops
 from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path
+from halfstep.watching.flops import count_flops
 from trainer.recipes.corpus import Piece, read_pieces
 from trainer.recipes.language_models import (
     load_model,

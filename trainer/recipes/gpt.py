@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.monitor.flops import count_flops
 from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path, place
+from halfstep.watching.flops import count_flops
 
 VOCABULARY = 256
 EVALUATION_WINDOWS = 64  # of T bytes each, spread evenly over the validation text

@@ -27,8 +27,8 @@ from torch.utils.data import default_collate
 from torchvision import models
 from torchvision.transforms import v2
 
-from halfstep.monitor.flops import count_flops
 from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig, data_path
+from halfstep.watching.flops import count_flops
 from trainer.recipes.class_folders import LabelledImages, find
 from trainer.recipes.digit_files import digit_folder
 from trainer.recipes.mixup import draw_share, mixed, mixed_cross_entropy

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.monitor.flops import count_flops
 from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
+from halfstep.watching.flops import count_flops
 
 
 class MLPConfig(RecipeConfig):

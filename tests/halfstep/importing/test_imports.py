@@ -35,7 +35,7 @@ from tests.halfstep.importing.imports_made import (
     event_file,
     scalar,
 )
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 PNG = as_file(np.zeros((2, 2), np.uint8))[1]
 

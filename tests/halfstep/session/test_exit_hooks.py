@@ -14,8 +14,8 @@ import halfstep
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import read_outcome, read_run
 from tests import preloaded
-from tests.halfstep.monitor.watch_made import Written
 from tests.halfstep.telemetry.ingest_made import IngestServer
+from tests.halfstep.watching.watch_made import Written
 from tests.marks import extended
 from tests.site import heeded, until
 

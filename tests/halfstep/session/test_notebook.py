@@ -12,7 +12,7 @@ import pytest
 import halfstep
 from halfstep.telemetry.run_folder import read_run
 from tests import preloaded
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import halfstep
 from halfstep.clock import clock
 from halfstep.session import watch_session
 from halfstep.session.queued_run import QueuedRun
-from tests.halfstep.monitor.watch_made import Script, Written
+from tests.halfstep.watching.watch_made import Script, Written
 
 SCRIPT = Script()
 

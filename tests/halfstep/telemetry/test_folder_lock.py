@@ -15,9 +15,9 @@ from halfstep.telemetry import folder_lock
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import STALE_SECONDS, FolderLock, OwnerFile
 from halfstep.telemetry.run_folder import read_run
-from tests.halfstep.monitor.watch_made import Written
 from tests.halfstep.telemetry.folder_lock_made import no_locks_library
 from tests.halfstep.telemetry.ingest_made import IngestServer
+from tests.halfstep.watching.watch_made import Written
 from tests.site import until
 
 #: Logs what it reads, and ends at the end of its input.

@@ -13,7 +13,7 @@ import halfstep
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.relay import MOST_MESSAGES, RelayReader, RelayWriter
 from tests import preloaded
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 from tests.marks import extended
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from halfstep.telemetry.run_folder import read_run
 from halfstep.telemetry.writer_lock import WriterLock
 from tests import warm
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from halfstep.session import watch_session
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import unsupported
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 
 @pytest.fixture(autouse=True)

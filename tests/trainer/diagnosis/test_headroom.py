@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from halfstep.monitor.headroom import Headroom as Measuring
+from halfstep.watching.headroom import Headroom as Measuring
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.diagnosis.replay import Replay
 from trainer.recipes.digits import Digits

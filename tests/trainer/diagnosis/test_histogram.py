@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from halfstep.config_groups import Diagnosis
-from halfstep.monitor.exponents import BIAS, BINS, describe
+from halfstep.watching.exponents import BIAS, BINS, describe
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import Histogram
 from trainer.optimizers import StepResult, watched_optimizers
@@ -44,7 +44,7 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     """Splitting a gradient changes no count."""
     gradient = torch.randn(30, 7)
     whole = histogram_of(gradient)
-    monkeypatch.setattr("halfstep.monitor.exponents.CHUNK", 16)
+    monkeypatch.setattr("halfstep.watching.exponents.CHUNK", 16)
     assert histogram_of(gradient) == whole
 
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from halfstep.monitor.async_host_copy import HostCopy
 from halfstep.recipe import Loss
 from halfstep.recording import ring
 from halfstep.telemetry.plain_json import json_safe
+from halfstep.watching.async_host_copy import HostCopy
 from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from tests.trainer.diagnosis.replay_made import (

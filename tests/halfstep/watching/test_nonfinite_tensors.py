@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import halfstep
 from halfstep.evidence.nonfinite_tensors import search
-from halfstep.monitor.async_host_copy import HostCopies
-from tests.halfstep.monitor.watch_made import Written
+from halfstep.watching.async_host_copy import HostCopies
+from tests.halfstep.watching.watch_made import Written
 
 
 def found(*tensors: tuple[str, Tensor]) -> list[list[str]]:

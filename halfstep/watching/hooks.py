@@ -34,8 +34,8 @@ from torch.optim.optimizer import (
 from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
 
 from halfstep.evidence.collector import Collector
-from halfstep.monitor.async_host_copy import is_capturing
-from halfstep.monitor.backward_passes import BackwardPasses
+from halfstep.watching.async_host_copy import is_capturing
+from halfstep.watching.backward_passes import BackwardPasses
 
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 import halfstep
-from halfstep.monitor.exponents import describe
 from halfstep.session import watch_session
-from tests.halfstep.monitor.watch_made import Net, Script, Written
+from halfstep.watching.exponents import describe
+from tests.halfstep.watching.watch_made import Net, Script, Written
 from tests.spool_made import event_of
 
 ALL = {"histogram_every": 3, "layers_every": 2, "headroom_every": 4}
@@ -158,7 +158,7 @@ def test_one_that_fails_is_reported_once_and_dropped(
     def failing(*_: Any) -> Any:
         raise MemoryError("no memory left")
 
-    monkeypatch.setattr("halfstep.monitor.exponents.Exponents.count", failing)
+    monkeypatch.setattr("halfstep.watching.exponents.Exponents.count", failing)
     with halfstep.watch(folder=tmp_path, name="it", **dict.fromkeys(ALL, 1)) as watch:
         Script().train(watch.add, steps=6)
     written = Written(tmp_path / "it")

@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.monitor.current_step import CurrentStep, Value
-from halfstep.monitor.exponents import Exponents
-from halfstep.monitor.headroom import Headroom, evaluated_at, headroom_event
 from halfstep.recording.gradients import Gradients, local_elements
 from halfstep.telemetry.events import Event, FailedDiagnosis
+from halfstep.watching.async_host_copy import HostCopies
+from halfstep.watching.current_step import CurrentStep, Value
+from halfstep.watching.exponents import Exponents
+from halfstep.watching.headroom import Headroom, evaluated_at, headroom_event
 
 ERROR_CHARACTERS = 1000
 

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.monitor.exponents import Exponents
 from halfstep.recording.gradients import Measured
+from halfstep.watching.exponents import Exponents
 
 #: A number, or a 0-dim tensor that the host reads once it has arrived.
 Value: TypeAlias = float | Tensor

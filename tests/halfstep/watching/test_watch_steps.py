@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from tests.halfstep.monitor.watch_made import Written
+from tests.halfstep.watching.watch_made import Written
 
 CLIPS: dict[str, Callable[..., Any]] = {
     "norm": nn.utils.clip_grad_norm_,  # as a script that imported them before the watch

@@ -14,8 +14,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.monitor.loop import Loop
 from halfstep.recording.gradients import Gradients
+from halfstep.watching.loop import Loop
 from tests.diagnosis.trial import unreadable
 from tests.operators import Operators
 

@@ -23,10 +23,6 @@ from torch.optim import Optimizer
 from halfstep.clock import clock
 from halfstep.evidence.best_effort import BestEffort
 from halfstep.evidence.collector import Collector, skips_of
-from halfstep.monitor.backward_passes import BackwardPasses
-from halfstep.monitor.current_step import CurrentStep, Value
-from halfstep.monitor.diagnoses import Diagnoses, Intervals
-from halfstep.monitor.first_clips import FirstClips
 from halfstep.number_formats import duration
 from halfstep.recording.gradients import (
     Gradients,
@@ -42,6 +38,10 @@ from halfstep.recording.row import LOSS, SCALE, Layout, Rows
 from halfstep.telemetry.events import Event, NonfiniteGradients
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
 from halfstep.telemetry.spool import Steps
+from halfstep.watching.backward_passes import BackwardPasses
+from halfstep.watching.current_step import CurrentStep, Value
+from halfstep.watching.diagnoses import Diagnoses, Intervals
+from halfstep.watching.first_clips import FirstClips
 
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 STEPPED = OptState.STEPPED

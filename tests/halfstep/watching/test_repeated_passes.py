@@ -14,9 +14,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 import halfstep
-from halfstep.monitor import backward_passes
 from halfstep.session import watch_session
-from tests.halfstep.monitor.watch_made import Written
+from halfstep.watching import backward_passes
+from tests.halfstep.watching.watch_made import Written
 from tests.marks import extended
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from halfstep.evidence import origin
 from halfstep.evidence.origin import Origin
-from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.telemetry.events import Event
+from halfstep.watching.async_host_copy import HostCopies
 
 
 def _observe(*, is_nan_at_end: bool) -> list[Event]:

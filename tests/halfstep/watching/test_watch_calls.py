@@ -13,7 +13,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.monitor import loop
+from halfstep.watching import loop
 from tests.diagnosis.trial import unreadable
 
 STEPS = 20

@@ -9,9 +9,9 @@ from torch import nn
 
 import halfstep
 from halfstep.deepspeed import _Place
-from halfstep.monitor.external_scaler import ExternalScaler
 from halfstep.telemetry.flags import SKIPPED
-from tests.halfstep.monitor.watch_made import Written
+from halfstep.watching.external_scaler import ExternalScaler
+from tests.halfstep.watching.watch_made import Written
 
 STEPS, OVERFLOWS, SCALE = 6, 3, 1024.0
 
