@@ -37,9 +37,9 @@ from benchmarks.report import report
 from halfstep.clock import clock as run_clock
 from halfstep.config_groups import Diagnosis
 from halfstep.recipe import Loss, Recipe
+from halfstep.recording import ring
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.telemetry.spool import SpoolWriter
-from halfstep.watching import ring
 from trainer import machine
 from trainer.distributed.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates

@@ -30,7 +30,7 @@ def _listen(watched: watch_session.Watch, engine: Any) -> None:
     backward, step, guard = engine.backward, engine.step, watched._guard
 
     places = {each: _Place(each) for each in engine.module.parameters() if each.requires_grad}
-    names: dict[Any, str] = watched._loop._names
+    names: dict[Any, str] = watched._loop.state.names
     names |= {place: names[each] for each, place in places.items() if each in names}
 
     def measure() -> None:

@@ -49,7 +49,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         from halfstep.watching.external_scaler import ExternalScaler
 
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}
+        watch._loop.state.names |= {each.value: each.path.replace("/", ".") for each in variables}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         external = ExternalScaler(watch, type(inner).__name__)
         guard = watch._guard

@@ -126,7 +126,9 @@ class Telemetry(Observer):
         """Wait for the device and hand over every row written so far."""
         self.recorder.drain(self._scale)
 
-    def _arrived(self, first: int, rows: Rows, records: Steps, events: list[Event]) -> None:
+    def _arrived(
+        self, _recorder: Recorder, _first: int, _rows: Rows, records: Steps, events: list[Event]
+    ) -> None:
         self._on_steps(records)
         for event in events:
             self._on_event(event)

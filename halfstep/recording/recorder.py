@@ -15,8 +15,8 @@ from halfstep.recording.row import SCALE, SCALE_AFTER, Layout, Rows
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.spool import Steps
 
-#: Receives arrived steps: number of the first row, rows, records, and the scaler's events.
-OnSteps = Callable[[int, Rows, Steps, list[Event]], None]
+#: Receives arrived steps: recorder, number of the first row, rows, records, and scaler events.
+OnSteps = Callable[["Recorder", int, Rows, Steps, list[Event]], None]
 
 
 class Recorder:
@@ -125,4 +125,4 @@ class Recorder:
 
     def _arrived(self, first: int, rows: Rows, records: Steps) -> None:
         events = self.reader.read(first, rows, records)
-        self._on_steps(first, rows, records, events)
+        self._on_steps(self, first, rows, records, events)

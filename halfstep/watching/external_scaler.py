@@ -43,23 +43,23 @@ class ExternalScaler:
             group["params"] = list(parameters)
         group["lr"], self._scale = rate, _tensor(scale)
         optimizer = cast(Optimizer, self._optimizer)
-        self._loop.checked(self._as_scaler, None, optimizer)
+        self._loop.scalers.checked(self._as_scaler, None, optimizer)
 
     def decided(self, was_skipped: Tensor | bool) -> None:
         """Record whether the step was skipped; the scale is still the one that was used."""
         flag = _tensor(was_skipped)
         state = {"found_inf_per_device": {flag.device: flag}, "stage": OptState.STEPPED}
         self._per_optimizer_states = {id(self._optimizer): state}
-        self._loop.updating(self._as_scaler)
+        self._loop.scalers.updating(self._as_scaler)
 
     def updated(self, scale: Tensor | float) -> None:
         """Close the step. scale: that of the next step."""
         self._scale = _tensor(scale)
-        self._loop.updated(self._as_scaler, None)
+        self._loop.scalers.updated(self._as_scaler, None)
 
     def leave_out(self, optimizer: Optimizer) -> None:
         """Ignore a torch optimizer that the framework uses internally."""
-        self._loop.ignored.add(id(optimizer))
+        self._loop.state.ignored.add(id(optimizer))
 
 
 class _Parameters:

@@ -5,14 +5,15 @@ Every step calls these functions, whatever the framework: `GradScaler.scale`, `u
 function by which every backward pass enters the engine; the hooks around an optimizer's step; the
 functions in which gradients are clipped; the steps of learning-rate schedulers.
 
-A wrapper calls the listener before or after the original, with the same objects. It never iterates,
-copies or replaces an argument or a return value: an iterator passed to `scale` stays untouched.
+A wrapper calls a part of the loop before or after the original, with the same objects. It never
+iterates, copies or replaces an argument or a return value: an iterator passed to `scale` stays
+untouched.
 This module imports torch.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,18 +34,12 @@ from torch.optim.optimizer import (
 )
 from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
 
-from halfstep.evidence.collector import Collector
 from halfstep.watching.async_host_copy import is_capturing
-from halfstep.watching.backward_passes import BackwardPasses
+from halfstep.watching.loop import Loop
 
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
 NORM = "_get_total_norm"  # of clip_grad, before a clip by norm
-#: Listener methods that wrappers call with lines of their own, not by `Hooks._call`.
-CALLED_INLINE = (
-    *("scaled", "unscaled", "checked", "updating", "updated", "loaded"),
-    *("clipping", "stepped"),
-)
 EXACT = (torch.float32, torch.float64)  # dtypes of gradients whose norms are not rounded
 GROUP = "_group_tensors_by_device_and_dtype"  # of clip_grad: clip_grad_value_ calls it, too
 
@@ -62,69 +57,6 @@ class Guard(Protocol):
         """Handle the deferred signal."""
 
 
-class Listener(Protocol):
-    """Interface that the wrappers call."""
-
-    def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
-        """Handle the return of `scaler.scale(outputs)`."""
-
-    #: Handle the return of `scaler.unscale_(optimizer)`, and an inf check that left gradients
-    #: multiplied by the scale, with scaler, result and optimizer.
-    unscaled: functools.partial[None]
-    checked: functools.partial[None]
-
-    passes: BackwardPasses
-    evidence: Collector
-    scaler_steps: int  # calls of GradScaler.step under way, of enabled scalers
-    has_pending: bool  # gradients wait for their clip
-
-    def measure_pending(self) -> None:
-        """Handle a call of GradScaler.step before it steps its optimizer."""
-
-    def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
-        """Handle an exception from a method of the scaler."""
-
-    def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
-        """Handle `scaler.update(new_scale)` before it changes the scale and clears the flags."""
-
-    def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
-        """Handle the return of `scaler.update(new_scale)`."""
-
-    def loaded(self, scaler: GradScaler, result: Any, *state: Any, **states: Any) -> None:
-        """Handle the return of `scaler.load_state_dict`."""
-
-    def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
-        """Handle the start of a backward pass. arguments: the engine's, after roots."""
-
-    def backward_ends(self) -> None:
-        """Handle the end of a backward pass, whether it returned or raised."""
-
-    stepping: list[Optimizer]  # optimizers inside `step`, outermost first
-
-    def nested(self, optimizer: Optimizer) -> None:
-        """Handle the start of an optimizer's step within another one's."""
-
-    rows: dict[int, Any]  # by an optimizer's id, of those that scalers step
-
-    def stepped(self, optimizer: Optimizer) -> None:
-        """Handle the end of an optimizer's step that no scaler made."""
-
-    #: Gradients that are about to be clipped, and their norms, if the clip has computed them.
-    norms_of_clip: tuple[Sequence[Tensor], Sequence[Tensor]] | None
-
-    def clipping(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
-        """Handle gradients before they are clipped. parameters: the list that torch made."""
-
-    def clipped(self) -> None:
-        """Handle the end of a clip, which changes marks of gradients, if there are any."""
-
-    def clipping_values(self, gradients: Sequence[Tensor]) -> None:
-        """Handle gradients before their elements are clipped."""
-
-    def schedule_steps(self, scheduler: LRScheduler) -> None:
-        """Handle the end of a scheduler's outermost `step`."""
-
-
 def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
     """Break the graph at this function, like torch.compiler.disable, whose import is slow."""
     function._torchdynamo_disable = True
@@ -136,15 +68,16 @@ def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
 class Hooks:
     """Set of wrappers, active from `arm` to `disarm`."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, loop: Loop) -> None:
+        """loop: its parts are called by the wrappers."""
+        self._loop = loop
         self._is_armed = False
         self._schedule_depth = 0
         self._wraps: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[Any] = []
 
     def _call(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
-        """Call the listener. Wrappers of each step's calls have the same lines in them."""
+        """Call a listener. Wrappers of each step's calls have the same lines in them."""
         if not self._is_armed or is_capturing():
             return
         guard = self._guard
@@ -161,22 +94,24 @@ class Hooks:
     def arm(self, guard: Guard) -> None:
         """Install the wrappers, also around ShardedGradScaler's overrides.
 
-        The listener's calls stay out of compiled graphs.
+        What they call stays out of compiled graphs.
         """
-        listener, self._guard = self._listener, guard
-        methods = (getattr(listener, name) for name in CALLED_INLINE)
-        repeats = listener.passes.repeats
-        for function in (self._call, guard.failed, guard.terminate, repeats, *methods):
-            function = getattr(function, "func", function)  # of a partial
+        loop, self._guard = self._loop, guard
+        scalers = loop.scalers
+        for function in (
+            *(self._call, guard.failed, guard.terminate, loop.passes.repeats),
+            *(scalers.scaled, scalers.checked.func, scalers.updating, scalers.updated),
+            *(scalers.loaded, loop.clips.clipping, loop.optimizers.stepped),
+        ):
             _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._is_armed = True
         for scaler in (GradScaler, *_sharded_scalers()):
-            self._wrap_scaler(scaler, "scale", listener.scaled)
-            self._wrap_scaler(scaler, "unscale_", listener.unscaled)
-            self._wrap_scaler(scaler, "_check_inf_per_device", listener.checked)
+            self._wrap_scaler(scaler, "scale", scalers.scaled)
+            self._wrap_scaler(scaler, "unscale_", scalers.unscaled)
+            self._wrap_scaler(scaler, "_check_inf_per_device", scalers.checked)
             self._wrap_scaler_step(scaler)
             self._wrap_update(scaler)
-            self._wrap_scaler(scaler, "load_state_dict", listener.loaded)
+            self._wrap_scaler(scaler, "load_state_dict", scalers.loaded)
         self._wrap_engine()
         self._wrap_clip()
         self.wrap_schedulers()
@@ -220,7 +155,7 @@ class Hooks:
         original = vars(owner).get(name)
         if original is None:
             return
-        guard, hooks, raised = self._guard, self, self._listener.raised
+        guard, hooks, raised = self._guard, self, self._loop.scalers.raised
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -250,7 +185,7 @@ class Hooks:
         original = vars(owner).get("update")
         if original is None:
             return
-        guard, hooks, listener = self._guard, self, self._listener
+        guard, hooks, scalers = self._guard, self, self._loop.scalers
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -260,7 +195,7 @@ class Hooks:
             if is_listening:
                 guard.held += 1
                 try:
-                    listener.updating(this, *args, **kwargs)
+                    scalers.updating(this, *args, **kwargs)
                 except Exception as error:
                     guard.failed(error)
                 finally:
@@ -268,12 +203,12 @@ class Hooks:
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(listener.raised, this, "update", error)
+                hooks._call(scalers.raised, this, "update", error)
                 raise
             if is_listening and hooks._is_armed:
                 guard.held += 1
                 try:
-                    listener.updated(this, result, *args, **kwargs)
+                    scalers.updated(this, result, *args, **kwargs)
                 except Exception as error:
                     guard.failed(error)
                 finally:
@@ -288,47 +223,48 @@ class Hooks:
         original = vars(owner).get("step")
         if original is None:
             return
-        hooks, listener = self, self._listener
+        hooks, loop = self, self._loop
+        state, scalers, optimizers = loop.state, loop.scalers, loop.optimizers
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not (hooks._is_armed and getattr(this, "_enabled", False)):
                 return original(this, *args, **kwargs)
-            if listener.has_pending:
-                hooks._call(listener.measure_pending)
-            listener.scaler_steps += 1
+            if state.has_pending:
+                hooks._call(scalers.measure_pending)
+            optimizers.scaler_steps += 1
             try:
                 return original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(listener.raised, this, "step", error)
+                hooks._call(scalers.raised, this, "step", error)
                 raise
             finally:
-                listener.scaler_steps -= 1
+                optimizers.scaler_steps -= 1
 
         self._put(owner, "step", original, wrapped)
 
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
-        hooks, listener, evidence = self, self._listener, self._listener.evidence
+        hooks, loop = self, self._loop
+        evidence, passes = loop.evidence, loop.passes
 
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
             is_examined = evidence.origin.is_armed or evidence.inputs is not None
-            if not hooks._is_armed or (
-                accumulates and not is_examined and listener.passes.repeats(roots)
-            ):
+            if not hooks._is_armed or (accumulates and not is_examined and passes.repeats(roots)):
                 return original(roots, *args, **kwargs)
-            hooks._call(listener.backward_begins, roots, args, accumulates)
+            hooks._call(loop.backward_begins, roots, args, accumulates)
             try:
                 return original(roots, *args, **kwargs)
             finally:
-                hooks._call(listener.backward_ends)
+                hooks._call(loop.backward_ends)
 
         self._put(torch.autograd, ENGINE, original, wrapped)
 
     def _wrap_clip(self) -> None:
-        guard, hooks, listener = self._guard, self, self._listener
+        guard, hooks, loop = self._guard, self, self._loop
+        clips, passes = loop.clips, loop.passes
         clip, group = getattr(clip_grad, CLIP), getattr(clip_grad, GROUP)
         total = getattr(clip_grad, NORM)
 
@@ -341,7 +277,7 @@ class Hooks:
             foreach: bool | None = None,
         ) -> Any:
             """Return torch's total norm, and pass on the norms that it consists of."""
-            listener.norms_of_clip = None
+            clips.norms = None
             is_plain = norm_type == 2.0 and foreach is not False and not error_if_nonfinite
             if (
                 torch.compiler.is_compiling()
@@ -355,14 +291,14 @@ class Hooks:
                 if dtype in EXACT and has_foreach_support(own, device):
                     norms = torch._foreach_norm(own, 2.0)
                     result = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-                    listener.norms_of_clip = tensors, norms
+                    clips.norms = tensors, norms
                     return result
             except Exception:  # torch raises it, too
                 return total(tensors, norm_type, error_if_nonfinite, foreach)
             return total(tensors, norm_type, error_if_nonfinite, foreach)
 
         @functools.wraps(clip)
-        def clips(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        def clipped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not hooks._is_armed:
                 return clip(parameters, max_norm, *args, **kwargs)
             if not isinstance(parameters, Tensor | list | tuple):
@@ -370,7 +306,7 @@ class Hooks:
             if not is_capturing():
                 guard.held += 1
                 try:
-                    listener.clipping(parameters, max_norm, args[0] if args else None)
+                    clips.clipping(parameters, max_norm, args[0] if args else None)
                 except Exception as error:
                     guard.failed(error)
                 finally:
@@ -378,8 +314,8 @@ class Hooks:
                 if guard.is_due and not guard.held:
                     guard.terminate()
             result = clip(parameters, max_norm, *args, **kwargs)
-            if listener.passes.plain is None:
-                hooks._call(listener.clipped)
+            if passes.plain is None:
+                hooks._call(clips.clipped)
             return result
 
         @functools.wraps(group)
@@ -387,16 +323,16 @@ class Hooks:
             if torch.compiler.is_compiling() or not hooks._is_armed:
                 return group(tensors, *args, **kwargs)
             if sys._getframe(1).f_code.co_name == "clip_grad_value_":
-                hooks._call(listener.clipping_values, tensors[0])
+                hooks._call(clips.clipping_values, tensors[0])
             return group(tensors, *args, **kwargs)
 
         self._replace(clip_grad, NORM, total, norm)
-        self._replace(clip_grad, CLIP, clip, clips)
+        self._replace(clip_grad, CLIP, clip, clipped)
         self._replace(clip_grad, GROUP, group, groups)
 
     def _wrap_scheduler(self, owner: type) -> None:
         original = vars(owner)["step"]
-        hooks, listener = self, self._listener
+        hooks, loop = self, self._loop
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -407,7 +343,7 @@ class Hooks:
                 hooks._schedule_depth -= 1
             is_outermost = hooks._is_armed and not hooks._schedule_depth
             if is_outermost and not getattr(this, "_is_initial", False):
-                hooks._call(listener.schedule_steps, this)
+                hooks._call(loop.schedule_steps, this)
             return result
 
         self._put(owner, "step", original, wrapped)
@@ -421,23 +357,23 @@ class Hooks:
         self._wraps.append((owner, name, original, wrapped))
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._listener.stepping:
-            self._call(self._listener.nested, optimizer)
+        if self._loop.optimizers.stepping:
+            self._call(self._loop.optimizers.nested, optimizer)
         else:
-            self._listener.stepping.append(optimizer)
+            self._loop.optimizers.stepping.append(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        listener = self._listener
-        stepping = listener.stepping
+        optimizers = self._loop.optimizers
+        stepping = optimizers.stepping
         while stepping and stepping.pop() is not optimizer:
             pass
-        is_scalers = listener.scaler_steps and id(optimizer) in listener.rows
+        is_scalers = optimizers.scaler_steps and id(optimizer) in self._loop.state.row_of
         if is_scalers or not self._is_armed or is_capturing():
             return
         guard = self._guard
         guard.held += 1
         try:
-            listener.stepped(optimizer)
+            optimizers.stepped(optimizer)
         except Exception as error:
             guard.failed(error)
         finally:

@@ -25,7 +25,7 @@ def test_steps_are_those_of_the_framework(tmp_path: Path, is_partitioned: bool) 
     watch = halfstep.watch(net, folder=tmp_path, name="it")
     external, guard = ExternalScaler(watch, "Adam"), watch._guard
     places = [_Place(each) for each in parameters]
-    names = watch._loop._names
+    names = watch._loop.state.names
     names |= {place: names[each] for each, place in zip(parameters, places, strict=True)}
     scale, norms, losses = SCALE, [], []
     for number in range(1, STEPS + 1):

@@ -29,7 +29,7 @@ from halfstep.session import watch_session
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from halfstep.watching import hooks
-from halfstep.watching.loop import PRIVATE
+from halfstep.watching.scaler_calls import PRIVATE
 from tests import preloaded, warm
 from tests.diagnosis.trial import unreadable
 from tests.halfstep.watching.watch_made import (
@@ -926,14 +926,14 @@ def test_an_error_of_ours_ends_no_loop(
 ) -> None:
     """It is one line; the wrappers are removed, and the weights are unchanged."""
     bare = Script().train(steps=12)
-    write, calls = halfstep.watching.loop.Loop._write, iter(range(100))
+    write, calls = halfstep.watching.row_writer.RowWriter.write, iter(range(100))
 
     def failing(*arguments: Any) -> Any:
         if next(calls) == 5:
             raise OSError("no space\nleft")
         return write(*arguments)
 
-    monkeypatch.setattr(halfstep.watching.loop.Loop, "_write", failing)
+    monkeypatch.setattr(halfstep.watching.row_writer.RowWriter, "write", failing)
     watch = halfstep.watch(folder=tmp_path, name="it")
     watched = Script().train(watch.add, steps=12)
     watch.log({"a": 1})
@@ -955,7 +955,7 @@ def test_a_script_that_raises_after_an_error_of_ours_has_failed(
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(halfstep.watching.loop.Loop, "_write", failing)
+    monkeypatch.setattr(halfstep.watching.row_writer.RowWriter, "write", failing)
 
     def script() -> None:
         with halfstep.watch(folder=tmp_path, name="it") as watch:
@@ -1087,7 +1087,7 @@ def test_a_torch_that_has_not_says_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop continues, and the line names class and attribute."""
-    monkeypatch.setattr("halfstep.watching.loop.PRIVATE", (*PRIVATE, "_gone"))
+    monkeypatch.setattr("halfstep.watching.scaler_calls.PRIVATE", (*PRIVATE, "_gone"))
     with halfstep.watch(folder=tmp_path) as watch:
         Script().train(watch.add, steps=2)
     assert "GradScaler has no _gone" in capsys.readouterr().err

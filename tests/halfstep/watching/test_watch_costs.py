@@ -15,7 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from halfstep.recording.gradients import Gradients
-from halfstep.watching.loop import Loop
+from halfstep.watching.row_writer import RowWriter
+from halfstep.watching.scaler_calls import ScalerCalls
 from tests.diagnosis.trial import unreadable
 from tests.operators import Operators
 
@@ -47,7 +48,7 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if halfstep.session.watch_session._active is not None:
         # Rows of the meta device have nothing to hand over.
-        halfstep.session.watch_session._active._loop._recorder = None
+        halfstep.session.watch_session._active._loop.rows.recorder = None
         halfstep.session.watch_session._active.finish()
 
 
@@ -82,13 +83,13 @@ def test_a_watched_step_never_waits_for_the_device(
     assert watch.step == 3
     if every:
         # A histogram and a headroom in each of three steps.
-        assert len(watch._loop._diagnoses._host_copies.sent) == 6
-        watch._loop._diagnoses._host_copies.sent.clear()
+        assert len(watch._loop.state.diagnoses._host_copies.sent) == 6
+        watch._loop.state.diagnoses._host_copies.sent.clear()
     assert capsys.readouterr().err.count("halfstep:") == 1
 
 
 @pytest.mark.parametrize(
-    ("owner", "place"), [(Gradients, "norms"), (Loop, "_write"), (Loop, "updated")]
+    ("owner", "place"), [(Gradients, "norms"), (RowWriter, "write"), (ScalerCalls, "updated")]
 )
 @pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
 @pytest.mark.usefixtures("on_meta")

@@ -1,0 +1,138 @@
+"""Measurement of an optimizer's gradients, before a clip. This module imports torch."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from halfstep.recording.gradients import Gradients, value_on_host
+from halfstep.recording.reader import Counts
+from halfstep.watching.current_step import CurrentStep, Value
+from halfstep.watching.row_writer import RowWriter
+from halfstep.watching.state import LoopState
+
+
+class Measurement:
+    """Takes norms of gradients, or those that a clip has computed."""
+
+    def __init__(self, state: LoopState, rows: RowWriter) -> None:
+        self._state, self._rows = state, rows
+
+    def measure(
+        self,
+        row: CurrentStep,
+        optimizer: Optimizer,
+        scale: Tensor | None = None,
+        norms: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Measure an optimizer's gradients.
+
+        scale: their factor, None for 1.  norms: those that a clip has computed.
+        """
+        state = self._state
+        identity = id(optimizer)
+        gradients, groups = state.known.get(identity), optimizer.param_groups
+        is_same = gradients is not None and (
+            list(map(id, groups[0]["params"])) == gradients.ids
+            if len(groups) == 1
+            else gradients.is_current()
+        )
+        if gradients is None or not is_same:
+            gradients = self._rows.meet(optimizer)
+            row.measured.pop(identity, None)  # its parameters are no longer the same
+        if row.rate is None:
+            rate = groups[0].get("lr") if groups else None
+            if type(rate) is not float:
+                rate = gradients.rate()
+                if isinstance(rate, Tensor):  # a schedule may change it in place
+                    rate = rate.detach().clone()
+            row.rate = rate
+        losses: list[Tensor] = []
+        if "loss" not in state.best_effort.lost:
+            try:
+                losses = state.passes.take(optimizer)
+            except Exception as error:
+                state.best_effort.lose("loss", error)
+        row.losses.setdefault(identity, losses)  # an ascent's loss is the step's
+        gradients.steps += 1
+        step = state.closed_steps + 1
+        measured = state.before_clip.pop(identity, None) if state.before_clip else None
+        if measured is None:
+            counts: Counts | None = None
+            first = state.first_clips
+            before = first.take(gradients.parameters) if first.known else None
+            if before:
+                norms = gradients.spread([each.norm for each in before])
+                if (scale := before[0].scale) is not None:
+                    state.evidence.scaled_clip(step, gradients.name, before[0].max_norm)
+                present = (i for i, p in enumerate(gradients.parameters) if p.grad is not None)
+                counts = {
+                    i: each.nonfinite
+                    for i, each in zip(present, before, strict=True)
+                    if each.nonfinite
+                }
+            if gradients.figure not in state.best_effort.lost:
+                try:
+                    if norms is None:
+                        norms = gradients.norms()
+                    if norms and not counts and norms[0].is_cpu:
+                        counts = self._nonfinite(row.scaler, gradients, norms)
+                    if norms is not None:
+                        factor = state.one if scale is None else scale
+                        measured = norms, factor, counts or None
+                except Exception as error:
+                    state.best_effort.lose(gradients.figure, error)
+        if measured is not None:
+            row.measured[identity] = measured
+            if state.diagnoses:
+                state.diagnoses.measured(step, row, gradients, scale)
+        if gradients.without_gradient:
+            gradients.without_gradient = {
+                i for i in gradients.without_gradient if gradients.parameters[i].grad is None
+            }
+        if gradients.without_gradient:
+            state.best_effort(
+                "missing gradients",
+                partial(state.evidence.measured, has_changed=state.passes.has_changed(identity)),
+                step,
+                gradients,
+            )
+
+    def _nonfinite(
+        self, scaler: GradScaler | None, gradients: Gradients, norms: Sequence[Tensor]
+    ) -> Counts | None:
+        """Return the counts of nonfinite elements in host memory, if there are any."""
+        state = self._state
+        if scaler is not None:
+            own = scaler._per_optimizer_states.get(id(gradients.optimizer), {})
+            flags = own.get("found_inf_per_device")
+            if flags:
+                for flag in flags.values():
+                    if flag.numpy():
+                        return gradients.nonfinite(norms)
+                return None
+        elif self._rows.reader.has_nonfinite or (state.is_settled and len(state.known) == 1):
+            return None  # the first ones were reported, or the row is written at once
+        return None if all(map(math.isfinite, norms)) else gradients.nonfinite(norms)
+
+    def measure_pending(self, row: CurrentStep) -> None:
+        """Measure unscaled gradients that were not clipped as those of the step before."""
+        state = self._state
+        for identity in tuple(row.pending):
+            row.pending.discard(identity)
+            state.clipping.discard(identity)
+            self.measure(row, state.known[identity].optimizer)
+
+
+def number_on_host(tensor: Tensor) -> Value:
+    """Return a number that the host can read without a wait, else the tensor."""
+    value = (
+        float(tensor.detach().numpy())
+        if tensor.is_cpu and tensor.dtype is torch.float32 and type(tensor) is Tensor
+        else value_on_host(tensor)
+    )
+    return tensor if value is None else value
