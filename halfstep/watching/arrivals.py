@@ -76,7 +76,7 @@ class Arrivals:
         if state.wanted is None:
             state.best_effort(
                 "parameters without an optimizer",
-                state.evidence.outside_optimizers,
+                state.evidence.checks.outside_optimizers,
                 state.closed_steps,
                 state.names,
                 list(state.known.values()),

@@ -91,10 +91,10 @@ class Clips:
                     is_finite = isinstance(norm, Tensor) or math.isfinite(norm)
                     counts = None if is_finite else gradients.nonfinite(bare)
                     state.before_clip[identity] = bare, state.one, counts
-                if state.evidence.is_for_clip(norm):
+                if state.evidence.skips.is_for_clip(norm):
                     loss = state.passes.latest_loss
                     number = math.nan if loss is None else number_on_host(loss)
-                    state.evidence.clipped(state.step, norm, number)
+                    state.evidence.skips.clipped(state.step, norm, number)
         elif self._is_clip_early(row.scaler, identity):
             self._measurement.measure(row, optimizer, row.scaler._scale, norms)
             state.evidence.scaled_clip(state.closed_steps + 1, gradients.name, max_norm)

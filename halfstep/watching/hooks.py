@@ -251,7 +251,7 @@ class Hooks:
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
-            is_examined = evidence.origin.is_armed or evidence.inputs is not None
+            is_examined = evidence.origin.is_armed or evidence.inputs.found is not None
             if not hooks._is_armed or (accumulates and not is_examined and passes.repeats(roots)):
                 return original(roots, *args, **kwargs)
             hooks._call(loop.backward_begins, roots, args, accumulates)

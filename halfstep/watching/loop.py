@@ -139,7 +139,11 @@ class Loop:
         if state.step_started is None:
             state.start()
         scaler, passes, evidence = state.current.scaler, state.passes, state.evidence
-        if (evidence.in_a_row > 1 or passes.suspected) and accumulates and not passes.since_step:
+        if (
+            (evidence.skips.in_a_row > 1 or passes.suspected)
+            and accumulates
+            and not passes.since_step
+        ):
             state.best_effort("uncleared gradients", self._look_for_uncleared)
         count = passes.count
         scale = None if scaler is None else scaler._scale
@@ -179,7 +183,7 @@ class Loop:
         state = self.state
         suspected, state.passes.suspected = state.passes.suspected, set()
         for identity in state.passes.uncleared():
-            is_skipped = state.evidence.in_a_row > 1 and identity in state.row_of
+            is_skipped = state.evidence.skips.in_a_row > 1 and identity in state.row_of
             is_due = is_skipped or identity in suspected
             if is_due and (gradients := state.known.get(identity)):
                 self._uncleared[identity] = gradients.norms_now()

@@ -97,7 +97,9 @@ class Measurement:
         if gradients.without_gradient:
             state.best_effort(
                 "missing gradients",
-                partial(state.evidence.measured, has_changed=state.passes.has_changed(identity)),
+                partial(
+                    state.evidence.checks.measured, has_changed=state.passes.has_changed(identity)
+                ),
                 step,
                 gradients,
             )

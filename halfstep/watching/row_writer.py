@@ -47,7 +47,9 @@ class RowWriter:
             )
         state.passes.forget(id(optimizer)) if known is not None else None
         state.known[id(optimizer)] = gradients
-        state.best_effort("optimizers", state.evidence.meets, state.closed_steps + 1, gradients)
+        state.best_effort(
+            "optimizers", state.evidence.checks.meets, state.closed_steps + 1, gradients
+        )
         layout = Layout(
             {gradients.name: gradients.names for gradients in state.known.values()},
             has_rate=isinstance(gradients.rate(), Tensor),
@@ -219,11 +221,11 @@ class RowWriter:
                 was_skipped = was_skipped or rows.item(place, column) != 0
         if row.scaler is not None and (
             was_skipped
-            or evidence.in_a_row
+            or evidence.skips.in_a_row
             or origin.left
             or origin.is_armed
             or evidence.host_copies.sent
-            or evidence.inputs is not None
+            or evidence.inputs.found is not None
         ):
             state.best_effort("origin", self._close_evidence, step, row)
         state.passes.is_over = True
@@ -255,7 +257,7 @@ class RowWriter:
         found_inf = [numbers[recorder.layout.found_inf.start + i] for i in range(len(state.known))]
         flags = dict(zip(state.known, found_inf, strict=True))
         own = {identity: flags[identity] for identity in row.found_inf}
-        state.evidence.closed(step, row, state.known, numbers[SCALE], own, numbers[LOSS])
+        state.evidence.skips.closed(step, row, state.known, numbers[SCALE], own, numbers[LOSS])
 
 
 def _are_one(losses: list[list[Tensor]]) -> bool:

@@ -156,7 +156,7 @@ class ScalerCalls:
         state = self._state
         state.best_effort(
             "refused calls",
-            state.evidence.raised,
+            state.evidence.checks.raised,
             state.closed_steps + 1,
             method,
             error,

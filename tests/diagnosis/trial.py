@@ -33,7 +33,7 @@ from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
 from db.telemetry import ingest
 from db.telemetry.recording import Recording
-from halfstep.evidence import collector
+from halfstep.evidence import input_evidence
 from halfstep.recording import ring
 from halfstep.run_config import parse_config
 from halfstep.session import watch_session
@@ -159,7 +159,7 @@ def unreadable() -> Iterator[None]:
     with (
         patch.object(torch.Tensor, "is_cpu", False),
         patch.object(ring, "EAGER_SHARE", math.inf),
-        patch.object(collector, "EXAMINED_SHARE", math.inf),
+        patch.object(input_evidence, "EXAMINED_SHARE", math.inf),
         patch.object(ring.Ring, "__init__", of_a_device),
     ):
         yield

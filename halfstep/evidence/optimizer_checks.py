@@ -1,0 +1,111 @@
+"""Checks of optimizers: eps, missing gradients, refused calls. This module imports torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from halfstep.recording.gradients import Gradients
+from halfstep.telemetry.events import (
+    AdamEps,
+    CallOrder,
+    Event,
+    Fp16Gradients,
+    NoGradient,
+    NoInfChecks,
+    OutsideOptimizers,
+)
+
+NAMES = 50  # maximum per event
+STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
+HALF_TYPES = (torch.float16, torch.bfloat16)
+SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
+#: Parts of the messages with which a scaler rejects calls in the wrong order.
+OF_ORDER = (
+    *("unscale_() has already been called", "step() has already been called"),
+    *("unscale_() is being called after step()", "_scale is None"),
+)
+
+
+class OptimizerChecks:
+    """Checks that read no value of a gradient."""
+
+    def __init__(
+        self, on_event: Callable[[Event], None], report_once: Callable[[Event], None]
+    ) -> None:
+        self._on_event, self._once = on_event, report_once
+        self.modules: tuple[nn.Module, ...] = ()
+        self._has_outside = False  # parameters were reported that no optimizer has
+
+    def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
+        """Record an exception from a method of the scaler."""
+        text = " ".join(str(error).split())[:500]
+        if any(each in text for each in OF_ORDER):
+            self._once(CallOrder(step=step, method=method, error=text))
+        elif "No inf checks" in text:
+            empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
+            self._once(NoInfChecks(step=step, method=method, optimizers=empty[:NAMES], error=text))
+        elif "unscale FP16 gradients" in text:
+            named = [
+                *(pair for each in known for pair in zip(each.names, each.parameters, strict=True)),
+                # No optimizer has been measured yet if the first step raises.
+                *(pair for module in self.modules for pair in module.named_parameters()),
+            ]
+            half = [*{name: None for name, p in named if p.dtype == torch.float16}]
+            self._once(
+                Fp16Gradients(step=step, count=len(half), parameters=half[:NAMES], error=text)
+            )
+
+    def meets(self, step: int, gradients: Gradients) -> None:
+        """Check an optimizer when it is first measured."""
+        half = [p for p in gradients.parameters if p.dtype == torch.float16]
+        if not half:
+            return
+        for group in gradients.optimizer.param_groups:
+            eps = group.get("eps")
+            if isinstance(eps, float) and 0 < eps < SMALLEST_HALF:
+                self._once(AdamEps(step=step, optimizer=gradients.name, eps=eps, count=len(half)))
+                return
+
+    def measured(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
+        """Check the measured gradients of an optimizer's step.
+
+        has_changed: a backward pass has changed them; a step may clear them itself.
+        """
+        without, steps = gradients.without_gradient, gradients.steps
+        if has_changed and len(without) == len(gradients.parameters):
+            return
+        if not without or steps not in (STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER):
+            return
+        needing = sum(p.requires_grad for p in gradients.parameters)
+        if len(without) < needing and steps < STEPS_OF_A_PARAMETER:
+            return
+        names = [gradients.names[i] for i in sorted(without)]
+        self._once(
+            NoGradient(
+                step=step,
+                optimizer=gradients.name,
+                parameters=names[:NAMES],
+                count=len(names),
+                of=needing,
+                steps=steps,
+            )
+        )
+
+    def outside_optimizers(
+        self, step: int, names: Mapping[nn.Parameter, str], known: Sequence[Gradients]
+    ) -> None:
+        """Look for parameters with gradients that no optimizer has.
+
+        An optimizer may step copies in fp32 of parameters in half precision, or of all of them.
+        """
+        having = [p for p in names if p.requires_grad and p.grad is not None]
+        stepped = {id(p) for each in known for p in each.parameters}
+        if stepped.isdisjoint(map(id, names)):
+            return
+        outside = [names[p] for p in having if id(p) not in stepped and p.dtype not in HALF_TYPES]
+        if outside or self._has_outside:
+            self._has_outside = bool(outside)
+            self._on_event(
+                OutsideOptimizers(step=step, count=len(outside), parameters=outside[:NAMES])
+            )

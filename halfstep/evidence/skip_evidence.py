@@ -1,0 +1,155 @@
+"""Skips of a watched loop, as they become known. This module imports torch."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halfstep.evidence.buffer_evidence import BufferEvidence
+from halfstep.evidence.input_evidence import InputEvidence, on_device
+from halfstep.evidence.origin import Origin, unobserved_origin
+from halfstep.recording.gradients import Gradients
+from halfstep.telemetry.events import Event, Scaler
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
+from halfstep.watching.async_host_copy import HostCopies
+from halfstep.watching.current_step import CurrentStep, Value
+
+CLIPS_ON_DEVICE = 100  # whose norms are handed over, of a loop without a scaler
+
+
+class SkipEvidence:
+    """Arms steps after a skip, and reads buffers after a nonfinite loss.
+
+    A loop without a scaler may skip the step of a nonfinite norm, which it learns by a clip.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        inputs: InputEvidence,
+        buffers: BufferEvidence,
+        host_copies: HostCopies,
+        report_once: Callable[[Event], None],
+    ) -> None:
+        self._report_once, self._host_copies = report_once, host_copies
+        self.origin, self._inputs, self._buffers = origin, inputs, buffers
+        self.in_a_row = 0  # consecutive skips known to the host
+        self._has_skipped_loss = False
+        self._bad_clip_at: int | None = None  # number of steps before a nonfinite clip
+        self._is_lost = False  # a step was applied after it
+        self._device_clips = 0  # handed over
+
+    def is_for_clip(self, norm: Value) -> bool:
+        """Return whether `clipped` examines gradients of this norm."""
+        if self._is_lost:
+            return False
+        if self._bad_clip_at is not None or self.origin.left or self.origin.is_armed:
+            return True
+        if isinstance(norm, float):
+            return not math.isfinite(norm)
+        return self._device_clips < CLIPS_ON_DEVICE
+
+    def clipped(self, steps: int, norm: Value, loss: Value) -> None:
+        """Record that gradients of a loop without a scaler are about to be clipped.
+
+        steps: made so far. If the loop skips the step of a nonfinite norm, its weights are
+        unchanged, and the next steps are armed as after a skip.
+        """
+        if self._is_lost:
+            return
+        if isinstance(norm, float) and isinstance(loss, float):
+            self._judge_clip(steps, norm, loss)
+            if self._is_lost:
+                return
+            self.origin.end(steps + 1, 1.0, float(not math.isfinite(norm)), loss)
+        elif isinstance(norm, Tensor) and (
+            self._device_clips < CLIPS_ON_DEVICE or self.origin.left or self.origin.is_armed
+        ):
+            self._device_clips += 1
+            self.origin.end(steps + 1, 1.0, (~norm.isfinite()).float(), loss)
+            both = torch.stack([norm.detach().float(), on_device(loss, norm.device)])
+            self._host_copies.send(
+                lambda arrived: self._judge_clip(steps, *arrived[0].tolist()), both
+            )
+        else:
+            return
+        self.origin.begin()
+        self._host_copies.report()
+
+    def _judge_clip(self, steps: int, norm: float, loss: float) -> None:
+        if self._bad_clip_at not in (None, steps):  # that step was applied: the weights are lost
+            self._is_lost, self._bad_clip_at = True, None
+            self.origin.disarm()
+            return
+        self._bad_clip_at = None if math.isfinite(norm) else steps
+        if not math.isfinite(norm):
+            self.origin.skipped(0, 1, 1, loss_is_finite=math.isfinite(loss))
+
+    def closed(
+        self,
+        step: int,
+        row: CurrentStep,
+        known: Mapping[int, Gradients],
+        scale: Value,
+        found_inf: Mapping[int, Value],
+        loss: Value,
+    ) -> None:
+        """Process a closed row of a scaler. On a CPU its flags are known now."""
+        flags = list(found_inf.values())
+        if any(isinstance(flag, float) for flag in flags):
+            loss_is_finite = not isinstance(loss, float) or math.isfinite(loss)
+            self._skip(step, row, known, any(flags), loss_is_finite=loss_is_finite)
+        if self.origin.is_armed:
+            total = flags[0] if flags else 0.0
+            for flag in flags[1:]:
+                total = total + flag
+            self.origin.end(step, scale, total, loss)
+        self.origin.begin()
+        self._host_copies.report()
+
+    def _skip(
+        self,
+        step: int,
+        row: CurrentStep,
+        known: Mapping[int, Gradients],
+        was_skipped: bool,
+        *,
+        loss_is_finite: bool,
+    ) -> None:
+        if not was_skipped:
+            self.in_a_row = 0
+            self.origin.applied()
+            return
+        self.in_a_row += 1
+        counted = [
+            counts for measured in row.measured.values() if (counts := measured[2]) is not None
+        ]
+        nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
+        infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())
+        total = sum(len(known[each].names) for each in row.measured if each in known)
+        self.origin.skipped(infinite, nan, total, loss_is_finite=loss_is_finite)
+        if not loss_is_finite:
+            self._buffers.read(step)
+
+    def arrived(self, records: Steps, events: Sequence[Event], norms: NDArray[np.float32]) -> None:
+        """Process skips in rows of a device."""
+        skips = [each for each in events if isinstance(each, Scaler) and each.kind == "skip"]
+        of_step = dict(zip(records["step"].tolist(), norms, strict=True))
+        for event in skips:
+            nan = int(np.isnan(of_step[event.step]).sum())
+            infinite = int(np.isinf(of_step[event.step]).sum())
+            loss_is_finite = not event.loss_nonfinite
+            self.in_a_row += 1
+            self.origin.skipped(infinite, nan, norms.shape[1], loss_is_finite=loss_is_finite)
+            if not loss_is_finite and event.step not in self._inputs.examined:
+                self._report_once(unobserved_origin(event.step, float(event.scale_before)))
+            self._has_skipped_loss |= not loss_is_finite
+        if len(records) and not records["flags"][-1] & SKIPPED:
+            self.in_a_row = 0
+            self.origin.applied()
+        if skips and self._has_skipped_loss:
+            self._buffers.read(skips[0].step)
