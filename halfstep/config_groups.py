@@ -490,6 +490,14 @@ class Diagnosis(Group):
         description="Steps between records of each layer's gradient norm, at most 2,000 in a run. "
         "0: none.",
     )
+    norms_every_steps: int = Field(
+        1,
+        ge=1,
+        le=MOST_STEPS,
+        title="Gradient norms every … steps",
+        description="Steps between gradient norms. A skip in between has no culprits. A clip "
+        "computes them in any step.",
+    )
     headroom_every_steps: int = Field(
         100,
         ge=0,

@@ -63,6 +63,8 @@ class WatchedOptimizer:
         self._norm_dtype = None if is_fp32 else torch.float32
         # Result of a step without a loss for this optimizer.
         self.idle = Update(self._zero, [self._zero] * len(self.names), self.one, self._zero)
+        self.takes_norms = True  # in this step
+        self.unknown = torch.full((), math.nan, device=device)  # factor of norms not taken
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
     @property

@@ -126,9 +126,13 @@ def update_weights(context: StepContext, watched: WatchedOptimizer) -> Update:
         scaler.unscale_(optimizer)
     # Norms before the clip, because afterwards one NaN has spread to all gradients. Without a clip
     # they include the scale, by which a fused optimizer divides the gradients as it reads them.
-    norms = watched.gradient_norms()
     factor = watched.one if is_unscaled else context.scale_rule.scale(scaler)
     context.observers.before_clip(watched, factor)
+    norms = watched.idle.norms
+    if is_clipped or watched.takes_norms:
+        norms = watched.gradient_norms()
+    else:
+        factor = watched.unknown
     clipped_norm, counts = None, None
     if is_clipped:
         # clip_grad_norm_ in two parts, to avoid computing the norms twice: the norm of the norms
@@ -172,6 +176,8 @@ def retry_in_fp32(
     scaler, context.recipe.scaler = context.recipe.scaler, plain
     rule = ScaleRule(Scaler(), device)
     unobserved = Observers(_ignore, _ignore)
+    for watched in context.optimizers.values():
+        watched.takes_norms = True
     retried = train_step(
         replace(context, autocast=off, scaler=plain, scale_rule=rule, observers=unobserved), batches
     )

@@ -34,7 +34,8 @@ class Telemetry(Observer):
         started_at: float,
     ) -> None:
         """on_steps: called with records that have arrived.  started_at: by halfstep.clock."""
-        self._started_at = started_at
+        self._started_at, self._optimizers = started_at, list(optimizers.values())
+        self._norms_every = diagnosis.norms_every_steps
         self._step, self._step_started, self._rate = 0, 0.0, 0.0
         self._on_steps, self._on_event = on_steps, on_event
         self._layout = Layout(
@@ -84,8 +85,12 @@ class Telemetry(Observer):
         self._reader.last_scale = state["last_scale"]
 
     def before_step(self, step: int) -> None:
-        """Start the step's time."""
+        """Start the step's time, and decide whether its gradient norms are taken."""
         self._step, self._step_started = step, time.perf_counter()
+        if self._norms_every > 1:
+            is_due = step % self._norms_every == 0
+            for watched in self._optimizers:
+                watched.takes_norms = is_due
 
     def after_step(self, result: StepResult) -> None:
         """Write this step's row: one operator, before the scale changes in place."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Culprit, Event
-from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED
+from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, UNKNOWN_NORM
 from halfstep.telemetry.spool import Steps
 
 LEAST_STEPS, WINDOW = 20, 256
@@ -60,7 +60,10 @@ class FirstNonfinite:
         """Check records. culprits: parameters by step, if known from the norms."""
         if self.is_over:
             return
-        bad = (records["flags"] & NONFINITE_LOSS != 0) | ~np.isfinite(records["grad_norm"])
+        has_norm = records["flags"] & UNKNOWN_NORM == 0
+        bad = (records["flags"] & NONFINITE_LOSS != 0) | (
+            has_norm & ~np.isfinite(records["grad_norm"])
+        )
         bad &= records["scale"] == 1
         if not bad.any():
             self._finite += len(records)

@@ -58,6 +58,7 @@ class Gradients:
         )
         self.zero = torch.zeros((), device=self.device)
         self.no_norms = [self.zero] * len(self.names)  # without gradients
+        self.unknown = torch.full((), math.nan, device=self.device)  # factor of norms not taken
         self.clipped: list[int] = []  # ids of the parameters of the last clip
         self._places: list[int] | None = None  # of the own parameters in it; None: not all
         self.is_in_order = False  # the clip's parameters are the own ones, in their order

@@ -25,6 +25,7 @@ from halfstep.telemetry.flags import (
     NOT_STEPPED,
     SKIPPED,
     UNKNOWN_LOSS,
+    UNKNOWN_NORM,
     optimizer_skipped,
 )
 from halfstep.telemetry.spool import Steps
@@ -129,6 +130,8 @@ class Reader:
         if self._layout.has_rate:
             records["lr"] = rows[:, self._layout.rate.start]
         events = self._layer_norms(rows, records)
+        if not values.has_norms.all():
+            records["flags"] = np.where(values.has_norms, 0, UNKNOWN_NORM)
         if self._is_uneventful(values):
             if self.applied is not None:
                 self.applied += len(rows)
@@ -147,7 +150,8 @@ class Reader:
         if not every or (records[0]["step"] - 1) // every == records[-1]["step"] // every:
             return []
         layout = self._layout
-        due = np.flatnonzero(records["step"] % every == 0)
+        is_known = ~np.isnan(rows[:, layout.factors]).any(axis=1)
+        due = np.flatnonzero((records["step"] % every == 0) & is_known)
         counts = [len(names) for names in layout.optimizers.values()]
         factors = np.repeat(rows[due, layout.factors].astype(np.float64), counts, axis=1)
         with np.errstate(all="ignore"):
@@ -171,7 +175,7 @@ class Reader:
             and values.scale_after[-1] == last
             and not values.found_inf.any()
             and np.isfinite(values.loss).all()
-            and np.isfinite(values.totals).all()
+            and np.isfinite(values.totals[values.has_norms]).all()
         )
 
     def _events(self, first: int, rows: Rows, values: Values, records: Steps) -> list[Event]:
@@ -189,7 +193,7 @@ class Reader:
         flags |= np.where(np.isfinite(values.loss) | ~has_loss, 0, NONFINITE_LOSS)
         flags |= np.where(has_loss, 0, UNKNOWN_LOSS)
         flags |= np.where([note.is_stepped for note in notes], 0, NOT_STEPPED)
-        records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
+        records["flags"] |= (flags | np.where(overflows, NORM_OVERFLOW, 0)).astype(np.uint32)
         self.skipped += int(np.count_nonzero(flags & SKIPPED))
 
         before, after = values.scale, self._after(first, values, notes)
@@ -291,7 +295,7 @@ class Reader:
         """Name the culprits of the first step without a scaler that has a nonfinite norm."""
         if self.has_nonfinite:
             return []
-        bad = ~np.isfinite(values.totals).all(axis=1)
+        bad = ~np.isfinite(values.totals).all(axis=1) & values.has_norms
         bad &= ~values.found_inf.any(axis=1) & (values.scale == 1)
         if not bad.any():
             return []

@@ -37,7 +37,7 @@ class Recorder:
         self.ring = Ring(layout.columns, device, started_at, self._arrived, sends_first=sends_first)
         self.device = device
         self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
-        self._unknown = torch.full((), math.nan, device=device)
+        self.unknown = torch.full((), math.nan, device=device)
         self._knows_after = [True] * RING_ROWS  # by row: its scale after is written
         self._is_mixed = False  # values are on several devices
 
@@ -57,7 +57,7 @@ class Recorder:
         """
         place = self.ring.number % RING_ROWS
         self._knows_after[place] = scale_after is not None
-        after = self._unknown if scale_after is None else scale_after
+        after = self.unknown if scale_after is None else scale_after
         values = [loss, scale, after, *found_inf, *factors, *norms, *others]
         if not self._is_mixed:
             try:
@@ -74,7 +74,7 @@ class Recorder:
         if len(losses) == 1 and isinstance(losses[0], Tensor):
             return losses[0]
         if not losses:
-            return self._unknown
+            return self.unknown
         device = self.device
         tensors = [
             each.to(device, non_blocking=True)

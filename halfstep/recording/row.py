@@ -6,7 +6,7 @@ row, fp32:  [loss, scale, scale after, found_inf ×O, factor ×O, norm of each g
             the last three only if a layout has them
 
 scale after: NaN if it is the next row's scale.
-factor: what the norms still include, the loss scale or 1.
+factor: what the norms still include, the loss scale or 1; NaN if the norms were not taken.
 The host does all arithmetic: totals, the division by the factor, and the clipped norm.
 """
 
@@ -72,6 +72,7 @@ class Values:
     def __init__(self, layout: Layout, rows: Rows) -> None:
         self.loss, self.scale = rows[:, LOSS], rows[:, SCALE]  # (N,)
         self.found_inf = rows[:, layout.found_inf] != 0  # (N, O)
+        self.has_norms = ~np.isnan(rows[:, layout.factors]).any(axis=1)  # (N,)
         #: (N,): NaN in a last row whose scale after is unknown.
         self.scale_after = rows[:, SCALE_AFTER].copy()
         is_next = np.isnan(self.scale_after[:-1])
@@ -82,7 +83,8 @@ class Values:
                 for norms in layout.norms_of(rows).values()
             ]
             unscaled = np.stack(totals, axis=1) / rows[:, layout.factors]
-            self.totals = unscaled.astype(np.float32)  # (N, O): L2 norm of unscaled gradients
+            #: (N, O): L2 norm of unscaled gradients, NaN if it was not taken.
+            self.totals = unscaled.astype(np.float32)
             self.clipped = self._clipped(layout, rows)  # (N, O): the same after the clip
 
     def _clipped(self, layout: Layout, rows: Rows) -> Rows:

@@ -102,13 +102,13 @@ def mode(value: str) -> str:
     return chosen
 
 
-def intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int]:
-    """Check the steps between the three kinds of measurements. Raises ValueError."""
-    by_name = {"histogram": histogram, "layers": layers, "headroom": headroom}
+def intervals(histogram: int, layers: int, headroom: int, norms: int) -> tuple[int, int, int, int]:
+    """Check the steps between the kinds of measurements. Raises ValueError."""
+    by_name = {"histogram": histogram, "layers": layers, "headroom": headroom, "norms": norms}
     for name, every in by_name.items():
         if not isinstance(every, int) or every < 0:
             raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
-    return histogram, layers, headroom
+    return histogram, layers, headroom, norms
 
 
 def folder(value: Any) -> Path:

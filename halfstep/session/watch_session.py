@@ -114,6 +114,7 @@ def watch(
     histogram_every: int = 0,
     layers_every: int = 0,
     headroom_every: int = 0,
+    norms_every: int = 1,
 ) -> "Watch":
     """Record this process's training until it ends or `finish()`.
 
@@ -133,7 +134,8 @@ def watch(
     folder are ignored.
 
     histogram_every: steps between histograms of the gradients' exponents; layers_every: between
-    gradient norms per layer; headroom_every: between measurements of each module's largest values.
+    gradient norms per layer; headroom_every: between measurements of each module's largest values;
+    norms_every: between norms of all gradients: a skip in between has no culprits.
     """
     global _active
     if _active is not None and not _active._is_superseded(run, name):
@@ -156,7 +158,7 @@ def watch(
             return Watch(None, server=server, is_offline=is_offline, project=project)
         if _sidecar:
             _sidecar.stop()
-        every = arguments.intervals(histogram_every, layers_every, headroom_every)
+        every = arguments.intervals(histogram_every, layers_every, headroom_every, norms_every)
         if queued := QueuedRun.taken():
             _active = Watch(
                 queued.files,
@@ -251,7 +253,7 @@ class Watch:
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
         lock: WriterLock | None = None,
-        every: tuple[int, int, int] = (0, 0, 0),
+        every: tuple[int, int, int, int] = (0, 0, 0, 1),
         is_offline: bool = False,
         project: str | None = None,
         named: tuple[str | None, str | None] = (None, None),
@@ -263,7 +265,7 @@ class Watch:
         asked for artifacts either.  project: of the artifacts that it uses, without files.  named:
         URL and token of the server with them, without `server`.  queued: set for a run of a queue,
         see QueuedRun.
-        every: steps between histograms, layer norms and headroom measurements, 0 for none.
+        every: steps between histograms, layer norms, headroom measurements and norms, 0 for none.
         """
         self.files = files
         self._card: Card | None = None
@@ -325,7 +327,7 @@ class Watch:
         scaler: "GradScaler | None",
         first_step: int,
         started_at: float,
-        every: tuple[int, int, int],
+        every: tuple[int, int, int, int],
     ) -> "tuple[Loop, Hooks]":
         if not find_spec("torch"):
             # NoopWatch has those methods of Loop and Hooks that a script without torch can reach.

@@ -27,6 +27,7 @@ class Intervals(NamedTuple):
     histogram: int = 0
     layers: int = 0
     headroom: int = 0
+    norms: int = 1  # of all gradients
 
 
 class Diagnoses:

@@ -77,12 +77,16 @@ class Measurement:
                 }
             if gradients.figure not in state.best_effort.lost:
                 try:
-                    if norms is None:
+                    factor = state.one if scale is None else scale
+                    every = state.norms_every
+                    is_due = every == 1 or (every and step % every == 0)
+                    if norms is None and not is_due:
+                        norms, factor = gradients.no_norms, gradients.unknown
+                    elif norms is None:
                         norms = gradients.norms()
                     if norms and not counts and norms[0].is_cpu:
                         counts = self._nonfinite(row.scaler, gradients, norms)
                     if norms is not None:
-                        factor = state.one if scale is None else scale
                         measured = norms, factor, counts or None
                 except Exception as error:
                     state.best_effort.lose(gradients.figure, error)

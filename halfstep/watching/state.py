@@ -30,6 +30,7 @@ class LoopState:
     ) -> None:
         """optimizers: the only ones to observe, None for all.  step: the last completed one."""
         self.closed_steps = step
+        self.norms_every = every.norms  # steps between norms of all gradients, 0 for never
         #: Names of the optimizers to observe, by their ids; None: all are.
         self.wanted = None if optimizers is None else {id(o): n for n, o in optimizers.items()}
         self.ignored: set[int] = set()  # ids of optimizers inside a framework's own

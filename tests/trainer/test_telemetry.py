@@ -4,7 +4,8 @@ import torch
 
 from halfstep.config_groups import Diagnosis, Training
 from halfstep.recording.ring import DRAIN_ROWS, RING_ROWS
-from tests.trainer.conftest import CPU
+from halfstep.telemetry.flags import UNKNOWN_NORM
+from tests.trainer.conftest import CPU, Regression
 from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry
 
@@ -73,3 +74,17 @@ def test_a_time_without_updates_is_short(linear, monkeypatch):
     now[0] = 0.4
     write(telemetry, DRAIN_ROWS + 2)
     assert [len(batch) for batch in received] == [1, DRAIN_ROWS, 2]
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_norms_may_be_taken_rarely(run_loop, clip):
+    """Without a clip, which computes them anyway; the weights are the same."""
+    training = {"steps": 12, "batch_size": 8, "max_grad_norm": clip}
+    values = {"precision": "fp16", "training": training}
+    each = run_loop(Regression, values)
+    few = run_loop(Regression, {**values, "diagnosis": {"norms_every_steps": 4}})
+    is_taken = (few.records["step"] % 4 == 0) | (clip is not None)
+    assert ((few.records["flags"] & UNKNOWN_NORM == 0) == is_taken).all()
+    assert (few.records["grad_norm"][is_taken] == each.records["grad_norm"][is_taken]).all()
+    assert np.isnan(few.records["grad_norm"][~is_taken]).all()
+    assert few.records["loss"].tolist() == each.records["loss"].tolist()

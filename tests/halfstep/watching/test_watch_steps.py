@@ -4,14 +4,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
-from tests.halfstep.watching.watch_made import Written
+from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
+from tests.halfstep.watching.watch_made import Script, Written
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -394,3 +395,37 @@ def test_the_precision_is_the_one_that_autocast_used(tmp_path: Path, dtype: torc
         step(loss, optimizer, scaler)
     [event] = Written(tmp_path / "it").of("precision")
     assert event["dtype"] == str(dtype).removeprefix("torch.")
+
+
+def test_norms_may_be_taken_rarely(tmp_path: Path) -> None:
+    """Loss, scale and skips are those of every step; a skip in between has no culprits."""
+    script = Script(fused=True)
+    with halfstep.watch(folder=tmp_path, name="each") as watch:
+        every = script.train(watch.add)
+    with halfstep.watch(folder=tmp_path, name="rare", norms_every=5) as watch:
+        rare = script.train(watch.add)
+    assert all(map(torch.equal, rare.weights, every.weights))
+    each, few = Written(tmp_path / "each"), Written(tmp_path / "rare")
+    is_taken = few.steps["step"] % 5 == 0
+    assert ((few.steps["flags"] & UNKNOWN_NORM == 0) == is_taken).all()
+    assert (few.steps["grad_norm"][is_taken] == each.steps["grad_norm"][is_taken]).all()
+    assert np.isnan(few.steps["grad_norm"][~is_taken]).all()
+    for name in ("loss", "scale"):
+        assert few.steps[name].tolist() == each.steps[name].tolist()
+    skips = few.of("scaler", "skip")
+    assert [event["step"] for event in skips] == [e["step"] for e in each.of("scaler", "skip")]
+    assert {bool(event["culprits"]) for event in skips if event["step"] % 5} == {False}
+
+
+def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> None:
+    """A loop without a scaler is not told to have lost its weights."""
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with halfstep.watch(net, folder=tmp_path, name="it", norms_every=0):
+        for _ in range(30):
+            optimizer.zero_grad()
+            net(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+    written = Written(tmp_path / "it")
+    assert (written.steps["flags"] == UNKNOWN_NORM).all()
+    assert not written.of("first_nonfinite")
