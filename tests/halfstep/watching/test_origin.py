@@ -50,6 +50,7 @@ class _Logarithm(nn.Module):
         return (x * 0).log()
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn])
 def test_modules_of_any_type_are_observed(dtype: torch.dtype) -> None:
     """fp64 is measured in its own type, and fp8 not at all."""

@@ -79,6 +79,7 @@ def test_a_device_that_the_host_cannot_read_gives_the_same_result(
     assert written.losses == pytest.approx(truth.losses, rel=1e-6)
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("name", ["SGD", "fused", "fused and clipped"])
 def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> None:
     """A script may have set one for its own tensors: ours lie where their values are needed."""
