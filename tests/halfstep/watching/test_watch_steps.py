@@ -429,3 +429,29 @@ def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> 
     written = Written(tmp_path / "it")
     assert (written.steps["flags"] == UNKNOWN_NORM).all()
     assert not written.of("first_nonfinite")
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+@pytest.mark.parametrize("first", [1, 40])
+def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
+    tmp_path: Path, is_scaled: bool, first: int
+) -> None:
+    """Or as unknown, in the first such step of a loop that did not change its losses before."""
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=is_scaled)
+    losses = []
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for number in range(1, 61):
+            optimizer.zero_grad()
+            loss = net(torch.ones(2, 3)).square().mean()
+            losses.append(loss.item())
+            scaler.scale(loss).backward()
+            if number >= first:
+                loss.detach().mul_(100.0)
+            scaler.step(optimizer)
+            scaler.update()
+    steps = Written(tmp_path / "it").steps
+    is_known = steps["flags"] & UNKNOWN_LOSS == 0
+    assert steps["step"][~is_known].tolist() == ([] if first == 1 else [first])
+    assert steps["loss"][is_known].tolist() == np.array(losses)[is_known].tolist()
