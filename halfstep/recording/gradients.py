@@ -6,9 +6,8 @@ Nothing here waits for a device unless its docstring says so. This module import
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -246,16 +245,12 @@ def value_on_host(tensor: Tensor) -> float | None:
     """Return a number without waiting for a device; None if it cannot be read. tensor: 0-dim."""
     if not tensor.is_cpu:
         return None
-    try:  # numpy() is no operator, unlike item()
-        if tensor.dtype != torch.bfloat16:
-            return float(tensor.detach().numpy())
-        bits = int(tensor.detach().view(torch.int16).numpy()) & 0xFFFF
-        return float(np.array(bits << 16, np.uint32).view(np.float32))
+    try:
+        # Unlike item(), no operator; unlike numpy(), it leaves the storage resizable.
+        number: Any = tensor.tolist()
     except Exception:  # a subclass, which may have no value
-        try:
-            return float(tensor)
-        except Exception:
-            return None
+        return None
+    return float(number)
 
 
 def count_nonfinite(gradient: Tensor) -> tuple[int, int]:

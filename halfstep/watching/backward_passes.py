@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
-
-from halfstep.recording.gradients import value_on_host
 
 #: A gradient's identity and version counters; None without a gradient.
 Mark: TypeAlias = tuple[int, int, int] | None
@@ -355,12 +352,8 @@ class BackwardPasses:
                 return False
             probe = own.probes[0]
             own.weights = probe._version
-            if probe.grad is not None or (
-                loss.is_cpu
-                and not math.isfinite(
-                    loss.numpy() if loss.dtype is torch.float32 else value_on_host(loss) or 0.0
-                )
-            ):
+            value: Any = loss.tolist() if loss.is_cpu else 0.0
+            if probe.grad is not None or not math.isfinite(value):
                 return False
             self.plain_loss = loss
             self.count += 1

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -118,7 +117,7 @@ class Measurement:
             flags = own.get("found_inf_per_device")
             if flags:
                 for flag in flags.values():
-                    if flag.numpy():
+                    if flag.tolist():
                         return gradients.nonfinite(norms)
                 return None
         elif self._rows.reader.has_nonfinite or (state.is_settled and len(state.known) == 1):
@@ -136,9 +135,5 @@ class Measurement:
 
 def number_on_host(tensor: Tensor) -> Value:
     """Return a number that the host can read without a wait, else the tensor."""
-    value = (
-        float(tensor.detach().numpy())
-        if tensor.is_cpu and tensor.dtype is torch.float32 and type(tensor) is Tensor
-        else value_on_host(tensor)
-    )
+    value = value_on_host(tensor)
     return tensor if value is None else value
