@@ -82,7 +82,8 @@ class Recorder:
             else torch.full((), each, dtype=torch.float64, device=device)
             for each in losses
         ]
-        return torch.stack(tensors).mean(dtype=torch.float64)
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # which that one lacks
+        return torch.stack(tensors).mean(dtype=dtype)
 
     def set_open_scale_after(self, scale: Tensor) -> None:
         """Record the scale that the open row, which is written, has left."""

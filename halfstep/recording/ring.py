@@ -4,7 +4,7 @@ A loop writes one row per step. Complete rows are copied to pinned memory every 
 DRAIN_SECONDS, and the first ones and those after a skip as soon as the copy before has arrived. The
 copies run on the stream of the steps; an event, polled at each step's end, signals their arrival.
 The host waits for the device only in `drain` and when the ring is full. The rows of a CPU are in
-host memory: they need no copy.
+host memory: they need no copy. A device other than CUDA is waited for at each hand-over.
 
 The host keeps a step's number and times in a second ring. They are handed over with the rows as
 records of the spool's format, converted for many steps at once. This module imports torch.
@@ -159,7 +159,8 @@ class Ring:
         slices = _slices(self._read, self.sent)
         known = [row for part in slices for row in self._known[part]]
         columns = np.fromiter(chain.from_iterable(known), np.float64).reshape(len(known), -1).T
-        rows = _joined((self._ring if self._pinned is None else self._pinned).numpy(), slices)
+        ring = self._ring.cpu() if self._pinned is None else self._pinned
+        rows = _joined(ring.numpy(), slices)
         first, self._read = self._read, self.sent
         self._on_arrival(first, rows, self._records(*columns))
         if self._read <= self._eager_until:
