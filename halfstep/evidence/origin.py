@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cuda, nn
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -194,7 +194,7 @@ class Origin:
         if self._in_backward or torch.compiler.is_compiling():
             return
         try:
-            if is_capturing():
+            if cuda._initialized and is_capturing():
                 return
             self._has_observed = True
             parent = self._name(self._open[-1][0]) if self._open else None
@@ -211,7 +211,7 @@ class Origin:
         if self._in_backward or torch.compiler.is_compiling():
             return
         try:
-            if is_capturing():
+            if cuda._initialized and is_capturing():
                 return
             while self._open:
                 entered, first = self._open.pop()
@@ -232,7 +232,7 @@ class Origin:
 
     def _passed(self, node: Any, gradients: Any, _outputs: Any) -> None:
         try:
-            for gradient in () if is_capturing() else gradients:
+            for gradient in () if cuda._initialized and is_capturing() else gradients:
                 if isinstance(gradient, Tensor):
                     module, source = self._module(node), _source(node)
                     self._note(self._backward, gradient, module, source, "node", node.name())

@@ -10,10 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-#: Whether the script is capturing a CUDA graph, which a copy to the host would end.
-is_capturing: Callable[[], bool] = (
-    torch._C._cuda_isCurrentStreamCapturing if hasattr(torch._C, "_cuda_getDeviceCount") else bool
-)
+#: Whether the script is capturing a CUDA graph, which a copy to the host would end. A builtin, as
+#: each step calls it. It raises where CUDA is not initialized: `cuda._initialized` is asked first.
+is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool)
 
 
 class HostCopy:

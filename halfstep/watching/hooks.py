@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 from torch._C._dynamo.eval_frame import (
     _FrameAction,
     _FrameExecStrategy,
@@ -78,7 +78,7 @@ class Hooks:
 
     def _call(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
         """Call a listener. Wrappers of each step's calls have the same lines in them."""
-        if not self._is_armed or is_capturing():
+        if not self._is_armed or (cuda._initialized and is_capturing()):
             return
         guard = self._guard
         guard.held += 1
@@ -166,7 +166,7 @@ class Hooks:
             except Exception as error:
                 hooks._call(raised, this, name, error)
                 raise
-            if is_capturing():
+            if cuda._initialized and is_capturing():
                 return result
             guard.held += 1
             try:
@@ -191,7 +191,7 @@ class Hooks:
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not (hooks._is_armed and this._enabled):
                 return original(this, *args, **kwargs)
-            is_listening = not is_capturing()
+            is_listening = not (cuda._initialized and is_capturing())
             if is_listening:
                 guard.held += 1
                 try:
@@ -282,7 +282,7 @@ class Hooks:
             if (
                 torch.compiler.is_compiling()
                 or not (hooks._is_armed and is_plain and isinstance(tensors, list))
-                or is_capturing()
+                or (cuda._initialized and is_capturing())
             ):
                 return total(tensors, norm_type, error_if_nonfinite, foreach)
             try:
@@ -303,7 +303,7 @@ class Hooks:
                 return clip(parameters, max_norm, *args, **kwargs)
             if not isinstance(parameters, Tensor | list | tuple):
                 return clip(parameters, max_norm, *args, **kwargs)
-            if not is_capturing():
+            if not (cuda._initialized and is_capturing()):
                 guard.held += 1
                 try:
                     clips.clipping(parameters, max_norm, args[0] if args else None)
@@ -368,7 +368,7 @@ class Hooks:
         while stepping and stepping.pop() is not optimizer:
             pass
         is_scalers = optimizers.scaler_steps and id(optimizer) in self._loop.state.row_of
-        if is_scalers or not self._is_armed or is_capturing():
+        if is_scalers or not self._is_armed or (cuda._initialized and is_capturing()):
             return
         guard = self._guard
         guard.held += 1

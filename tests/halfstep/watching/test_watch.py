@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     """While a CUDA graph is captured, nothing of ours runs; the steps around it are recorded."""
     is_capturing = False
     for module in (hooks, origin):
+        monkeypatch.setattr(module, "cuda", SimpleNamespace(_initialized=True))
         monkeypatch.setattr(module, "is_capturing", lambda: is_capturing)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -1337,3 +1339,18 @@ def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.Monkey
     run = json.loads((tmp_path / "it" / "run.json").read_text())
     assert run["attempts"][0]["command"] == ["train.py", "--api-key", "***", "--lr=1", "***"]
     assert run["config"] == {"argument": "***", "lr": 1}
+
+
+def test_a_torch_with_cuda_and_no_driver_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its question about a capture raises there, and is not asked."""
+
+    def no_driver() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    for module in (hooks, origin):
+        monkeypatch.setattr(module, "is_capturing", no_driver)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        Script(clip=1.0).train(watch.add, steps=12)
+    assert len(Written(tmp_path / "it").steps) == 12
