@@ -103,7 +103,7 @@ class _Converter:
             return self._text(value, place.path)
         if type(value) is int and abs(value) <= LARGEST_WHOLE:
             return value
-        if _is_array(value):
+        if not isinstance(value, type) and hasattr(value, "dtype") and hasattr(value, "shape"):
             if (summary := _summary(value)) is not None:
                 return self._lost(place.path, summary)
             value = _on_numpy(value)
@@ -191,24 +191,17 @@ def _why(error: Exception) -> str:
     return f"unreadable: {cleaned(text)[:MAX_NAME]}"
 
 
-def _is_array(value: Any) -> bool:
-    return not isinstance(value, type) and hasattr(value, "dtype") and hasattr(value, "shape")
-
-
 def _summary(value: Any) -> str | None:
     """Describe an array or tensor that is on a device or too large; None if it can be read."""
     is_tensor = hasattr(value, "detach")
     device = value.device if is_tensor else getattr(value, "device", "an unknown device")
-    is_on_host = getattr(device, "type", None) == "cpu" if is_tensor else _is_numpys(value)
+    is_numpys = isinstance(value, np.ndarray | np.generic)
+    is_on_host = getattr(device, "type", None) == "cpu" if is_tensor else is_numpys
     if is_on_host and math.prod(value.shape) <= MAX_ITEMS:
         return None
     kind = "a tensor" if is_tensor else "an array"
     where = "the CPU" if is_on_host else str(device)
     return f"{kind} of {value.dtype}, shape {tuple(value.shape)}, on {where}"
-
-
-def _is_numpys(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic)
 
 
 def _on_numpy(value: Any) -> Any:
