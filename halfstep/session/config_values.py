@@ -63,8 +63,7 @@ class _Converter:
     """
 
     def __init__(self, on_loss: OnLoss) -> None:
-        self._on_loss = on_loss
-        self._lines, self._entries_left = 0, MAX_ENTRIES
+        self._on_loss, self._lines, self._entries_left = on_loss, 0, MAX_ENTRIES
         self._taken_by: Counter[str] = Counter()  # entries, by top-level name
         self._count = itertools.count()
         self._waiting: list[tuple[int, int, Any]] = []  # a heap
