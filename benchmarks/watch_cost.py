@@ -124,7 +124,8 @@ def watched_turn(loop: Loop, folder: Path) -> tuple[list[float], float]:
     clocks = Clocks()
     clocks.wrap(-1)
     watch = halfstep.watch(loop.net, folder=folder, name="watched")
-    for handle in watch._taps._hooks:  # the optimizers' hooks have no original
+    assert watch._run is not None
+    for handle in watch._run.taps._hooks:  # the optimizers' hooks have no original
         hooks = handle.hooks_dict_ref()
         hooks[handle.id] = clocks.clocked(hooks[handle.id], 1)
     clocks.wrap(1)

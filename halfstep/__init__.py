@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from halfstep.precision_lab.plan import precision_plan as precision_plan
     from halfstep.session.logged_values import Audio as Audio
     from halfstep.session.logged_values import Histogram as Histogram
+    from halfstep.session.run_start import watch as watch
     from halfstep.session.watch_session import Watch as Watch
-    from halfstep.session.watch_session import watch as watch
 
 __version__ = "0.1.0"
 
@@ -74,9 +74,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(logged_values, name)
     if name in ("Watch", "watch"):
-        from halfstep.session import watch_session
+        from halfstep.session import run_start
 
-        return getattr(watch_session, name)
+        return getattr(run_start, name)
     if name == "precision_diff":
         from halfstep.precision_lab import diff
 

@@ -9,12 +9,12 @@ gradients are this rank's partition; with ZeRO 3 no gradients are read, and ther
 import functools
 from typing import Any
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 
 
 def watch(engine: Any, **named: Any) -> watch_session.Watch:
     """Watch an engine. Takes the arguments of halfstep.watch."""
-    watched = watch_session.watch(engine.module, **{"config": engine.config} | named)
+    watched = run_start.watch(engine.module, **{"config": engine.config} | named)
     if watched.files is not None and not _has_torchs_scaler(engine):
         watched._guard(lambda: _listen(watched, engine))
     return watched

@@ -11,7 +11,7 @@ from typing import Any
 from fastai.callback.core import Callback
 from fastai.optimizer import OptimWrapper
 
-from halfstep.session import watch_session
+from halfstep.session import run_start
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class Watch(Callback):  # type: ignore[misc]
             return
         if self.watched is None:
             config = {"lr": self.learn.lr, "batch_size": getattr(self.dls, "bs", None)}
-            self.watched = watch_session.watch(self.learn.model, **{"config": config} | self._named)
+            self.watched = run_start.watch(self.learn.model, **{"config": config} | self._named)
         self._external = None
         is_of_torch = isinstance(self.learn.opt, OptimWrapper) or _has_scaler(self.learn)
         if self.watched.files is not None and not is_of_torch:

@@ -11,7 +11,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 from halfstep.telemetry.run_folder import runs_folder
 
 
@@ -38,7 +38,7 @@ class Watch(Callback):  # type: ignore[misc]
             "folder": runs_folder(Path(hydra.runtime.cwd)),
             "config": own,
         }
-        self.watch = watch_session.watch(**described | self._named)
+        self.watch = run_start.watch(**described | self._named)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **rest: Any) -> None:
         """Finish the run, with the job's exception if it raised one."""

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import torch
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 from halfstep.session.stderr import say
 
 
@@ -27,7 +27,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         if keras.backend.backend() != "torch":
             say(f"Keras uses the backend {keras.backend.backend()}; only torch is supported")
             return
-        self.watch = watch_session.watch(**self._named)
+        self.watch = run_start.watch(**self._named)
         if self.watch.files is None:
             return
         self.watch._guard(self._listen, self.watch)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -23,7 +23,7 @@ class Watch(Callback):  # type: ignore[misc]
         if not trainer.is_global_zero:
             return
         scaler = getattr(trainer.strategy.precision_plugin, "scaler", None)
-        self.watch = watch_session.watch(
+        self.watch = run_start.watch(
             pl_module,
             **{"optimizers": trainer.optimizers, "scaler": scaler, "config": pl_module.hparams}
             | self._named,

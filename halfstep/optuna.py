@@ -11,7 +11,7 @@ from typing import Any
 
 import optuna
 
-from halfstep.session import watch_session
+from halfstep.session import active_run, run_start
 from halfstep.session.stderr import say
 
 Objective = Callable[[optuna.Trial], Any]
@@ -40,7 +40,7 @@ def watch(objective: Objective, **named: Any) -> Objective:
 
 
 def _watched(objective: Objective, trial: optuna.Trial, named: dict[str, Any]) -> Any:
-    if watch_session._active is not None:
+    if active_run.active is not None:
         say(
             f"trial {trial.number} is recorded in the run that is already active; call finish() "
             "before the study"
@@ -48,7 +48,7 @@ def _watched(objective: Objective, trial: optuna.Trial, named: dict[str, Any]) -
         return objective(trial)
     study = trial.study.study_name
     labels = {"name": f"{study}-{trial.number}", "tags": [study]}
-    run = watch_session.watch(**labels | named)
+    run = run_start.watch(**labels | named)
     config = run.config
 
     def configure(state: str) -> None:

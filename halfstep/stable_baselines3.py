@@ -9,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 
 
 class Watch(BaseCallback):  # type: ignore[misc]
@@ -23,7 +23,7 @@ class Watch(BaseCallback):  # type: ignore[misc]
     def _on_training_start(self) -> None:
         """Start watching, once the policy and its optimizers exist."""
         named = {"config": _config(self.model), "name": type(self.model).__name__} | self._named
-        self.watch = watch_session.watch(self.model.policy, **named)
+        self.watch = run_start.watch(self.model.policy, **named)
         self._writer = _Writer(self.watch)
         self.logger.output_formats.append(self._writer)
 

@@ -201,17 +201,17 @@ def agent(
 
 def _calling(function: Callable[[], Any]) -> Work:
     def work(claim: "Claim", is_lost: threading.Event) -> bool:
-        from halfstep.session import watch_session
+        from halfstep.session import active_run
 
         try:
             function()
         except Exception as error:
             traceback.print_exc()
-            if (watch := watch_session._active) is not None:
+            if (watch := active_run.active) is not None:
                 watch.__exit__(type(error), error, error.__traceback__)
                 watch.finish()
             return False
-        if (watch := watch_session._active) is not None:
+        if (watch := active_run.active) is not None:
             watch.finish()
         return True
 
@@ -269,9 +269,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def with_client(work: Callable[["Client"], T], url: str | None, token: str | None) -> T:
     """Call a function with a client of the server that watched runs are sent to."""
     from halfstep.client import Client
-    from halfstep.session.watch_session import _server
+    from halfstep.session.run_upload import server_of
 
-    server = _server(url, token)
+    server = server_of(url, token)
     if server is None:
         raise ApiError(
             0,

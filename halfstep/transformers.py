@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
@@ -24,7 +24,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Start watching, once a checkpoint's state is loaded."""
         if not state.is_world_process_zero:
             return
-        self.watch = watch_session.watch(
+        self.watch = run_start.watch(
             rest["model"], **{"config": args.to_dict(), "name": args.run_name} | self._named
         )
         if state.global_step:

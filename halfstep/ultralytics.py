@@ -6,7 +6,7 @@ run's name and configuration, and finish the run.
 
 from typing import Any
 
-from halfstep.session import watch_session
+from halfstep.session import run_start, watch_session
 
 
 def watch(model: Any, **named: Any) -> None:
@@ -30,7 +30,7 @@ class _Training:
     def _begin(self, trainer: Any) -> None:
         """Start watching, once optimizer, scaler and a checkpoint's state are loaded."""
         scaler = trainer.scaler if trainer.scaler.is_enabled() else None
-        self._watch = watch_session.watch(
+        self._watch = run_start.watch(
             trainer.model,
             **{
                 "optimizers": [trainer.optimizer],

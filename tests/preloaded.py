@@ -25,7 +25,7 @@ from tests.warm import handle_signals
 
 ROOT = Path(__file__).parent.parent
 #: What scripts load: torch._dynamo by the first call of an optimizer.
-MODULES = ("torch", "torch._dynamo", "halfstep", "halfstep.session.watch_session")
+MODULES = ("torch", "torch._dynamo", "halfstep", "halfstep.session.run_start")
 REQUEST_BYTES = 2**17
 
 

@@ -47,7 +47,7 @@ MODULES = (
 LOADED = (
     "app.commands",
     "app.serve",
-    "halfstep.session.watch_session",
+    "halfstep.session.run_start",
     "safetensors.torch",
     "sklearn.datasets",
     "torch._dynamo",

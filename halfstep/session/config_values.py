@@ -63,8 +63,7 @@ class _Converter:
     """
 
     def __init__(self, on_loss: OnLoss) -> None:
-        self._on_loss = on_loss
-        self._lines, self._entries_left = 0, MAX_ENTRIES
+        self._on_loss, self._lines, self._entries_left = on_loss, 0, MAX_ENTRIES
         self._taken_by: Counter[str] = Counter()  # entries, by top-level name
         self._count = itertools.count()
         self._waiting: list[tuple[int, int, Any]] = []  # a heap
@@ -103,7 +102,7 @@ class _Converter:
             return self._text(value, place.path)
         if type(value) is int and abs(value) <= LARGEST_WHOLE:
             return value
-        if _is_array(value):
+        if not isinstance(value, type) and hasattr(value, "dtype") and hasattr(value, "shape"):
             if (summary := _summary(value)) is not None:
                 return self._lost(place.path, summary)
             value = _on_numpy(value)
@@ -191,24 +190,17 @@ def _why(error: Exception) -> str:
     return f"unreadable: {cleaned(text)[:MAX_NAME]}"
 
 
-def _is_array(value: Any) -> bool:
-    return not isinstance(value, type) and hasattr(value, "dtype") and hasattr(value, "shape")
-
-
 def _summary(value: Any) -> str | None:
     """Describe an array or tensor that is on a device or too large; None if it can be read."""
     is_tensor = hasattr(value, "detach")
     device = value.device if is_tensor else getattr(value, "device", "an unknown device")
-    is_on_host = getattr(device, "type", None) == "cpu" if is_tensor else _is_numpys(value)
+    is_numpys = isinstance(value, np.ndarray | np.generic)
+    is_on_host = getattr(device, "type", None) == "cpu" if is_tensor else is_numpys
     if is_on_host and math.prod(value.shape) <= MAX_ITEMS:
         return None
     kind = "a tensor" if is_tensor else "an array"
     where = "the CPU" if is_on_host else str(device)
     return f"{kind} of {value.dtype}, shape {tuple(value.shape)}, on {where}"
-
-
-def _is_numpys(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic)
 
 
 def _on_numpy(value: Any) -> Any:

@@ -1,13 +1,11 @@
 """Exit hooks that detect how the process ends, without changing it.
 
 For a return, an exception, `sys.exit`, `os._exit`, one of SIGNALS, or the end of a child of
-multiprocessing, a callback receives the outcome; then the process ends as it would have. For an
-abort or a segmentation fault Python's faulthandler writes a file, from which another process later
-derives the outcome (`crash_of`). A process cannot detect SIGKILL.
+multiprocessing, a callback receives the outcome; then the process ends as it would have. Of an
+abort or a segmentation fault a file remains (`CrashFile`). A process cannot detect SIGKILL.
 """
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import signal
@@ -20,8 +18,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from halfstep.session.exit_files import CrashFile, write_exit_code_at_exit
 from halfstep.telemetry.attempt_messages import WatchedStatus
 
 #: Signals that end a process by default: from users, batch systems, limits and timers. Not SIGUSR1
@@ -37,15 +36,6 @@ TASK_ERRORS = (
     ("multiprocessing.pool", "ExceptionWithTraceback"),
     ("concurrent.futures.process", "_ExceptionWithTraceback"),
 )
-#: By the beginning of faulthandler's text after "Fatal Python error: ".
-FATAL_SIGNALS = {
-    "Segmentation fault": signal.SIGSEGV,
-    "Aborted": signal.SIGABRT,
-    "Bus error": signal.SIGBUS,
-    "Floating": signal.SIGFPE,
-    "Illegal instruction": signal.SIGILL,
-}
-CRASH_CHARACTERS = 100_000
 
 OnEnd: TypeAlias = Callable[[WatchedStatus, str | None, int | None], None]
 
@@ -91,10 +81,11 @@ class ExitHooks:
         for module, name in TASK_ERRORS if self._child_end else ():
             if hasattr(sys.modules.get(module), name):
                 self._hook(sys.modules[module], name, partial(self._task_raised, module, name))
-        self._crash = _CrashFile(crash_file)
+        self._crash = CrashFile(crash_file)
         self._hook(faulthandler, "enable", self._fault_handler_enabled)
         self._hook(faulthandler, "register", self._fault_handler_registered)
-        self._signals = [number for number in SIGNALS if _is_main() and _is_default(number)]
+        defaults = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+        self._signals = [number for number in defaults if _is_main() and not _is_caught(number)]
         for number in self._signals:
             signal.signal(number, self._terminated)
 
@@ -153,7 +144,7 @@ class ExitHooks:
         ended = self._exit or (probe.ended if probe else None)
         self._exited(ended)
         if ended is None:
-            _write_exit_code_at_exit(self._exit_code_file)
+            write_exit_code_at_exit(self._exit_code_file)
 
     def _exited(self, ended: "_Exit | None") -> None:
         code = ended.exit_code if ended else 0
@@ -225,49 +216,6 @@ class ExitHooks:
             self.terminate()
 
 
-class _CrashFile:
-    """File for faulthandler's stack at a fatal signal, unless the script has enabled it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._pid = path, os.getpid()
-        self._file: IO[bytes] | None = None
-        if not faulthandler.is_enabled():
-            with suppress(OSError):
-                self._file = path.open("wb")
-                faulthandler.enable(self._file, all_threads=False)
-
-    def close(self) -> None:
-        """Disable faulthandler and close the file; a forked child leaves its parent's file."""
-        if self._file is not None:
-            faulthandler.disable()
-            self.leave()
-
-    def leave(self) -> None:
-        """Close the file, and delete it if it is empty and this process created it."""
-        if self._file is None:
-            return
-        self._file.close()
-        self._file = None
-        if self._pid == os.getpid():
-            with suppress(OSError):
-                if not self._path.stat().st_size:
-                    self._path.unlink()
-
-
-def crash_of(path: Path) -> tuple[int, str] | None:
-    """Return the signal that killed a process, negative, and its stack; None if not written."""
-    try:
-        written = path.read_text(errors="replace")[:CRASH_CHARACTERS]
-    except FileNotFoundError:
-        return None
-    first, _, stack = written.partition("\n")
-    what = first.removeprefix("Fatal Python error: ")
-    for beginning, number in FATAL_SIGNALS.items():
-        if what.startswith(beginning):
-            return -number, f"{stack.strip()}\n{first} ({number.name})"
-    return None
-
-
 class _Exit(NamedTuple):
     """Effect of a SystemExit on the process."""
 
@@ -310,21 +258,6 @@ def _truncated(code: int) -> int:
     return code & 0xFF if -(2**63) <= code < 2**63 else 255
 
 
-def _write_exit_code_at_exit(path: Path) -> None:
-    """Have the C library write the exit code, one byte, to a file at the very end.
-
-    `raise SystemExit(3)` and `exit(3)` end Python without calling a hook with the code.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "on_exit"):  # only glibc has it
-        return
-    libc.fopen.restype = ctypes.c_void_p
-    if file := libc.fopen(os.fsencode(path), b"wb"):
-        stream = ctypes.c_void_p(file)
-        libc.setbuf(stream, None)
-        libc.on_exit(libc.fputc, stream)  # calls fputc(exit code, stream)
-
-
 def _at_end_of_child(callback: Callable[[], None]) -> Any:
     """Register a callback for the end of a multiprocessing child, which does not run atexit.
 
@@ -347,10 +280,6 @@ def _is_idle(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _is_default(number: signal.Signals) -> bool:
-    return signal.getsignal(number) is signal.SIG_DFL and not _is_caught(number)
 
 
 def _is_caught(number: signal.Signals) -> bool:

@@ -7,6 +7,7 @@ token and creates no other run.
 
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
@@ -16,6 +17,7 @@ import numpy as np
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import Job, read_message
 from halfstep.telemetry.folder_lock import OwnerFile
+from halfstep.telemetry.run_folder import described_in
 from halfstep.telemetry.spool import Position, SpoolReader, spool_of
 
 #: Environment variables of a command, set by the worker; HALFSTEP_RUN, the run's id, is for users.
@@ -33,6 +35,15 @@ def queued_files() -> AttemptFiles | None:
     control = os.environ.get(CONTROL_FOLDER)
     attempt = int(os.environ[ATTEMPT])
     return AttemptFiles(Path(os.environ[FOLDER]), attempt, Path(control) if control else None)
+
+
+def project_of(files: AttemptFiles) -> str:
+    """Return a run's project: of a queue it is in its job, else in run.json."""
+    with suppress(OSError, ValueError):  # a child process may outlive the folder
+        if files.job.exists():
+            return read_message(files.job, Job).project
+        return described_in(files.folder).project or ""
+    return ""
 
 
 def data_of(files: AttemptFiles) -> Path:

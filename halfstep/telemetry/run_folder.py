@@ -5,7 +5,7 @@
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      outcome; absent while it runs, or if it is unknown
-                   crash-<attempt>             traceback at a fatal signal; see exit_hooks.py
+                   crash-<attempt>             traceback at a fatal signal; see exit_files.py
                    uploaded.json               files that are uploaded; see sender.py
                    writer.lock                 held by the process that writes the run
                    uploader.lock, .log         lock of the uploader, and its messages

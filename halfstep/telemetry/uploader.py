@@ -127,7 +127,7 @@ class Training:
 
     def close(self) -> None:
         """Write an outcome for the process if it is dead and wrote none itself."""
-        from halfstep.session.exit_hooks import crash_of
+        from halfstep.session.exit_files import crash_of
         from halfstep.telemetry.run_folder import last_step, write_outcome
 
         # In this order: a live process may still write its outcome between the two checks.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfstep.session import logged_values, watch_session
+from halfstep.session import logged_values, run_start, watch_session
 from halfstep.session.nesting import flat
 from halfstep.telemetry.run_folder import described_in, runs_folder
 from halfstep.wandb_compat.artifacts import Artifact
@@ -29,7 +29,7 @@ MEDIA = {
 OURS = {
     "Audio": logged_values.Audio,
     "Histogram": logged_values.Histogram,
-    "watch": watch_session.watch,
+    "watch": run_start.watch,
 }
 
 early = Entries()  # values set before `init`
@@ -88,7 +88,7 @@ def init(
         settings = {k: v for k, v in settings.items() if k not in (config_exclude_keys or ())}
         own = {key: labels[key] for key in ("notes", "group", "job_type") if labels[key]}
         settings = own | settings
-        watch = watch_session.watch(
+        watch = run_start.watch(
             name=name or os.environ.get("WANDB_NAME") or id,
             project=project or os.environ.get("WANDB_PROJECT"),
             config=settings,

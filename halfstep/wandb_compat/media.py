@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.session.logged_values import Counts, picture, pixels
+from halfstep.session.images import picture, pixels
+from halfstep.session.logged_values import Counts
 from halfstep.wandb_compat.unsupported import ignored
 
 BINS = 64

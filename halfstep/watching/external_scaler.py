@@ -42,6 +42,7 @@ class ExternalScaler:
         if not group["params"]:
             group["params"] = list(parameters)
         group["lr"], self._scale = rate, _tensor(scale)
+        self._per_optimizer_states = {}  # the flag is not known yet
         optimizer = cast(Optimizer, self._optimizer)
         self._loop.scalers.checked(self._as_scaler, None, optimizer)
 

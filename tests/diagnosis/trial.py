@@ -36,7 +36,7 @@ from db.telemetry.recording import Recording
 from halfstep.evidence import input_evidence
 from halfstep.recording import ring
 from halfstep.run_config import parse_config
-from halfstep.session import watch_session
+from halfstep.session import active_run, run_start, watch_session
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import Artifact
 from halfstep.telemetry.plain_json import json_safe
@@ -133,7 +133,7 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
     opened: list[watch_session.Watch] = []
 
     def watch(*modules: Any, **options: Any) -> Handle:
-        handle = watch_session.watch(*modules, **{"mode": "offline", "folder": runs, **options})
+        handle = run_start.watch(*modules, **{"mode": "offline", "folder": runs, **options})
         opened.append(handle)
         return handle
 
@@ -143,7 +143,7 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
     if opened:
         opened[-1].finish()
     ended.exception = None  # with all that its frames hold
-    assert watch_session._active is None
+    assert active_run.active is None
     return ended
 
 

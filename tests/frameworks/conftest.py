@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from halfstep.session import watch_session
+from halfstep.session import active_run
 
 PACKAGES = (
     "torch",
@@ -45,5 +45,5 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test leaves a run to the next, or sends one to a server of this machine."""
     monkeypatch.setenv("HALFSTEP_MODE", "offline")
     yield
-    if watch_session._active is not None:
-        watch_session._active.finish()
+    if active_run.active is not None:
+        active_run.active.finish()

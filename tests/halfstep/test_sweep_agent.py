@@ -23,7 +23,7 @@ from db.sweeps import sweeps
 from db.tables import Run, Status, Trial
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
-from halfstep.session import watch_session
+from halfstep.session import active_run
 from halfstep.sweep_agent import Agent
 from tests.app.conftest import serving
 from tests.site import SECONDS, is_running, until
@@ -53,8 +53,8 @@ def known(
         monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text(SCRIPT)
     yield
-    if watch_session._active:
-        watch_session._active.finish()
+    if active_run.active:
+        active_run.active.finish()
 
 
 def begin(**changes: Any) -> int:

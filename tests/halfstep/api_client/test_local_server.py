@@ -10,7 +10,7 @@ import pytest
 
 from halfstep.api_client import local_server
 from halfstep.session.queued_run import FOLDER
-from halfstep.session.watch_session import _server
+from halfstep.session.run_upload import server_of
 from tests import warm
 from tests.journeys.installation import Installation, until_some
 from tests.site import up
@@ -126,5 +126,5 @@ def test_a_queued_run_uses_only_the_server_of_its_data_folder(
     with local_server.announced(tmp_path / "own", "http://127.0.0.1:8001", "hs_1"):
         for data, url in (("own", "http://127.0.0.1:8001"), ("other", None)):
             monkeypatch.setenv(FOLDER, str(tmp_path / data / "runs" / "3"))
-            found = _server(None, None)
+            found = server_of(None, None)
             assert (found and found.url) == url

@@ -30,7 +30,7 @@ from halfstep.artifacts import cache
 from halfstep.artifacts.manifest import Entry, digest_of, files_in
 from halfstep.artifacts.names import ArtifactError, Reference, Version, parse_reference
 from halfstep.cli import main as cli
-from halfstep.session import artifacts, watch_session
+from halfstep.session import active_run, artifacts
 from halfstep.session.sweep_point import FILE, SweepPoint
 from tests.site import until
 
@@ -47,8 +47,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ended() -> Iterator[None]:
     """End what a failed test watches."""
     yield
-    if watch_session._active:
-        watch_session._active.finish()
+    if active_run.active:
+        active_run.active.finish()
 
 
 @pytest.fixture

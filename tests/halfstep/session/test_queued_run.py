@@ -11,7 +11,7 @@ import pytest
 
 import halfstep
 from halfstep.clock import clock
-from halfstep.session import watch_session
+from halfstep.session import active_run
 from halfstep.session.queued_run import QueuedRun
 from tests.halfstep.watching.watch_made import Script, Written
 
@@ -27,8 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HALFSTEP_MODE", raising=False)
     yield folder
-    if watch_session._active is not None:
-        watch_session._active.finish()
+    if active_run.active is not None:
+        active_run.active.finish()
 
 
 def attempt(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +106,10 @@ def test_a_killed_one_is_continued(folder: Path) -> None:
     SCRIPT.train(halfstep.watch)
     halfstep.watch()._loop.drain(60.0)
     watch = halfstep.watch()
-    watch._disarm()
-    assert watch._queued is not None
-    watch._spool.close()  # as the kernel does
-    watch._queued.lock.close()
+    watch._run.outcome.disarm()
+    assert watch._run.queued is not None
+    watch._run.spool.close()  # as the kernel does
+    watch._run.queued.lock.close()
     found = QueuedRun.taken()
     assert found is not None
     assert (found.step, found.sequence) == (watch.step, 1)

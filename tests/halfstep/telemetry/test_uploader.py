@@ -19,7 +19,7 @@ from halfstep import process
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.errors import ApiError
-from halfstep.session import watch_session
+from halfstep.session import run_upload
 from halfstep.sidecar.process import LOCK
 from halfstep.telemetry import sender, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -950,7 +950,7 @@ def test_a_rejection_is_a_response(
     is_told: bool,
 ) -> None:
     """The script no longer waits for the page; a missing token is named by its source."""
-    monkeypatch.setattr(watch_session, "PAGE_SECONDS", SECONDS)
+    monkeypatch.setattr(run_upload, "PAGE_SECONDS", SECONDS)
     site.tokens = set()
     result = {"url": site.url, "token": "token"} if is_told else {}
     if not is_told:

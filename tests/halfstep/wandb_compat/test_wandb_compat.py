@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import halfstep
-from halfstep.session import watch_session
+from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import unsupported
@@ -29,14 +29,14 @@ def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
     halfstep.finish()
-    if watch_session._active is not None:
-        watch_session._active.finish()
+    if active_run.active is not None:
+        active_run.active.finish()
 
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation of only the wheel."""
-    monkeypatch.setattr(watch_session, "find_spec", lambda name: None)
+    monkeypatch.setattr(watched_run, "find_spec", lambda name: None)
 
 
 def written(name: str) -> Written:
@@ -358,8 +358,8 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "token")
     page = "http://127.0.0.1:9/runs/7"
-    monkeypatch.setattr(watch_session.uploader, "start", lambda *_: page)
-    monkeypatch.setattr(watch_session.uploader, "is_uploading", lambda _: True)
+    monkeypatch.setattr(run_upload.uploader, "start", lambda *_: page)
+    monkeypatch.setattr(run_upload.uploader, "is_uploading", lambda _: True)
     with halfstep.init(name="sent") as run:
         assert (run.url, run.get_url()) == (page, page)
     with halfstep.init(name="kept", mode="offline") as run:
@@ -455,7 +455,7 @@ def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_our_own_watch_stays_ours() -> None:
     """Without `init` the name has its original meaning."""
-    assert halfstep.watch is watch_session.watch
+    assert halfstep.watch is run_start.watch
     with pytest.raises(AttributeError, match="nothing_of_ours"):
         _ = halfstep.nothing_of_ours
 

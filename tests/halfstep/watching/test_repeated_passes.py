@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 import halfstep
-from halfstep.session import watch_session
+from halfstep.session import active_run
 from halfstep.watching import backward_passes
 from tests.halfstep.watching.watch_made import Written
 from tests.marks import extended
@@ -273,7 +273,7 @@ def reported(loop: Loop) -> None:
     """The loop itself reports its loss."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
-    watch_session._active.loss(3.0)  # type: ignore[union-attr]
+    active_run.active.loss(3.0)  # type: ignore[union-attr]
     loop.apply()
 
 

@@ -26,7 +26,7 @@ from torch.optim import optimizer as optimizer_module
 import halfstep
 from halfstep.evidence import origin
 from halfstep.recording import ring
-from halfstep.session import watch_session
+from halfstep.session import active_run, run_upload
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from halfstep.watching import hooks
@@ -54,8 +54,8 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = [vars(GradScaler)[name] for name in METHODS]
     others = sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward
     yield
-    if watch_session._active is not None:
-        watch_session._active.finish()
+    if active_run.active is not None:
+        active_run.active.finish()
     assert [vars(GradScaler)[name] for name in METHODS] == before
     assert (sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward) == others
     assert not optimizer_module._global_optimizer_post_hooks
@@ -795,7 +795,7 @@ def test_without_the_service_the_upload_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`halfstep show` is a command of the service, which a training machine need not have."""
-    monkeypatch.setattr("halfstep.session.watch_session.SERVICE", "halfstep-absent")
+    monkeypatch.setattr("halfstep.session.run_upload.SERVICE", "halfstep-absent")
     halfstep.watch(folder=tmp_path, name="it").finish()
     folder = tmp_path / "it"
     upload = f"`halfstep upload {folder}` uploads it to a server"
@@ -1045,7 +1045,7 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
     monkeypatch.setattr(halfstep.recording.gradients.Gradients, "norms", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Script().train(watch.add, steps=3)
-    assert watch._exit_hooks.held == 0
+    assert watch._run.outcome.exit_hooks.held == 0
     watch.finish()
 
 
@@ -1061,7 +1061,7 @@ def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
         raise OSError("no process to spare")
 
     monkeypatch.setattr(uploader, "start", start)
-    monkeypatch.setattr(watch_session, "REVIVAL_SECONDS", -1.0)
+    monkeypatch.setattr(run_upload, "REVIVAL_SECONDS", -1.0)
     monkeypatch.setattr(ring, "DRAIN_ROWS", 1)
     watch = halfstep.watch(folder=tmp_path, name="it", url="http://server", token="hs_secret")
     Script().train(watch.add, steps=12)
@@ -1177,13 +1177,13 @@ SIGNALLED = """
 import signal, sys, halfstep
 watch = halfstep.watch(folder=sys.argv[1], name="it")
 ended = []
-watch._exit_hooks.terminate = lambda: ended.append("now")
+watch._run.outcome.exit_hooks.terminate = lambda: ended.append("now")
 def interrupted():
     signal.raise_signal(signal.SIGTERM)
     assert ended == []
 watch._guard(interrupted)
 assert ended == ["now"]
-watch._exit_hooks.is_due = False
+watch._run.outcome.exit_hooks.is_due = False
 watch.finish()
 """
 

@@ -70,7 +70,7 @@ def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None
     with halfstep.watch(nn.Linear(2, 1), folder=tmp_path) as watch:
         with pytest.raises(TypeError) as watched:
             scaler.step()  # type: ignore[call-arg]
-        assert watch._is_on
+        assert watch._run.guard.is_on
     assert str(watched.value) == str(unwatched.value)
 
 

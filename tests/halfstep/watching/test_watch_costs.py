@@ -46,10 +46,10 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)  # what comes then needs CUDA
     monkeypatch.setattr("halfstep.recording.ring.EAGER_ROWS", 0)
     yield
-    if halfstep.session.watch_session._active is not None:
+    if halfstep.session.active_run.active is not None:
         # Rows of the meta device have nothing to hand over.
-        halfstep.session.watch_session._active._loop.rows.recorder = None
-        halfstep.session.watch_session._active.finish()
+        halfstep.session.active_run.active._loop.rows.recorder = None
+        halfstep.session.active_run.active.finish()
 
 
 def train_on_meta(folder: Path, *, clip: bool, every: int = 0) -> Any:
@@ -79,7 +79,7 @@ def test_a_watched_step_never_waits_for_the_device(
 ) -> None:
     """Whatever reads a value raises on the meta device; all three rows were written without."""
     watch = train_on_meta(tmp_path, clip=clip, every=every)
-    assert watch._is_on
+    assert watch._run.guard.is_on
     assert watch.step == 3
     if every:
         # A histogram and a headroom in each of three steps.
@@ -109,7 +109,7 @@ def test_the_guard_sees_a_wait(
         return original(*arguments, **named)
 
     monkeypatch.setattr(owner, place, asking)
-    is_on = train_on_meta(tmp_path, clip=True)._is_on
+    is_on = train_on_meta(tmp_path, clip=True)._run.guard.is_on
     assert not is_on or "gradient norms of AdamW: no longer recorded" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 import halfstep
-from halfstep.session import watch_session
+from halfstep.session import active_run
 from halfstep.watching.exponents import describe
 from tests.halfstep.watching.watch_made import Net, Script, Written
 from tests.spool_made import event_of
@@ -25,8 +25,8 @@ STEPS = 13
 def undone(nothing_compiled: None) -> Iterator[None]:
     """No hook of ours is left."""
     yield
-    if watch_session._active is not None:
-        watch_session._active.finish()
+    if active_run.active is not None:
+        active_run.active.finish()
     assert not hooks._global_forward_hooks
 
 

@@ -380,7 +380,7 @@ def test_what_cannot_be_read_costs_that_figure_only(tmp_path: Path, rate: Any) -
             optimizer.step()
             if rate is None:
                 optimizer.param_groups[0]["lr"] = None
-        assert watch._is_on
+        assert watch._run.guard.is_on
     assert Written(tmp_path / "it").steps["loss"].tolist() == [0, 1, 2]
 
 

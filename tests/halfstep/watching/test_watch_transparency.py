@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.session import watch_session
+from halfstep.session import active_run
 
 Pair = namedtuple("Pair", "first second")
 
@@ -256,9 +256,9 @@ def test_a_watched_loop_is_the_unwatched_one(
                     loop.call(ACTIONS[name])
             finally:
                 if watch is not None:
-                    is_still_watched = watch._is_on
+                    is_still_watched = watch._run.guard.is_on
                     watch.finish()
         states.append(loop.state())
     assert states[0] == states[1]
     assert is_still_watched
-    assert watch_session._active is None
+    assert active_run.active is None
