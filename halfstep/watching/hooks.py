@@ -365,8 +365,11 @@ class Hooks:
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         optimizers = self._loop.optimizers
         stepping = optimizers.stepping
-        while stepping and stepping.pop() is not optimizer:
-            pass
+        if stepping and stepping[-1] is optimizer:
+            stepping.pop()
+        elif any(outer is optimizer for outer in stepping):  # inner ones have raised
+            while stepping.pop() is not optimizer:
+                pass
         is_scalers = optimizers.scaler_steps and id(optimizer) in self._loop.state.row_of
         if is_scalers or not self._is_armed or (cuda._initialized and is_capturing()):
             return
