@@ -158,7 +158,7 @@ def _graphed(train: TrainStep, inputs: Tensor, targets: Tensor) -> TrainStep:
             train(*batch)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         train(*batch)
 
     def replay(inputs: Tensor, targets: Tensor) -> None:

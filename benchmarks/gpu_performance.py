@@ -121,7 +121,7 @@ class Process:
     def result(self, timeout: float) -> Any:
         """Return what the process sends next. Raises RuntimeError if that is an error."""
         if not self.connection.poll(timeout):
-            raise RuntimeError(f"no result within {timeout:.0f} s")
+            raise RuntimeError(f"no result within {timeout:.0f} s" if timeout else OVER)
         try:
             result = self.connection.recv()
         except EOFError:
@@ -241,14 +241,16 @@ def _start(
         wait([each.connection for each in starting.values()], min(1.0, settings.seconds_left))
         for case, process in list(starting.items()):
             is_late = time.monotonic() - process.started > START_SECONDS
-            if process.connection.poll() or is_late or not settings.seconds_left:
-                del starting[case]
-                try:
-                    process.result(0)
-                    ready[case] = process
-                except RuntimeError as error:
-                    failed[case] = Result(left_out=f"not ready: {error}" if is_late else str(error))
-                    process.end()
+            if not (process.connection.poll() or is_late or not settings.seconds_left):
+                continue
+            del starting[case]
+            try:
+                process.result(0)
+                ready[case] = process
+            except RuntimeError as error:
+                late = f"not ready within {START_SECONDS:.0f} s"
+                failed[case] = Result(left_out=late if is_late else str(error))
+                process.end()
     return ready, failed
 
 
@@ -257,7 +259,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a processor")
-    parser.add_argument("--seconds", type=float, default=230, help="budget of all groups")
+    parser.add_argument("--seconds", type=float, default=220, help="budget of all groups")
     parser.add_argument("--modes", default=",".join(MODES), help="of these, comma-separated")
     options = parser.parse_known_args()[0]
     device, deadline = torch.device(options.device), time.monotonic() + options.seconds
