@@ -82,7 +82,7 @@ else
 GPU_SIZES := --device $(GPU_DEVICE)
 GPU_CORPUS := HALFSTEP_DIAGNOSIS=full
 endif
-GPU_PARTS := gpu-performance gpu-launches gpu-tests gpu-corpus gpu-worker gpu-precision-diff
+GPU_PARTS := gpu-performance gpu-launches gpu-tests gpu-corpus gpu-precision-diff gpu-worker
 .PHONY: gpu-device $(GPU_PARTS)
 
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
@@ -108,11 +108,11 @@ gpu-tests:
 gpu-corpus:
 	$(GPU_CORPUS) HALFSTEP_DIAGNOSIS_DEVICE=$(GPU_DEVICE) $(GPU_PYTHON) -m tests.diagnosis.slices $(if $(SLICE),--slice $(SLICE))
 
-gpu-worker:
-	$(GPU_PYTHON) -m pytest tests/worker/test_warm_start.py tests/worker/sandbox --database sqlite -W default
-
 gpu-precision-diff:
 	$(GPU_PYTHON) -m benchmarks.gpu_precision_diff $(GPU_SIZES)
+
+gpu-worker:
+	$(GPU_PYTHON) -m pytest tests/worker/test_warm_start.py tests/worker/sandbox --database sqlite -W default
 
 # Watch seventeen frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
 test-frameworks:
