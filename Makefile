@@ -74,14 +74,45 @@ test-clusters: $(VENV)/.installed-test
 	@$(PIP) --editable '.[buckets,ray]'
 	HALFSTEP_CLUSTERS=yes $(BIN)/pytest tests/clusters tests/faults/test_buckets.py tests/db/files/test_buckets.py tests/app/files/test_bucket_downloads.py
 
+# A CUDA device, or `cpu`: everything at small sizes, to try it out.
+GPU_DEVICE ?= cuda
+ifeq ($(GPU_DEVICE),cpu)
+GPU_SIZES := --device cpu --small
+else
+GPU_SIZES := --device $(GPU_DEVICE)
+GPU_CORPUS := HALFSTEP_DIAGNOSIS=full
+endif
+GPU_PARTS := gpu-performance gpu-launches gpu-tests gpu-corpus gpu-precision-diff gpu-worker
+.PHONY: gpu-device $(GPU_PARTS)
+
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
-	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'
-	$(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
-	HALFSTEP_DIAGNOSIS=full HALFSTEP_DIAGNOSIS_DEVICE=cuda $(GPU_PYTHON) -m pytest tests/diagnosis/test_corpus.py tests/diagnosis/test_findings.py -W default
+	@$(MAKE) --no-print-directory --jobs=1 --keep-going $(GPU_PARTS)
+
+$(GPU_PARTS): gpu-device
+
+gpu-device:
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit("$(GPU_DEVICE)" != "cpu" and not torch.cuda.is_available() and "There is no usable CUDA device here.")'
+
+# Step times of PyTorch's AMP recipe, with nothing else on the machine: 4 minutes at most
+gpu-performance:
+	$(GPU_PYTHON) -m benchmarks.gpu_performance $(GPU_SIZES)
+
+# Kernels, copies and waits a step
+gpu-launches:
+	$(GPU_PYTHON) -m benchmarks.gpu_launches $(GPU_SIZES)
+
+gpu-tests:
+	HALFSTEP_GPU_TESTS_DEVICE=$(GPU_DEVICE) $(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
+
+# The corpus of tests/diagnosis in slices of two minutes at most (SLICE=3/8: one of them)
+gpu-corpus:
+	$(GPU_CORPUS) HALFSTEP_DIAGNOSIS_DEVICE=$(GPU_DEVICE) $(GPU_PYTHON) -m tests.diagnosis.slices $(if $(SLICE),--slice $(SLICE))
+
+gpu-precision-diff:
+	$(GPU_PYTHON) -m benchmarks.gpu_precision_diff $(GPU_SIZES)
+
+gpu-worker:
 	$(GPU_PYTHON) -m pytest tests/worker/test_warm_start.py tests/worker/sandbox --database sqlite -W default
-	$(GPU_PYTHON) -m benchmarks.gpu_amp
-	$(GPU_PYTHON) -m benchmarks.gpu_loop
-	$(GPU_PYTHON) -m benchmarks.gpu_precision_diff
 
 # Watch seventeen frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
 test-frameworks:

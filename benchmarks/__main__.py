@@ -48,7 +48,7 @@ CLAIMS = (
     "diagnosis",
 )
 #: Print tables of their own, with no bar that this machine could be held to.
-OTHERS = ("loop_hold", "gpu_amp", "gpu_loop")
+OTHERS = ("loop_hold", "gpu_performance", "gpu_launches")
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_precision_diff                       (a CUDA device)
     python -m benchmarks.gpu_precision_diff --device cpu --small  (to try it out)
 
-The same models as in benchmarks.gpu_loop, in fp16 with a scaler. Memory is the peak of tensors in
-a step and in a diff, with the weights and the optimizer's state.
+The `mlp` of PyTorch's AMP recipe and the `gpt` at 124 M parameters, in fp16 with a scaler. Memory
+is the peak of tensors in a step and in a diff, with the weights and the optimizer's state.
 """
 
 import argparse
@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_loop import FULL, SMALL
 from benchmarks.report import report
 from halfstep.precision_lab.diff import diff_of
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig, parse_config
 from trainer import machine
 from trainer.data.sources import drawn
+from trainer.recipes.gpt import GPT
+from trainer.recipes.mlp import MLP
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
 from trainer.several_losses import as_losses
@@ -31,6 +32,26 @@ from trainer.step import make_autocast, make_scaler
 
 ROUNDS = 5
 BAR_STEPS, BAR_MEMORY = 6.0, 1.3
+FULL: dict[str, tuple[type[Recipe], dict[str, Any]]] = {
+    "mlp 3 × 4096, batch 512": (MLP, {"recipe": {"width": 4096}, "training": {"batch_size": 512}}),
+    "gpt 124 M": (
+        GPT,
+        {
+            "recipe": {"layers": 25, "width": 640, "heads": 10, "context": 1024},
+            "training": {"batch_size": 8},
+        },
+    ),
+}
+SMALL: dict[str, tuple[type[Recipe], dict[str, Any]]] = {
+    "mlp 3 × 64": (MLP, {"recipe": {"width": 64}, "training": {"batch_size": 32}}),
+    "gpt small": (
+        GPT,
+        {
+            "recipe": {"layers": 2, "width": 64, "heads": 2, "context": 32, "max_bytes": 65536},
+            "training": {"batch_size": 4},
+        },
+    ),
+}
 
 
 def main() -> None:

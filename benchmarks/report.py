@@ -5,9 +5,10 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,9 +42,7 @@ def report(
         "",
         f"Bar: {bar}. Measured: {measured}. {verdict.capitalize()}.",
         "",
-        _line(header),
-        _line(["---"] * len(header)),
-        *map(_line, rows),
+        table(header, rows),
         "",
         *(f"- {fact}" for fact in _circumstances(claim)),
         "",
@@ -62,6 +61,11 @@ def summary(lines: str) -> str:
     header = ("claim", "bar", "measured", "fastest peer", "")
     circumstances = "\n".join(f"- {fact}" for fact in _circumstances("all"))
     return "\n".join((_line(header), _line(["---"] * len(header)), lines, circumstances, ""))
+
+
+def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as Markdown."""
+    return "\n".join(map(_line, (header, ["---"] * len(header), *rows)))
 
 
 def _line(cells: Sequence[Any]) -> str:
@@ -84,7 +88,8 @@ def _circumstances(claim: str) -> list[str]:
             break
     module = "benchmarks" if claim == "all" else f"benchmarks.{claim}"
     asked = [each for each in sys.argv[1:] if each != "--save"]
-    packages = ", ".join(f"{name} {version(name)}" for name in ("sqlalchemy", "psycopg", "numpy"))
+    named = [name for name in ("sqlalchemy", "psycopg", "numpy") if find_spec(name)]
+    packages = ", ".join(f"{name} {version(name)}" for name in named)
     return [
         " ".join(("command: python -m", module, *asked)),
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, {processor}, "

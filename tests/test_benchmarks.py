@@ -1,11 +1,14 @@
 """Shared parts of benchmarks, and the measurements of the most important one."""
 
+import subprocess
+import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import many_names, synthetic, telemetry_cost
+from benchmarks import gpu_loops, gpu_performance, many_names, synthetic, telemetry_cost
 from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
@@ -58,3 +61,60 @@ def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
         assert {kind: result.count(kind) for kind in set(result)} == {
             kind: all_turns * per_turn.get(kind, 1) for kind in looks
         }
+
+
+def printed_rows(module: str, *options: str) -> list[list[str]]:
+    """Run a GPU benchmark on a CPU, at small sizes; return the cells of its tables' rows."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--device", "cpu", "--small", *options]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("|")]
+    return [line.strip("| ").replace(" |  |", " | – |").split(" | ") for line in lines]
+
+
+def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
+    """On a CPU all but CUDA graphs, which are reported with the reason."""
+    rows = printed_rows("gpu_performance", "--modes", "eager,graph")
+    names = [precision.name for precision in gpu_loops.PRECISIONS]
+    times = {tuple(row[:3]): row[3] for row in rows}
+    for loop, name in product(gpu_loops.LOOPS, names):
+        assert float(times[name, loop, "eager"]) > 0
+    for name in names:
+        assert times[name, "bare", "graph"].endswith("a CUDA graph needs a CUDA device, not cpu")
+    overhead = [row for row in rows if "batch" in row[0]]
+    assert [row[1] for row in overhead] == [*gpu_loops.LOOPS] * 2
+    assert all(float(row[2]) > 0 for row in overhead)
+    assert all("≤ 1.03" in row[-1] for row in overhead if row[1] != "bare")
+
+
+def test_gpu_performance_reports_what_its_budget_leaves_out() -> None:
+    """Without any time every configuration is a row all the same."""
+    settings = gpu_performance.Settings(
+        torch.device("cpu"), 0.0, gpu_loops.Size(8, 8), gpu_loops.Size(8, 8)
+    )
+    case = gpu_loops.Case(gpu_loops.FP32, "bare", settings.size)
+    assert gpu_performance.measure([case], settings) == {
+        case: gpu_performance.Result(left_out="the time was over")
+    }
+
+
+def test_gpu_launches_counts_those_of_each_loop() -> None:
+    """A step of any loop has at least the bare loop's operators."""
+    _header, _line, *rows = printed_rows("gpu_launches")
+    counts = {tuple(row[:3]): float(row[3]) for row in rows}
+    assert len(counts) == len(gpu_loops.LOOPS) * 4
+    assert all(
+        count >= counts["bare", name, clip] > 0 for (_loop, name, clip), count in counts.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("AMD EPYC", None),
+    ],
+)
+def test_peaks_are_found_by_the_devices_name(name: str, peak: float | None) -> None:
+    assert gpu_performance.peak_of(name, gpu_loops.BF16) == peak

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-#: Where the loops train: "cuda" in `make gpu`; "unreadable" is a CPU that is watched like a GPU.
+#: Where the loops train: "cuda" in `make gpu-corpus`; "unreadable" is a CPU watched like a GPU.
 DEVICE = os.environ.get("HALFSTEP_DIAGNOSIS_DEVICE", "cpu").replace("unreadable", "cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

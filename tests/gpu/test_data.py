@@ -1,12 +1,12 @@
 """Batches that workers read, on their way to a GPU."""
 
-import pytest
-import torch
+from contextlib import ExitStack
 
+import pytest
+
+from tests.gpu.device import DEVICE, sync_debug_mode
 from tests.reading import Reading
 from tests.trainer.conftest import assert_same_bits
-
-CUDA = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("pin", [True, False])
@@ -15,9 +15,9 @@ def test_workers_change_no_bit_on_a_gpu(run_loop, pin):
     before.
     """
     training = {"steps": 300, "batch_size": 8}
-    alone = run_loop(Reading, {"training": training, "data": {"workers": 0}}, device=CUDA)
+    alone = run_loop(Reading, {"training": training, "data": {"workers": 0}}, device=DEVICE)
     data = {"workers": 2, "pin": pin}
-    read = run_loop(Reading, {"training": training, "data": data}, device=CUDA)
+    read = run_loop(Reading, {"training": training, "data": data}, device=DEVICE)
     assert read.records["loss"].tolist() == alone.records["loss"].tolist()
     assert_same_bits(read.weights(), alone.weights())
 
@@ -27,11 +27,10 @@ def test_taking_a_batch_waits_for_nothing(run_loop):
 
     class Watched(Reading):
         def training_step(self, batch):
-            torch.cuda.set_sync_debug_mode("error")
+            modes.enter_context(sync_debug_mode("error"))
             yield from super().training_step(batch)
 
     values = {"training": {"steps": 20, "batch_size": 8}, "diagnosis": {"replay_skips": 0}}
-    try:
-        assert len(run_loop(Watched, values | {"data": {"workers": 2}}, device=CUDA).records) == 20
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with ExitStack() as modes:
+        run = run_loop(Watched, values | {"data": {"workers": 2}}, device=DEVICE)
+    assert len(run.records) == 20

@@ -14,6 +14,7 @@ from halfstep.clock import clock
 from halfstep.recipe import Loss
 from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import parse_config
+from tests.gpu.device import DEVICE, needs_cuda, sync_debug_mode
 from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.distributed.ranks import Ranks
@@ -23,7 +24,6 @@ from trainer.recipes.gpt import GPT
 from trainer.setup import make_context
 from trainer.step import train_step
 
-CUDA = torch.device("cuda", 0)
 EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
 SMALL_GPT = {"recipe": {"layers": 2, "width": 64, "context": 64, "max_bytes": 2**16}}
 
@@ -40,13 +40,13 @@ def test_pytorch_itself_reports_no_wait():
         "scaler": {"init_scale": 1.0, "growth_interval": 10**6},  # nothing to replay
     }
     config = parse_config(Pair, values)
-    recipe = Pair(config, CUDA)
+    recipe = Pair(config, DEVICE)
     records, events = [], []
     context, followers = make_context(
         recipe,
         recipe.modules,
         config,
-        CUDA,
+        DEVICE,
         Ranks(),
         on_steps=records.append,
         on_event=lambda event: events.append(fields_of(event)),
@@ -55,16 +55,13 @@ def test_pytorch_itself_reports_no_wait():
 
     def step(number):
         context.observers.before_step(number)
-        context.observers.after_step(train_step(context, context.batches.step()))
+        train_step(context, context.batches.step())
         followers.telemetry.tick()
 
     step(1)  # libraries start, which may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with sync_debug_mode("error"):
         for number in range(2, 300):
             step(number)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     context.observers.drain()
     assert np.concatenate(records)["step"].tolist() == list(range(1, 300))
     assert not [event for event in events if event["event"] == "failed_diagnosis"]
@@ -80,10 +77,10 @@ def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, recipe, values):
         "checkpoints": {"every_steps": 20},
         "scaler": {"init_scale": 2.0**24, "growth_interval": 5},
     }
-    straight = run_loop(recipe, values, tmp_path / "a", device=CUDA)
-    torch.rand(100, device=CUDA)  # the process that resumes has another past
+    straight = run_loop(recipe, values, tmp_path / "a", device=DEVICE)
+    torch.rand(100, device=DEVICE)  # the process that resumes has another past
     resumed = run_loop(
-        recipe, values, tmp_path / "b", device=CUDA, resume=tmp_path / "a/step-00000020.pt"
+        recipe, values, tmp_path / "b", device=DEVICE, resume=tmp_path / "a/step-00000020.pt"
     )
     assert resumed.of("resumed")[0]["notes"] == []
     for name in EXACT:
@@ -102,8 +99,8 @@ def test_the_loop_trains_to_the_bits_of_pytorchs_own(run_loop):
     }
     torch.use_deterministic_algorithms(True)
     try:
-        bare = bare_loop(Digits, values, CUDA)
-        run = run_loop(Digits, values, device=CUDA)
+        bare = bare_loop(Digits, values, DEVICE)
+        run = run_loop(Digits, values, device=DEVICE)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_same_bits(run.weights(), bare.weights())
@@ -121,7 +118,7 @@ def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):
                 yield loss
 
     steps = 3 * RING_ROWS + 11
-    run = run_loop(Kept, {"training": {"steps": steps}}, device=CUDA)
+    run = run_loop(Kept, {"training": {"steps": steps}}, device=DEVICE)
     assert run.records["step"].tolist() == list(range(1, steps + 1))
     assert run.records["loss"].tolist() == torch.stack(losses).tolist()
 
@@ -153,9 +150,10 @@ class FarOut(Regression):
         yield Loss(F.mse_loss(output.float(), targets), "sgd")
 
 
+@needs_cuda
 def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
     """On a GPU a skip has only names; its exact replay counts the elements of each."""
-    run = run_loop(FarOut, device=CUDA)
+    run = run_loop(FarOut, device=DEVICE)
     skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
     assert any(step > CALIBRATED_AFTER for step in skips)
     assert all("inf" not in each for culprits in skips.values() for each in culprits)
@@ -167,16 +165,17 @@ def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
         assert all(each["inf"] + each["nan"] > 0 for each in replay["culprits"])
 
 
+@needs_cuda
 @pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
 def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
     """Results differ by fp8's rounding; each layer reports its scaling."""
     pytest.importorskip("torchao")
-    if torch.cuda.get_device_capability(CUDA) < (8, 9):
+    if torch.cuda.get_device_capability(DEVICE) < (8, 9):
         pytest.skip("the device has no fp8: compute capability 8.9")
     values = SMALL_GPT | {"diagnosis": {"headroom_every_steps": 10}}
     values["training"] = {"steps": 20, "fp8": scales}
     runs = {
-        precision: run_loop(GPT, values | {"precision": precision}, device=CUDA)
+        precision: run_loop(GPT, values | {"precision": precision}, device=DEVICE)
         for precision in ("bf16", "fp8")
     }
     fp8, bf16 = (runs[precision].records["loss"] for precision in ("fp8", "bf16"))
@@ -188,7 +187,7 @@ def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
 def test_tf32_is_a_setting_of_products_and_convolutions(run_loop):
     """Off, both are fp32; on, both are TF32."""
     for wanted in (True, False):
-        run_loop(Regression, {"training": {"steps": 1, "tf32": wanted}}, device=CUDA)
+        run_loop(Regression, {"training": {"steps": 1, "tf32": wanted}}, device=DEVICE)
         assert torch.backends.cuda.matmul.allow_tf32 is wanted
         assert torch.backends.cudnn.allow_tf32 is wanted
 

@@ -7,31 +7,31 @@ import torch
 from torch import Tensor, nn
 
 from halfstep import precision_diff
+from tests.gpu.device import DEVICE, rng_state
 from tests.halfstep.precision_lab.cases_made import PLANTED
 from tests.halfstep.precision_lab.models_made import MODELS, Transformer, next_token, tokens
 
-CUDA = torch.device("cuda", 0)
 DTYPES = [torch.float16, torch.bfloat16]
 
 
 def trained(dtype: torch.dtype, diff: Callable[[nn.Module, Tensor], object]) -> list[Tensor]:
     """Train some steps with dropout; return the weights and the state of the device's generator."""
-    with CUDA:
+    with DEVICE:
         torch.manual_seed(0)
         model = Transformer()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+        scaler = torch.amp.GradScaler(DEVICE.type, enabled=dtype == torch.float16)
         for _ in range(3):
             batch = tokens()
             diff(model, batch)
-            with torch.autocast("cuda", dtype):
+            with torch.autocast(DEVICE.type, dtype):
                 loss = next_token(model, batch)
             scaler.scale(loss).backward()
             diff(model, batch)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    return [*model.parameters(), torch.cuda.get_rng_state(CUDA)]
+    return [*model.parameters(), rng_state()]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,7 +55,7 @@ def test_training_is_bit_identical(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_clean_model_gets_no_suggestion(name: str, dtype: torch.dtype) -> None:
     make, make_batch, loss_fn = MODELS[name]
-    with CUDA:
+    with DEVICE:
         torch.manual_seed(0)
         report = precision_diff(make(), make_batch(), loss_fn, dtype)
     assert not report.suggest()
@@ -64,8 +64,8 @@ def test_clean_model_gets_no_suggestion(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_loss_of_precision_is_named(name: str) -> None:
     case = PLANTED[name]
-    with CUDA:
+    with DEVICE:
         torch.manual_seed(0)
         report = precision_diff(case.make(), case.batch(), case.loss, case.dtype, scale=case.scale)
-    named = set() if case.is_fp32_on_cuda else case.named
+    named = set() if DEVICE.type == "cuda" and case.is_fp32_on_cuda else case.named
     assert {each.name for each in report.suggest()} == named

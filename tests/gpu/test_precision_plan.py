@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from halfstep import precision_plan
+from tests.gpu.device import DEVICE, needs_cuda, rng_state
 from tests.halfstep.precision_lab.models_made import Transformer, next_token, squared
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT
 
-CUDA = torch.device("cuda", 0)
 
-
+@needs_cuda
 def test_times_are_measured():
     """Half precision is faster than fp32 for large layers, and each module's cost is known."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))).to(CUDA)
-    batch = torch.randn(4096, 4096, device=CUDA), torch.randn(4096, 4096, device=CUDA)
+    model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))).to(DEVICE)
+    batch = torch.randn(4096, 4096, device=DEVICE), torch.randn(4096, 4096, device=DEVICE)
     before = copy.deepcopy(model.state_dict())
     plan = precision_plan(model, [batch], squared)
     assert plan.cost == "measured"
@@ -37,24 +37,24 @@ def test_planted_need_is_named(name):
     """The module that needs more precision is named as on a CPU."""
     torch.manual_seed(0)
     case = PLANS[name]
-    batch = tuple(tensor.to(CUDA) for tensor in case.batch())
-    plan = precision_plan(case.make().to(CUDA), [batch], case.loss, **STRICT)
+    batch = tuple(tensor.to(DEVICE) for tensor in case.batch())
+    plan = precision_plan(case.make().to(DEVICE), [batch], case.loss, **STRICT)
     assert set(plan.of_precision["fp16"].named) == case.fp16
 
 
 def test_generators_stay():
     """Dropout of a plan does not move the device's random generator."""
-    model = Transformer().to(CUDA)
-    tokens = torch.randint(0, 17, (4, 13), device=CUDA)
+    model = Transformer().to(DEVICE)
+    tokens = torch.randint(0, 17, (4, 13), device=DEVICE)
 
     def loss(model, batch):
-        with torch.device(CUDA):
+        with torch.device(DEVICE):
             return next_token(model, batch)
 
-    states = torch.get_rng_state(), torch.cuda.get_rng_state()
+    states = torch.get_rng_state(), rng_state()
     precision_plan(model, [tokens], loss)
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert torch.equal(torch.cuda.get_rng_state(), states[1])
+    assert torch.equal(rng_state(), states[1])
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
@@ -62,11 +62,11 @@ def test_drawing_the_batches_leaves_the_generators(is_torn):
     """Batches that are drawn on the device leave its generator as it was, also by an error."""
 
     def drawn():
-        yield tuple(torch.randn(8, 16, device=CUDA) for _ in range(2))
+        yield tuple(torch.randn(8, 16, device=DEVICE) for _ in range(2))
         if is_torn:
             raise OSError("the file is gone")
 
-    model, state = nn.Linear(16, 16).to(CUDA), torch.cuda.get_rng_state()
+    model, state = nn.Linear(16, 16).to(DEVICE), rng_state()
     with pytest.raises(OSError, match="the file is gone") if is_torn else nullcontext():
         precision_plan(model, drawn(), squared)
-    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.equal(rng_state(), state)

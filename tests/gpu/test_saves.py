@@ -2,20 +2,21 @@
 
 import torch
 
+from tests.gpu.device import DEVICE, needs_cuda
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.checkpoints.snapshot import Staging, room
 
-CUDA = torch.device("cuda", 0)
 LARGE = 2**28  # bytes: of copies that take milliseconds
 
 
+@needs_cuda
 def test_a_snapshot_is_asynchronous_and_consistent():
     """PyTorch's debug mode finds no synchronization; the call returns before the device has
     finished; later kernels that change the weights do not affect the copy.
     """
-    weights = torch.randn(LARGE // 4, device=CUDA)
-    state = {"weights": weights, "tied": weights[:4], "step": torch.ones((), device=CUDA)}
-    staging = Staging(CUDA)
+    weights = torch.randn(LARGE // 4, device=DEVICE)
+    state = {"weights": weights, "tied": weights[:4], "step": torch.ones((), device=DEVICE)}
+    staging = Staging(DEVICE)
     staging.make_room(room(state))
     before = weights.cpu()
     torch.cuda._sleep(10**9)  # cycles: half a second of queued work
@@ -39,8 +40,8 @@ def test_a_snapshot_is_asynchronous_and_consistent():
 def test_a_run_resumes_bit_exactly_from_a_background_save(run_loop, tmp_path):
     """Training continues during the write, and the resumed run ends with the same bits."""
     values = {"precision": "fp16", "training": {"steps": 60}, "checkpoints": {"every_steps": 20}}
-    straight = run_loop(Regression, values, folder=tmp_path / "a", device=CUDA)
+    straight = run_loop(Regression, values, folder=tmp_path / "a", device=DEVICE)
     half = tmp_path / "a/step-00000020.pt"
-    resumed = run_loop(Regression, values, folder=tmp_path / "b", device=CUDA, resume=half)
+    resumed = run_loop(Regression, values, folder=tmp_path / "b", device=DEVICE, resume=half)
     assert resumed.of("resumed")[0]["exact"]
     assert_same_bits(resumed.weights(), straight.weights())

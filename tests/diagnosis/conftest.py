@@ -1,0 +1,24 @@
+"""Selection of a slice of the corpus: HALFSTEP_DIAGNOSIS_SLICE=3/8, see tests.diagnosis.slices."""
+
+import os
+
+import pytest
+
+from tests.diagnosis.slices import VARIABLE, has_place
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of a slice's loops; tests without a loop are in the first."""
+    if not (part := os.environ.get(VARIABLE)):
+        return
+    from tests.diagnosis.corpus import LOOPS
+    from tests.diagnosis.registry import Loop
+
+    places = {name: place for place, name in enumerate(LOOPS)}
+    kept, others = [], []
+    for item in items:
+        loop = item.callspec.params.get("loop") if hasattr(item, "callspec") else None
+        place = places[loop.name] if isinstance(loop, Loop) else 0
+        (kept if has_place(part, place) else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
