@@ -59,6 +59,8 @@ class Recorder:
         self._knows_after[place] = scale_after is not None
         after = self.unknown if scale_after is None else scale_after
         values = [loss, scale, after, *found_inf, *factors, *norms, *others]
+        if len(values) != self.layout.columns:  # stack would resize the row
+            raise ValueError(f"a row of {len(values)} values; it has {self.layout.columns}")
         if not self._is_mixed:
             try:
                 torch.stack(values, out=self.ring.rows[place])

@@ -251,8 +251,9 @@ class BackwardPasses:
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
         self.plain: OwnLosses | None = None
         self.plain_loss: Tensor | None = None  # of the pass since the step, if that was plain
-        #: Losses by reference, and their versions, since the last row.
-        self.references: list[tuple[Tensor, int]] = []
+        #: Losses by reference since the last row, their versions, and in host memory their numbers:
+        #: what changes a tensor's `.data` leaves its version.
+        self.references: list[tuple[Tensor, int, Any]] = []
         self.copies_until = COPIED_ROWS  # rows until which losses are copied; -1: for ever
         self.rows = 0
         self.is_settled = False  # losses are references, and the first ones did not change
@@ -287,21 +288,32 @@ class BackwardPasses:
             value = loss.detach()
             if self.copies_until < 0:
                 return value.clone()
-            self.references.append((value, value._version))
+            number = value.tolist() if value.is_cpu else None
+            self.references.append((value, value._version, number))
             return value if self.rows >= self.copies_until else value.clone()
         except Exception:  # a subclass without these methods
             return None
 
-    def has_kept_losses(self) -> bool:
-        """Return whether no loss since the last row has changed; the row is about to be written."""
-        is_copied, is_kept = self.rows < self.copies_until, True
+    def kept(self, losses: Sequence[Tensor]) -> Sequence[float | Tensor]:
+        """Return the losses of a row that is about to be written, as they were; none if unknown."""
+        is_copied = self.rows < self.copies_until
+        changed: dict[int, Any] = {}
+        for value, version, number in self.references:
+            now = value._version if number is None else value.tolist()
+            before = version if number is None else number
+            if now != before and not (now != now and before != before):  # NaN differs from itself
+                changed[id(value)] = number
+        self.references.clear()
         self.rows += 1
         self.is_settled = 0 <= self.copies_until <= self.rows
-        for value, version in self.references:
-            if value._version != version:
-                self.copies_until, self.is_settled, is_kept = -1, False, is_copied
-        self.references.clear()
-        return is_kept
+        if not changed:
+            return losses
+        self.copies_until, self.is_settled = -1, False
+        if is_copied:
+            return losses
+        if None in changed.values():
+            return []
+        return [changed.get(id(loss), loss) for loss in losses]
 
     def scaled(self, result: Any, outputs: Any) -> None:
         """Remember the loss of each tensor that a scaler returned.
@@ -352,8 +364,8 @@ class BackwardPasses:
                 return False
             probe = own.probes[0]
             own.weights = probe._version
-            value: Any = loss.tolist() if loss.is_cpu else 0.0
-            if probe.grad is not None or not math.isfinite(value):
+            number: Any = loss.tolist() if loss.is_cpu else 0.0
+            if probe.grad is not None or not math.isfinite(number):
                 return False
             self.plain_loss = loss
             self.count += 1

@@ -81,7 +81,9 @@ class Clips:
         identity, groups = id(optimizer), optimizer.param_groups
         is_same = len(groups) == 1 and list(map(id, groups[0]["params"])) == gradients.ids
         if not (is_same or gradients.is_current()):
-            return
+            if row is not None:
+                return
+            gradients, norms = self._rows.meet(optimizer), None
         if row is not None and identity in row.pending:  # the clip has other norms
             self._measurement.measure_pending(row)
         elif row is None or row is not state.current or row.scaler is None:

@@ -40,9 +40,10 @@ class Measurement:
             if len(groups) == 1
             else gradients.is_current()
         )
-        if gradients is None or not is_same:
-            gradients = self._rows.meet(optimizer)
-            row.measured.pop(identity, None)  # its parameters are no longer the same
+        if gradients is None or not is_same:  # its parameters are no longer those measured before
+            gradients, norms = self._rows.meet(optimizer), None
+            row.measured.pop(identity, None)
+            state.before_clip.pop(identity, None)
         if row.rate is None:
             rate = groups[0].get("lr") if groups else None
             if type(rate) is not float:

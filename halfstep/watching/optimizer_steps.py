@@ -92,7 +92,7 @@ class OptimizerSteps:
                     state.closed_steps + 1,
                     state.known[identity].name,
                 )
-            scale = self._rows.scale_of(row)
+            scale = state.one if row.version is None else self._rows.scale_of(row)
             self._rows.write(row, scale, scale)
             self._rows.close(row, scale)
             self._measurement.measure(row, optimizer)

@@ -107,21 +107,18 @@ class RowWriter:
                 if counts:
                     self.reader.count(number, gradients.name, counts)
         passes = state.passes
-        references = passes.references
-        losses: Sequence[Value] = self.explicit
-        if (
-            passes.is_settled
-            and len(references) == 1
-            and references[0][0]._version == references[0][1]
-        ):
-            references.clear()
-            is_kept = True
-        else:
-            is_kept = passes.has_kept_losses()
-        if is_kept and not losses:
-            for losses in row.losses.values():
-                if losses:
-                    break
+        observed: Sequence[Tensor] = ()
+        for observed in row.losses.values():
+            if observed:
+                break
+        losses: Sequence[Value] = observed
+        if passes.is_settled and len(passes.references) == 1:  # as `kept` does
+            value, version, known = passes.references[0]
+            if value.tolist() == known if known is not None else value._version == version:
+                passes.references.clear()
+        if passes.references or not passes.is_settled:
+            losses = passes.kept(observed)
+        losses = self.explicit or losses
         if (
             not losses
             or len(row.losses) > 1

@@ -131,7 +131,8 @@ class ScalerCalls:
         if row is None or recorder is None or (after := scaler._scale) is None:
             return
         if not row.found_inf:
-            if row is self._rows.closed_row and recorder.knows_scale_after:
+            is_tracked = row.version is not None and row is self._rows.closed_row
+            if is_tracked and recorder.knows_scale_after:
                 row.version = id(after), after._version
             return
         is_torchs = isinstance(scaler, GradScaler)

@@ -1,6 +1,7 @@
 """Rows of a watched loop: loss, whether the step was applied, and overflowed parameters."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
+from tests.diagnosis.trial import unreadable
 from tests.halfstep.watching.watch_made import Script, Written
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -433,15 +435,19 @@ def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
 @pytest.mark.parametrize("first", [1, 40])
+@pytest.mark.parametrize("is_on_device", [False, True])
 def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
-    tmp_path: Path, is_scaled: bool, first: int
+    tmp_path: Path, is_scaled: bool, first: int, is_on_device: bool
 ) -> None:
-    """Or as unknown, in the first such step of a loop that did not change its losses before."""
+    """On a device it is unknown in the first such step of a loop that did not do so before."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
     scaler = GradScaler("cpu", init_scale=8.0, enabled=is_scaled)
     losses = []
-    with halfstep.watch(net, folder=tmp_path, name="it"):
+    with (
+        unreadable() if is_on_device else nullcontext(),
+        halfstep.watch(net, folder=tmp_path, name="it"),
+    ):
         for number in range(1, 61):
             optimizer.zero_grad()
             loss = net(torch.ones(2, 3)).square().mean()
@@ -453,5 +459,66 @@ def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
             scaler.update()
     steps = Written(tmp_path / "it").steps
     is_known = steps["flags"] & UNKNOWN_LOSS == 0
-    assert steps["step"][~is_known].tolist() == ([] if first == 1 else [first])
+    unknown = [first] if is_on_device and first > 1 else []
+    assert steps["step"][~is_known].tolist() == unknown
     assert steps["loss"][is_known].tolist() == np.array(losses)[is_known].tolist()
+
+
+def test_a_loss_that_is_changed_by_its_data_is_recorded_as_it_was(tmp_path: Path) -> None:
+    """In host memory: the change leaves no trace on the tensor."""
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for number in range(1, 61):
+            optimizer.zero_grad()
+            loss = net(torch.ones(2, 3)).square().mean()
+            losses.append(loss.item())
+            loss.backward()
+            if number % 10 == 0:
+                loss.data.zero_()
+            optimizer.step()
+    assert Written(tmp_path / "it").steps["loss"].tolist() == losses
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_parameters_that_join_a_clipped_optimizer_are_measured(
+    tmp_path: Path, is_scaled: bool
+) -> None:
+    """In their first step, too: the clip's norms are those of the parameters that it clips."""
+    layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    optimizer = torch.optim.SGD(layers[2].parameters(), lr=0.01)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=is_scaled)
+    norms = []
+    with halfstep.watch(layers, folder=tmp_path, name="it"):
+        for number in range(60):
+            if number in (20, 40):
+                optimizer.add_param_group({"params": [*layers[number // 20 - 1].parameters()]})
+            optimizer.zero_grad()
+            scaler.scale(layers(torch.ones(2, 3)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            own = [p for group in optimizer.param_groups for p in group["params"]]
+            norms.append(nn.utils.clip_grad_norm_(own, 0.1).item())
+            scaler.step(optimizer)
+            scaler.update()
+            layers.zero_grad()
+    assert Written(tmp_path / "it").steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-6)
+
+
+def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
+    """A loop that divides its gradients by hand, and sets the scale itself."""
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = GradScaler("cpu", init_scale=64.0)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for number in range(30):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.ones(2, 3)).square().mean()).backward()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.grad.div_(scaler.get_scale())
+            optimizer.step()
+            scaler.update(64.0 if number % 2 else 128.0)
+    written = Written(tmp_path / "it")
+    assert (written.steps["scale"] == 1).all()
+    assert not written.of("scaler")
