@@ -89,6 +89,7 @@ class OwnLosses:
     __slots__ = (
         "_before",
         "_mark",
+        "_was_none",
         "carried",
         "has_changed",
         "is_carried",
@@ -113,6 +114,7 @@ class OwnLosses:
         self.is_carried = False  # the gradients of the last step were not cleared since
         self.carried = 0  # steps in a row that were made with such gradients
         self.weights: int | None = None  # their version at the first pass
+        self._was_none = False  # the first gradient was None before the first pass
         self._before: list[Mark] = []
         self._mark: list[Mark] | None = None
         self.probes: list[Tensor] = []
@@ -139,10 +141,12 @@ class OwnLosses:
         weights = self.probes[0]._version
         self._before = now = marks(self.probes)
         if self._mark is None:
-            self.weights = weights
+            self.weights, self._was_none = weights, now[0] is None
             return False
         if is_cleared := not (any(now) and _overlap(now, self._mark)):
             self.is_scaled, self.unscaled = False, 0
+        if is_cleared or self.is_first:
+            self._was_none = now[0] is None
         if not self.is_first and weights != self.weights:
             return True
         self.weights = weights
@@ -176,10 +180,9 @@ class OwnLosses:
         if self.probes:
             self.weights = versions.get(id(self.probes[0]), self.weights)
 
-    def is_plain(self) -> bool:
-        """Return whether the next step's loss is one loss over cleared gradients."""
-        is_cleared = bool(self._before) and self._before[0] is None
-        return is_cleared and len(self.losses) == 1 and not self.of_grad
+    def is_plain(self, passes: int) -> bool:
+        """Return whether the next step's losses are those of all passes, over cleared gradients."""
+        return self._was_none and len(self.losses) == passes and not self.of_grad
 
     def has_moved(self) -> bool:
         """Return whether the weights changed since the first pass of this step."""
@@ -192,11 +195,11 @@ class OwnLosses:
         if self._mark is not None:
             self._mark = marks(self.probes)
 
-    def resumes(self, loss: Tensor | None, *, is_scaled: bool) -> None:
-        """Continue after passes that were not examined. loss: of one since the step."""
+    def resumes(self, losses: list[Tensor], *, is_scaled: bool) -> None:
+        """Continue after passes that were not examined. losses: of those since the step."""
         self._mark = marks(self.probes)
-        if loss is not None:
-            self.losses, self.is_first, self.is_scaled = [loss], False, is_scaled
+        if losses:
+            self.losses, self.is_first, self.is_scaled = losses, False, is_scaled
 
     def is_uncleared(self) -> bool:
         """Return whether the first gradient is untouched since the last pass or clip."""
@@ -250,7 +253,7 @@ class BackwardPasses:
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
         self.plain: OwnLosses | None = None
-        self.plain_loss: Tensor | None = None  # of the pass since the step, if that was plain
+        self._plain_losses: list[Tensor] = []  # of the passes since the step, if those were plain
         #: Losses by reference since the last row, their versions, and in host memory their numbers:
         #: what changes a tensor's `.data` leaves its version.
         self.references: list[tuple[Tensor, int, Any]] = []
@@ -271,8 +274,8 @@ class BackwardPasses:
     @property
     def latest_loss(self) -> Tensor | None:
         """The loss of the latest pass since any optimizer's last step, if known."""
-        if self.plain_loss is not None:
-            return self.plain_loss
+        if self._plain_losses:
+            return self._plain_losses[-1]
         return self._recent[-1] if self._recent else None
 
     def capture(self, loss: Tensor) -> Tensor | None:
@@ -341,14 +344,18 @@ class BackwardPasses:
     def repeats(self, roots: Any) -> bool:
         """Record a pass like all recent ones, without `ends`; return False for any other.
 
-        Such a pass is the first since the step, over gradients that were cleared to None, from the
-        loss, scaled if any is. It spares the usual loop most of the cost of a pass.
+        The first since the step is over gradients that were cleared to None, and further ones, of
+        an accumulation, add to them. Each is from one loss, scaled if any is. It spares the usual
+        loop most of the cost of a pass.
         """
         try:
             own = self.plain
             if self.count + 1 == PLAIN_AFTER:  # its graph is read
                 return False
-            if own is None or self.since_step or type(roots) is not tuple or len(roots) != 1:
+            losses = self._plain_losses
+            if own is None or self.since_step != len(losses) or len(losses) == MOST_KEPT:
+                return False
+            if type(roots) is not tuple or len(roots) != 1:
                 return False
             [root] = roots
             if self._has_scaled:
@@ -363,13 +370,17 @@ class BackwardPasses:
             if loss is None:
                 return False
             probe = own.probes[0]
-            own.weights = probe._version
-            number: Any = loss.tolist() if loss.is_cpu else 0.0
-            if probe.grad is not None or not math.isfinite(number):
+            weights, number = probe._version, loss.tolist() if loss.is_cpu else 0.0
+            if not losses:
+                is_usual = probe.grad is None
+            else:  # it adds to the gradients of those before
+                is_usual = probe.grad is not None and weights == own.weights
+            if not is_usual or not math.isfinite(number):  # type: ignore[arg-type]
                 return False
-            self.plain_loss = loss
+            own.weights = weights
+            losses.append(loss)
             self.count += 1
-            self.since_step = 1
+            self.since_step += 1
             self._is_scaled = False
             return True
         except Exception:  # `begins` meets it too, and it is reported there
@@ -378,10 +389,11 @@ class BackwardPasses:
     def _examine(self) -> None:
         """Examine passes again, from the state that the plain ones have left."""
         if self.plain is not None:
-            if self.plain_loss is not None:
-                self._recent = [self.plain_loss]
-            self.plain.resumes(self.plain_loss, is_scaled=self._has_scaled)
-            self.plain = self.plain_loss = None
+            losses, self._plain_losses = self._plain_losses, []
+            if losses:
+                self._recent = list(losses)
+            self.plain.resumes(losses, is_scaled=self._has_scaled)
+            self.plain = None
 
     def begins(
         self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
@@ -437,15 +449,15 @@ class BackwardPasses:
         """Return the losses of an optimizer's step; empty if unknown."""
         passes, self.since_step = self.since_step, 0
         own = self._own.get(id(optimizer))
-        if self.plain_loss is not None and own is self.plain:
-            loss, self.plain_loss = self.plain_loss, None
-            return [loss]
+        if self._plain_losses and own is self.plain:
+            losses, self._plain_losses = self._plain_losses, []
+            return losses
         self._examine()
         under_way = self._stack[0] if self._stack else None
         if own is not None:
-            is_single = passes == len(self._own) == 1 and under_way is None
+            is_single = passes > 0 and len(self._own) == 1 and under_way is None
             is_usual = own.is_scaled or not self._has_scaled
-            if is_single and is_usual and own.is_plain():
+            if is_single and is_usual and own.is_plain(passes):
                 after = PLAIN_AFTER_ON_HOST if own.losses[0].is_cpu else PLAIN_AFTER
                 self.plain = own if self.count > after else None
             losses = own.take(optimizer, under_way)
