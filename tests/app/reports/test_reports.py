@@ -100,7 +100,8 @@ def test_a_report_is_written_by_members_and_two_editors_do_not_overwrite_each_ot
     assert scripts["mel"].post(f"{path}/restoration").status_code == 204
     assert scripts["vic"].get(path).status_code == 200
     with database.reading() as session:
-        events = session.execute(select(AuditEvent.action, AuditEvent.detail)).all()
+        in_order = select(AuditEvent.action, AuditEvent.detail).order_by(AuditEvent.id)
+        events = session.execute(in_order).all()
     assert [tuple(event) for event in events if "report" in event.action] == [
         ("POST /api/v1/reports", "title Findings, project vision"),
         (f"PUT {path}", "title New, version 1"),
