@@ -134,12 +134,15 @@ class App(typer.Typer):
         return super().command(name, **({"cls": self._command_class} | settings))
 
 
-def single(cls: type[Command] = Command) -> Callable[[Callable[..., None]], App]:
-    """Return a decorator that makes a function an application of one command."""
+def single(cls: type[Command] = Command, **settings: Any) -> Callable[[Callable[..., None]], App]:
+    """Return a decorator that makes a function an application of one command.
+
+    settings: of typer.Typer.command.
+    """
 
     def decorate(function: Callable[..., None]) -> App:
         app = App(cls=cls)
-        app.command(function.__name__.strip("_").replace("_", "-"))(function)
+        app.command(function.__name__.strip("_").replace("_", "-"), **settings)(function)
         return app
 
     return decorate

@@ -25,6 +25,7 @@ CLIENT: Mapping[str, tuple[str, str]] = {
     "alert": ("halfstep.cli.commands.alert", ""),
     "artifact": ("halfstep.cli.commands.artifact", ""),
     "cancel": ("halfstep.cli.commands.run", "cancel"),
+    "check": ("halfstep.cli.commands.check", ""),
     "download": ("halfstep.cli.commands.run", "download"),
     "export": ("halfstep.exporting.commands", ""),
     "import": ("halfstep.importing.commands", ""),

@@ -27,7 +27,7 @@ def nonfinite_inputs() -> list[tuple[str, int, int]]:
     Tensors on a device are left out: to read them would wait for the device.
     """
     results: dict[str, tuple[str, int, int]] = {}
-    for name, tensor in _of_callers():
+    for name, tensor in tensors_of_callers():
         if name not in results and (counts := _counts(tensor)):
             results[name] = (name, *counts)
     return list(results.values())
@@ -40,7 +40,7 @@ def device_inputs(device: torch.device) -> tuple[dict[str, Tensor], bool]:
     """
     inputs: dict[str, Tensor] = {}
     are_all = True
-    for name, tensor in _of_callers():
+    for name, tensor in tensors_of_callers():
         if name in inputs or not _may_be_input(tensor):
             continue
         if tensor.device == device and _is_countable(tensor) and len(inputs) < MOST_ON_DEVICE:
@@ -55,7 +55,7 @@ def counts_of(tensor: Tensor) -> Tensor:
     return torch.stack([tensor.isposinf().sum(), tensor.isnan().sum()])
 
 
-def _of_callers() -> Iterator[tuple[str, Tensor]]:
+def tensors_of_callers() -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of the frames of the script that are under way, innermost first."""
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(DEEPEST_FRAME):

@@ -1,0 +1,1 @@
+"""`halfstep check`: what half precision loses in the first steps of a script."""

@@ -1,0 +1,189 @@
+"""What a check has found, as data and as text."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from halfstep.shadow.defect import Defect, Kind, Site, Symptom
+from halfstep.shadow.observations import Observation
+from halfstep.shadow.statements import statement_of
+from halfstep.telemetry.plain_json import NONFINITE, json_safe
+
+STEPS_LISTED = 100
+UNKNOWN_LISTED = 5
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A finding: where, what, how often, and what the numbers are in fp32.
+
+    file, line: of the script, or of the package that it calls.  value: the largest in fp32.
+    fits_below: the largest loss scale without the overflow.  share: of the squared gradient norm
+    that is 0 in half precision.  steps: the first ones; count: of all.
+    """
+
+    kind: Kind
+    is_fault: bool
+    title: str
+    text: str
+    advice: str
+    file: str
+    line: int
+    source: str
+    operator: str
+    module: str
+    is_backward: bool
+    symptom: Symptom
+    dtype: str
+    value: float | None
+    limit: float | None
+    fits_below: float | None
+    share: float | None
+    loss: float | None
+    loss_fp32: float | None
+    elements: tuple[int, int]  # that are affected, and all
+    steps: list[int]
+    count: int
+
+    def key(self) -> tuple[str, str, str, str]:
+        """Return what makes it the same finding in another version of the script."""
+        return self.kind, self.file, self.source, self.operator
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The result of a check of some steps of a script."""
+
+    script: str
+    torch: str
+    steps: int
+    rows: list[Row]
+    unknown_operators: dict[str, str]
+    errors: list[str]
+    known: int = 0  # rows that the baseline has, which are left out
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether a mistake is certain."""
+        return any(row.is_fault for row in self.rows)
+
+    def without(self, baseline: "Report") -> "Report":
+        """Return only what is new."""
+        keys = {row.key() for row in baseline.rows}
+        rows = [row for row in self.rows if row.key() not in keys]
+        return msgspec.structs.replace(self, rows=rows, known=len(self.rows) - len(rows))
+
+
+def row_of(observation: Observation) -> Row:
+    """Return an observation as a row."""
+    defect, statement = observation.first, statement_of(observation)
+    site = _shown(defect)
+    return Row(
+        kind=defect.kind,
+        is_fault=observation.is_fault,
+        title=statement.title,
+        text=statement.text,
+        advice=statement.advice,
+        file=relative(site.caller_file or site.file),
+        line=site.caller_line or site.line,
+        source=site.source,
+        operator=site.operator,
+        module=site.module,
+        is_backward=bool(site.node),
+        symptom=defect.symptom,
+        dtype=defect.dtype,
+        value=defect.value,
+        limit=defect.limit,
+        fits_below=observation.smallest_fit,
+        share=defect.share,
+        loss=defect.loss,
+        loss_fp32=defect.loss_fp32,
+        elements=(defect.count, defect.elements),
+        steps=observation.steps[:STEPS_LISTED],
+        count=observation.count,
+    )
+
+
+def _shown(defect: Defect) -> Site:
+    """Return the line to change: where a value was rounded, else where it became nonfinite."""
+    has_origin = defect.kind == "rounding" and defect.origin and defect.origin.line
+    return defect.origin if has_origin and defect.origin else defect.site
+
+
+def relative(file: str) -> str:
+    """Return a path below the working directory without it."""
+    path = os.path.relpath(file) if file else ""
+    return file if path.startswith("..") else path
+
+
+def as_json(report: Report) -> str:
+    """Return a report as JSON; numbers that are not finite are texts, as "Infinity"."""
+    return json.dumps(json_safe(msgspec.to_builtins(report)), indent=2)
+
+
+def from_json(text: str) -> Report:
+    """Return the report of a JSON text. Raises ValueError."""
+    try:
+        return msgspec.convert(_numbers(json.loads(text)), Report)
+    except (msgspec.ValidationError, json.JSONDecodeError) as error:
+        raise ValueError(f"it is no report of `halfstep check --json`: {error}") from error
+
+
+def as_text(report: Report) -> Iterator[str]:
+    """Yield the lines of a report for a terminal."""
+    faults = sum(row.is_fault for row in report.rows)
+    what = f"{faults} mistake{'' if faults == 1 else 's'}" if faults else "no mistake"
+    yield f"{report.script}: {what} in {report.steps:,} step{'' if report.steps == 1 else 's'}"
+    for row in report.rows:
+        place = f"{row.file}:{row.line}" if row.line else report.script
+        yield ""
+        yield f"{place}  {row.title}{'' if row.is_fault else ' (no mistake)'}"
+        yield from (f"    {line}" for line in (row.source, row.text, row.advice) if line)
+    yield from ("", *_left_out(report)) if _left_out(report) else ()
+
+
+def as_github(report: Report) -> Iterator[str]:
+    """Yield annotations for a GitHub workflow."""
+    for row in report.rows:
+        level = "error" if row.is_fault else "notice"
+        place = f"file={_escaped(row.file)},line={row.line}," if row.line else ""
+        text = _escaped(f"{row.text} {row.advice}".strip(), is_message=True)
+        yield f"::{level} {place}title={_escaped(row.title)}::{text}"
+
+
+def _left_out(report: Report) -> list[str]:
+    lines = [f"The check failed: {error}" for error in report.errors]
+    if names := list(report.unknown_operators):
+        more = f" and {len(names) - UNKNOWN_LISTED} more" if len(names) > UNKNOWN_LISTED else ""
+        lines.append(f"Not examined: {', '.join(names[:UNKNOWN_LISTED])}{more}")
+    if report.known:
+        lines.append(f"{report.known} in the baseline, not shown")
+    return lines
+
+
+def _escaped(text: str, *, is_message: bool = False) -> str:
+    for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        text = text.replace(sign, code)
+    return text if is_message else text.replace(":", "%3A").replace(",", "%2C")
+
+
+def _numbers(value: Any) -> Any:
+    """Return JSON with the texts of numbers that are not finite as numbers."""
+    if isinstance(value, dict):
+        return {
+            key: float(each) if each in NONFINITE else _numbers(each) for key, each in value.items()
+        }
+    return [_numbers(each) for each in value] if isinstance(value, list) else value
+
+
+def read(path: Path) -> Report:
+    """Return the report in a file. Raises OSError and ValueError."""
+    return from_json(path.read_text())
+
+
+def rows_of(observations: Sequence[Observation]) -> list[Row]:
+    """Return observations as rows."""
+    return [row_of(observation) for observation in observations]

@@ -1,0 +1,122 @@
+"""A training loop whose first steps run with their shadows. This module imports torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
+
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.hooks import ShadowHooks
+from halfstep.shadow.observations import NONFINITE, Observation, Observations
+from halfstep.shadow.sanitizer import Sanitizer
+
+NO_HALF_AFTER = 2  # steps with a scaler and without an operator in half precision
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which steps are checked.
+
+    steps: how many in all, 0 for every one.  every: only each n-th.  until_skip: end with the first
+    step with a nonfinite loss or gradient.
+    """
+
+    steps: int = 20
+    every: int = 1
+    until_skip: bool = False
+
+
+class Unexamined(Struct, frozen=True, kw_only=True):
+    """What the check could not look at.
+
+    operators: that could not be run again in fp32, with the error.  errors: of the check itself.
+    """
+
+    operators: dict[str, str]
+    errors: list[str]
+    steps_over_budget: int = 0  # whose shadows would have needed too much memory
+
+
+class CheckedLoop:
+    """Observes the loop that runs while it is entered."""
+
+    def __init__(self, schedule: Schedule, on_done: Callable[[], None] = lambda: None) -> None:
+        """on_done: called once the last step to check has ended."""
+        self._schedule, self._on_done = schedule, on_done
+        self._observations = Observations()
+        self._sanitizer = Sanitizer(self._observe)
+        self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed)
+        self._number = 1  # of the step under way
+        self._has_skipped = self._has_scaler = False
+        self._errors: list[str] = []
+        self._over_budget = 0
+        self.steps = 0  # checked
+
+    def __enter__(self) -> Self:
+        self._hooks.install()
+        self._sanitizer.arm(self._number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def found(self) -> list[Observation]:
+        """Return what was seen, faults first."""
+        has_half = self._sanitizer.has_half_operators
+        if self._has_scaler and not has_half and self.steps >= NO_HALF_AFTER:
+            defect = Defect(step=1, kind="no_half_operators", symptom="value")
+            self._observations.add([defect])
+        return self._observations.found(self.steps)
+
+    def unexamined(self) -> Unexamined:
+        """Return what could not be looked at."""
+        return Unexamined(
+            operators=self._sanitizer.mode.unknown,
+            errors=self._errors,
+            steps_over_budget=self._over_budget,
+        )
+
+    def _observe(self, defects: Sequence[Defect]) -> None:
+        self._observations.add(defects)
+        self._has_skipped |= any(
+            each.kind in (*NONFINITE, "scale_too_large") and each.symptom in ("loss", "gradient")
+            for each in defects
+        )
+
+    def _step_ended(self) -> None:
+        sanitizer, schedule = self._sanitizer, self._schedule
+        self._number += 1
+        if sanitizer.is_armed:
+            self.steps += 1
+            self._has_scaler |= sanitizer.has_scaler
+            self._over_budget += sanitizer.mode.is_over_budget
+            try:
+                sanitizer.next_step(self._number)
+            except Exception as error:
+                self._failed(error)
+        if self.steps == schedule.steps or (schedule.until_skip and self._has_skipped):
+            self._stop()
+            self._on_done()
+            return
+        is_due = (self._number - 1) % schedule.every == 0
+        if is_due and not sanitizer.is_armed and not self._errors:
+            sanitizer.arm(self._number)
+        elif sanitizer.is_armed and not is_due:
+            sanitizer.disarm()
+
+    def _stop(self) -> None:
+        if self._sanitizer.is_armed:
+            self._sanitizer.disarm()
+        self._hooks.remove()
+
+    def _failed(self, error: Exception) -> None:
+        """Give up after an error of the check."""
+        self._errors.append(f"step {self._number:,}: {type(error).__name__}: {error}"[:1000])
+        self._sanitizer.disarm()

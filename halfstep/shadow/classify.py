@@ -1,0 +1,137 @@
+"""The defect of the operator where a symptom began. This module imports torch."""
+
+import torch
+from msgspec.structs import replace
+
+from halfstep.shadow.defect import Defect, Kind, Remedy, Site, Symptom
+from halfstep.shadow.facts import Facts
+from halfstep.shadow.operations import OUTSIDE, Operation
+from halfstep.shadow.walk import (
+    earliest,
+    first_defect,
+    first_flushed,
+    first_infinity,
+    flushed_inputs,
+    writers,
+)
+
+DEEPEST = 50
+SOFTMAXES = ("_softmax", "_log_softmax", "_scaled_dot_product", "logsumexp")
+BF16 = torch.finfo(torch.bfloat16)
+
+
+def site_of(operation: Operation) -> Site:
+    """Return an operation as a part of a defect."""
+    place = operation.place
+    return Site(
+        operator=operation.name,
+        file=place.file,
+        line=place.line,
+        caller_file=place.caller_file,
+        caller_line=place.caller_line,
+        source=place.source(),
+        module=operation.module,
+        node=operation.node,
+        variable=operation.variable,
+    )
+
+
+def trace(operation: Operation, symptom: Symptom, step: int) -> Defect:
+    """Return the defect of an operation's nonfinite result."""
+    return classify(first_defect(operation), symptom, step)
+
+
+def classify(operation: Operation, symptom: Symptom, step: int, depth: int = 0) -> Defect:
+    """Return the defect of the first operation with a defect."""
+    facts = operation.result or Facts(0)
+    if operation.name == OUTSIDE:
+        return _outside(operation, facts, symptom, step)
+    infinities = [each for each in operation.inputs if each.facts and _is_infinite(each.facts)]
+    if not facts.shadow_nan and depth < DEEPEST:
+        lost = writers(operation, lambda other: bool(other.lost))
+        if (facts.lost or infinities) and (found := earliest(lost, before=operation)):
+            return classify(first_defect(found), symptom, step, depth + 1)
+    defect = Defect(
+        step=step,
+        kind="undefined",
+        symptom=symptom,
+        site=site_of(operation),
+        dtype=str(operation.dtype).removeprefix("torch."),
+        count=facts.nonfinite,
+        elements=facts.elements,
+    )
+    if facts.lost and not facts.shadow_nan:
+        return _lost(operation, facts, defect)
+    if facts.nan and infinities and depth < DEEPEST:
+        source = first_infinity(operation)
+        is_mask = source.name == OUTSIDE and operation.name.startswith(SOFTMAXES)
+        if not (is_mask or source.has_infinite_argument or source is operation):
+            return classify(source, symptom, step, depth + 1)
+        return replace(defect, is_infinite=True, origin=site_of(source))
+    return defect
+
+
+def _outside(operation: Operation, facts: Facts, symptom: Symptom, step: int) -> Defect:
+    defect = Defect(
+        step=step,
+        kind="nonfinite_input",
+        symptom=symptom,
+        site=site_of(operation),
+        count=facts.nonfinite,
+        elements=facts.elements,
+    )
+    if operation.carried is None:
+        return defect
+    return replace(
+        defect,
+        kind="carried",
+        carried_from=operation.carried.step,
+        origin=site_of(operation.carried.origin),
+    )
+
+
+def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
+    """Return the defect of values that are finite in fp32."""
+    limit = torch.finfo(operation.dtype or torch.float16).max
+    defect = replace(
+        defect,
+        count=facts.lost,
+        value=facts.largest,
+        limit=limit,
+        depends_on_scale=operation.power != 0,
+    )
+    if facts.largest is not None and facts.largest > limit / 2:  # or almost, before rounding
+        helps: tuple[Remedy, ...] = ("fp32", "bf16") if facts.largest <= BF16.max else ("fp32",)
+        return replace(defect, kind="overflow", helps=_for(operation, helps))
+    flushed = flushed_inputs(operation)
+    if not flushed and operation.sample is None:
+        return replace(defect, kind="overflow", helps=_for(operation, ("fp32", "bf16")))
+    value = max((each.smallest or 0.0 for each in flushed), default=None)
+    origin = first_flushed(operation) if flushed else operation
+    is_range = value is not None and origin.dtype is not None
+    is_range = is_range and value < torch.finfo(origin.dtype).smallest_normal  # type: ignore[operator, arg-type]
+    helps = ("fp32", "bf16") if is_range and value > BF16.smallest_normal else ("fp32",)  # type: ignore[operator]
+    return replace(
+        defect,
+        kind="rounding",
+        value=value,
+        sample=None if flushed else operation.sample,
+        origin=site_of(origin),
+        helps=_for(operation, helps),
+    )
+
+
+def _for(operation: Operation, helps: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+    """Leave bf16 out where it is the dtype already."""
+    if operation.dtype is torch.bfloat16:
+        return tuple(each for each in helps if each != "bf16")
+    return helps
+
+
+def _is_infinite(facts: Facts) -> bool:
+    return bool(facts.infinite or facts.shadow_infinite)
+
+
+def is_out_of_range(kind: Kind) -> bool:
+    """Return whether values were lost to half precision."""
+    return kind in ("overflow", "rounding", "scale_too_large")

@@ -1,0 +1,79 @@
+"""What a shadow step has shown."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Kind = Literal[
+    "overflow",
+    "rounding",
+    "undefined",
+    "nonfinite_input",
+    "carried",
+    "scale_too_large",
+    "loss_differs",
+    "gradients_underflow",
+    "gradients_differ",
+    "update_lost",
+    "scaled_gradients_edited",
+    "scaled_gradients_in_loss",
+    "no_half_operators",
+    "overflow_without_effect",
+]
+Symptom = Literal["loss", "gradient", "weight", "value"]
+Remedy = Literal["fp32", "bf16", "smaller_scale"]
+
+
+class Site(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operator, and the line that called it.
+
+    caller_file, caller_line: of the script, if the line is in an installed package.
+    node: of the backward pass, as "MmBackward0".
+    """
+
+    operator: str = ""
+    file: str = ""
+    line: int = 0
+    caller_file: str = ""
+    caller_line: int = 0
+    source: str = ""  # of the line
+    module: str = ""
+    node: str = ""
+    variable: str = ""
+
+
+class Defect(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One observation of an armed step.
+
+    count, elements: how many elements of the site's result are affected, and of how many.
+    value: what the largest of them is in fp32.  limit: the largest number of the dtype.
+    sample: an input of the site, and what it is in fp32.
+    origin: where a value was rounded, or where a nonfinite tensor was made.
+    loss, loss_fp32: of the step.  fits_below: the largest loss scale without the overflow.
+    carried_from: the step in which a tensor became nonfinite.
+    share: of the squared gradient norm that is lost, or the relative distance of the gradients.
+    helps: what the shadow has shown to be finite.
+    """
+
+    step: int
+    kind: Kind
+    symptom: Symptom
+    site: Site = Site()
+    dtype: str = ""
+    count: int = 0
+    elements: int = 0
+    value: float | None = None
+    limit: float | None = None
+    sample: tuple[float, float] | None = None
+    origin: Site | None = None
+    is_infinite: bool = False  # of "undefined": from an infinity, such as a mask
+    loss: float | None = None
+    loss_fp32: float | None = None
+    are_gradients_finite: bool = False  # in fp32
+    depends_on_scale: bool = False
+    scale: float | None = None
+    fits_below: float | None = None
+    carried_from: int | None = None
+    share: float | None = None
+    has_grown: float | None = None  # factor by which the fp32 loss has grown since the beginning
+    helps: tuple[Remedy, ...] = ()

@@ -1,0 +1,95 @@
+"""Differences between a half-precision tensor and its shadow. This module imports torch."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Facts:
+    """Counts of the elements of one tensor in which something is wrong.
+
+    A tensor without a shadow equals it: both have the same NaNs and infinities.
+    """
+
+    elements: int
+    nan: int = 0
+    infinite: int = 0
+    shadow_nan: int = 0
+    shadow_infinite: int = 0
+    lost: int = 0  # not finite, and finite in the shadow
+    flushed: int = 0  # 0, and another value in the shadow
+    largest: float | None = None  # largest shadow value of the lost elements
+    smallest: float | None = None  # largest shadow value of the flushed elements
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of elements that are NaN or infinite."""
+        return self.nan + self.infinite
+
+    @property
+    def shadow_nonfinite(self) -> int:
+        """Number of elements whose shadow is NaN or infinite."""
+        return self.shadow_nan + self.shadow_infinite
+
+
+def examine(tensor: Tensor, shadow: Tensor | None) -> Facts | None:
+    """Return what is wrong in a tensor, or None if nothing is.
+
+    shadow: of the same shape; None if it equals the tensor.
+
+    The usual result takes two sums and two counts, each read by the host.
+    """
+    if tensor.is_complex():
+        tensor, shadow = _parts(tensor), None if shadow is None else _parts(shadow)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return None
+    is_finite = all_finite(tensor)
+    if shadow is None:
+        return None if is_finite else _without_shadow(tensor)
+    is_shadow_finite = all_finite(shadow)
+    if is_finite and is_shadow_finite:
+        zeros = int(torch.count_nonzero(shadow)) - int(torch.count_nonzero(tensor))
+        if zeros == 0:
+            return None
+    facts = Facts(tensor.numel())
+    facts.nan, facts.infinite = _counts(tensor, is_finite=is_finite)
+    facts.shadow_nan, facts.shadow_infinite = _counts(shadow, is_finite=is_shadow_finite)
+    is_flushed = (tensor == 0) & (shadow != 0)
+    facts.flushed = int(is_flushed.sum())
+    if facts.flushed:
+        facts.smallest = float(shadow[is_flushed].abs().max())
+    if not is_finite:
+        is_lost = ~torch.isfinite(tensor) & torch.isfinite(shadow)
+        facts.lost = int(is_lost.sum())
+        if facts.lost:
+            facts.largest = float(shadow[is_lost].abs().max())
+    return facts if facts.nonfinite or facts.shadow_nonfinite or facts.flushed else None
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether all elements are finite.
+
+    If the sum is finite, so is each summand; a sum of finite numbers may still overflow.
+    """
+    dtype = torch.float32 if tensor.element_size() < 4 else None
+    return math.isfinite(float(tensor.sum(dtype=dtype))) or bool(torch.isfinite(tensor).all())
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj())
+
+
+def _without_shadow(tensor: Tensor) -> Facts:
+    nan, infinite = _counts(tensor, is_finite=False)
+    return Facts(tensor.numel(), nan, infinite, nan, infinite)
+
+
+def _counts(tensor: Tensor, *, is_finite: bool) -> tuple[int, int]:
+    """Return the numbers of NaNs and of infinities."""
+    if is_finite:
+        return 0, 0
+    nan = int(tensor.isnan().sum())
+    return nan, tensor.numel() - int(torch.isfinite(tensor).sum()) - nan

@@ -1,0 +1,137 @@
+"""Calls of a training loop that a sanitizer needs. This module imports torch."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from halfstep.shadow.sanitizer import Sanitizer
+
+ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
+
+
+class ShadowHooks:
+    """Wrappers of a scaler's methods, of the engine and of optimizers' steps.
+
+    A step ends with `GradScaler.update`, or with an optimizer's step if no loss was scaled.
+    """
+
+    def __init__(
+        self,
+        sanitizer: Sanitizer,
+        on_step: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """on_step: called at the end of each step.  on_error: with errors of the sanitizer."""
+        self._sanitizer, self._on_step, self._on_error = sanitizer, on_step, on_error
+        self._is_scaled = False  # a loss of this step was scaled
+        self._stepping: list[Optimizer] = []
+        self._in_scaler = 0  # calls of GradScaler.step under way
+        self._wraps: list[tuple[Any, str, Any, Any]] = []
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Install the wrappers."""
+        self._wrap(GradScaler, "scale", self._scale)
+        self._wrap(GradScaler, "unscale_", self._unscale)
+        self._wrap(GradScaler, "step", self._scaler_step)
+        self._wrap(GradScaler, "update", self._update)
+        self._wrap(torch.autograd, ENGINE, self._backward)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Remove the wrappers; one that was itself wrapped since stays, and only passes on."""
+        for owner, name, original, wrapped in self._wraps:
+            if vars(owner).get(name) is wrapped:
+                setattr(owner, name, original)
+        self._wraps.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call the sanitizer, if it is armed; an error of it never reaches the loop."""
+        if self._sanitizer.is_armed:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._on_error(error)
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Replace a function by a call of `around` with the original before its arguments."""
+        original = vars(owner)[name]
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        self._wraps.append((owner, name, original, wrapped))
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        if scaler._enabled:
+            self._is_scaled = True
+            self._call(self._sanitizer.loss, outputs, scaler)
+        return original(scaler, outputs)
+
+    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+        if scaler._enabled:
+            self._call(self._sanitizer.judge, optimizer)
+        with self._sanitizer.paused():
+            return original(scaler, optimizer)
+
+    def _scaler_step(
+        self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if scaler._enabled:
+            self._call(self._sanitizer.judge, optimizer)
+        self._in_scaler += scaler._enabled
+        try:
+            return original(scaler, optimizer, *args, **kwargs)
+        finally:
+            self._in_scaler -= scaler._enabled
+
+    def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._sanitizer.paused():
+            result = original(scaler, *args, **kwargs)
+        if scaler._enabled:
+            self._step_ends()
+        return result
+
+    def _backward(self, original: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        sanitizer = self._sanitizer
+        if kwargs.get("accumulate_grad"):
+            self._call(sanitizer.loss, roots)
+        self._call(sanitizer.backward_begins)
+        try:
+            return original(roots, *args, **kwargs)
+        finally:
+            self._call(sanitizer.backward_ends)
+            if self._stepping:  # a closure has made its gradients
+                self._call(sanitizer.judge, self._stepping[0])
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        has_closure = bool(args and callable(args[0])) or kwargs.get("closure") is not None
+        if not has_closure:
+            self._call(self._sanitizer.judge, optimizer)
+        self._stepping.append(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if optimizer in self._stepping:  # inner ones may have raised
+            del self._stepping[self._stepping.index(optimizer) :]
+        if not (self._stepping or self._in_scaler or self._is_scaled):
+            self._step_ends()
+
+    def _step_ends(self) -> None:
+        self._is_scaled = False
+        self._on_step()

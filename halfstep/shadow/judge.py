@@ -1,0 +1,288 @@
+"""Defects of a shadow step, from its losses, gradients and weights. This module imports torch."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.memory import SHADOW_DTYPES, Entry
+from halfstep.shadow.mode import ShadowMode
+from halfstep.shadow.operations import Operation
+from halfstep.shadow.walk import first_flushed
+
+#: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
+#: half precision has lost values in the step, else the second.
+LOSS_DIFFERS = (0.01, 0.5)
+UNDERFLOW = 0.1  # share of the squared norm of the gradients
+GRADIENTS_DIFFER = 0.5  # relative distance
+#: The loss has grown if its last values are above this factor of the first ones' median.
+GROWN, FIRST_LOSSES, LAST_LOSSES = 100.0, 5, 3
+MOST_LOSSES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLoss:
+    """A loss as it was given to `scale` or to `backward`."""
+
+    value: float
+    shadow: float
+    writer: Operation
+    power: int | None  # of the loss scale
+
+
+@dataclass(slots=True)
+class GradientSums:
+    """Squared norms over the gradients of an optimizer."""
+
+    nonfinite: list[Entry]
+    shadow: float = 0.0
+    lost: float = 0.0  # of the elements that are 0, and are not in the shadow
+    distance: float = 0.0
+    are_shadows_finite: bool = True
+
+
+def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
+    """Return a loss of one element; None for any other tensor."""
+    if not loss.is_floating_point() or loss.numel() != 1 or loss.layout is not torch.strided:
+        return None
+    entry, detached = mode.entry(loss), loss.detach()
+    value, shadow = float(detached.sum()), float(mode.shadow(detached).sum())
+    return SeenLoss(value, shadow, entry.writers[-1], entry.power)
+
+
+class Judge:
+    """Judges the steps of a loop, in order."""
+
+    def __init__(self, mode: ShadowMode) -> None:
+        self._mode = mode
+        self._shadow_losses: list[float] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._losses: list[SeenLoss] = []
+        self._judged = 0  # of the losses
+        self._has_lost_loss = False
+        self.defects: list[Defect] = []
+
+    def add(self, loss: SeenLoss) -> None:
+        """Add a loss of the step."""
+        self._losses.append(loss)
+        if math.isfinite(loss.shadow) and len(self._shadow_losses) < MOST_LOSSES:
+            self._shadow_losses.append(abs(loss.shadow))
+
+    def judge(self, step: int, parameters: Sequence[Tensor], *, is_scaled: bool) -> None:
+        """Judge the new losses, and the gradients with which an optimizer is about to step.
+
+        is_scaled: a GradScaler is used.
+        """
+        losses, self._judged = self._losses[self._judged :], len(self._losses)
+        sums = self._gradients(parameters)
+        for loss in losses:
+            if not math.isfinite(loss.value):
+                self._has_lost_loss = True
+                self._add(self._with_loss(trace(loss.writer, "loss", step), loss, sums))
+                break
+        latest = self._losses[-1] if self._losses else None
+        if not self._has_lost_loss and sums.nonfinite:
+            self._nonfinite_gradients(step, sums, latest)
+        if not self._has_lost_loss:
+            for loss in losses:
+                self._finite_loss(step, loss, sums)
+            self._finite_gradients(step, sums)
+        if is_scaled:
+            for loss in losses:
+                if loss.power != 0:
+                    site = site_of(loss.writer)
+                    self._add(
+                        Defect(
+                            step=step,
+                            kind="scaled_gradients_in_loss",
+                            symptom="loss",
+                            site=site,
+                            scale=self._mode.scale,
+                        )
+                    )
+                    break
+
+    def edited(self, step: int, operation: Operation) -> None:
+        """Record a change of gradients that are still multiplied by the loss scale."""
+        self._add(
+            Defect(
+                step=step,
+                kind="scaled_gradients_edited",
+                symptom="gradient",
+                site=site_of(operation),
+                scale=self._mode.scale,
+            )
+        )
+
+    def end(self, step: int, weights: Iterable[Tensor]) -> None:
+        """Judge what is left at the end of a step. weights: those that it has changed."""
+        self._updates_lost(step)
+        if any(defect.symptom in ("loss", "gradient") for defect in self.defects):
+            return
+        for weight in weights:
+            entry = self._mode.memory.find(weight)
+            facts = self._mode.facts(weight)
+            if facts is not None and facts.nonfinite and entry is not None:
+                self._add(trace(entry.writers[-1], "weight", step))
+                return
+        used = {loss.writer for loss in self._losses}
+        aside = next((each for each in self._mode.scalars if each not in used), None)
+        if aside is not None:
+            self._add(trace(aside, "value", step))
+            return
+        self._overflow_without_effect(step)
+
+    def _updates_lost(self, step: int) -> None:
+        for lasting in self._mode.lasting.values():
+            if lasting.is_unmoved(self._mode.memory):
+                self._add(
+                    Defect(
+                        step=step,
+                        kind="update_lost",
+                        symptom="weight",
+                        site=site_of(lasting.entry.writers[-1]),
+                        dtype=str(lasting.tensor.dtype).removeprefix("torch."),
+                        elements=lasting.tensor.numel(),
+                        helps=("fp32",),
+                    )
+                )
+
+    def _add(self, defect: Defect) -> None:
+        if not any(_is_same(defect, other) for other in self.defects):
+            self.defects.append(defect)
+
+    def _with_loss(self, defect: Defect, loss: SeenLoss | None, sums: GradientSums) -> Defect:
+        """Add the step's loss, and keep only remedies that make all of the step finite."""
+        defect = replace(defect, scale=self._mode.scale, has_grown=self._growth())
+        if loss is None:
+            return defect
+        is_finite = math.isfinite(loss.shadow) and sums.are_shadows_finite
+        helps = defect.helps if is_finite or defect.symptom == "loss" else ()
+        if defect.symptom == "loss" and not math.isfinite(loss.shadow):
+            helps = ()
+        return replace(
+            defect,
+            loss=loss.value,
+            loss_fp32=loss.shadow,
+            are_gradients_finite=sums.are_shadows_finite,
+            helps=helps,
+        )
+
+    def _growth(self) -> float | None:
+        losses = self._shadow_losses
+        if len(losses) < FIRST_LOSSES + LAST_LOSSES:
+            return None
+        first = sorted(losses[:FIRST_LOSSES])[FIRST_LOSSES // 2]
+        growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
+        return growth if growth > GROWN else None
+
+    def _gradients(self, parameters: Sequence[Tensor]) -> GradientSums:
+        sums = GradientSums([])
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is None or gradient.layout is not torch.strided:
+                continue
+            gradient = gradient.detach()
+            entry = self._mode.entry(gradient)
+            shadow = self._mode.memory.shadow(gradient, entry)
+            facts = self._mode.facts(gradient)
+            if facts is not None and facts.nonfinite:
+                sums.nonfinite.append(entry)
+            sums.are_shadows_finite &= facts is None or not facts.shadow_nonfinite
+            if entry.values is None and facts is None:  # equal to its shadow
+                sums.shadow += float(gradient.double().pow(2).sum())
+                continue
+            is_finite = torch.isfinite(shadow) & torch.isfinite(gradient)
+            exact, actual = shadow[is_finite].double(), gradient[is_finite].double()
+            sums.shadow += float(exact.pow(2).sum())
+            sums.distance += float((exact - actual).pow(2).sum())
+            if facts is not None and facts.flushed:
+                sums.lost += float(exact[actual == 0].pow(2).sum())
+        return sums
+
+    def _nonfinite_gradients(self, step: int, sums: GradientSums, loss: SeenLoss | None) -> None:
+        """Add the defect of the gravest of the nonfinite gradients: what no scale helps first."""
+        traced = [
+            trace(entry.writers[-1], "gradient", step)
+            for entry in sums.nonfinite
+            if entry.writers[-1].result is not None
+        ]
+        if not traced:
+            return
+        defect = min(traced, key=lambda each: is_out_of_range(each.kind))
+        is_overflow = defect.kind == "overflow" and defect.depends_on_scale
+        if is_overflow and defect.value and defect.limit:
+            fits_below = self._mode.scale * defect.limit / defect.value
+            if fits_below >= 1.0:
+                defect = replace(
+                    defect,
+                    kind="scale_too_large",
+                    fits_below=fits_below,
+                    helps=("smaller_scale", *defect.helps),
+                )
+        self._add(self._with_loss(defect, loss, sums))
+
+    def _finite_loss(self, step: int, loss: SeenLoss, sums: GradientSums) -> None:
+        """Add a defect if a finite loss is far from its shadow."""
+        if not (math.isfinite(loss.value) and math.isfinite(loss.shadow)):
+            return
+        lost = [each for each in self._mode.first_lost if not each.is_backward]
+        limit = LOSS_DIFFERS[0] if lost else LOSS_DIFFERS[1]
+        is_far = abs(loss.value - loss.shadow) > limit * abs(loss.shadow)
+        has_lost_gradients = lost and not sums.nonfinite and sums.lost > UNDERFLOW * sums.shadow > 0
+        if not is_far and not has_lost_gradients:
+            return
+        source = lost[0] if lost else first_flushed(loss.writer)
+        defect = classify(source, "loss", step) if lost else None
+        self._add(
+            Defect(
+                step=step,
+                kind="loss_differs",
+                symptom="loss",
+                site=defect.site if defect else site_of(source),
+                dtype=str(source.dtype).removeprefix("torch."),
+                count=source.result.lost if source.result else 0,
+                elements=source.result.elements if source.result else 0,
+                value=defect.value if defect else None,
+                limit=defect.limit if defect else None,
+                origin=defect.origin if defect else None,
+                loss=loss.value,
+                loss_fp32=loss.shadow,
+                helps=defect.helps if defect else ("fp32",),
+            )
+        )
+
+    def _finite_gradients(self, step: int, sums: GradientSums) -> None:
+        if sums.nonfinite or sums.shadow <= 0:
+            return
+        share, distance = sums.lost / sums.shadow, math.sqrt(sums.distance / sums.shadow)
+        if share > UNDERFLOW:
+            kind, share = "gradients_underflow", share
+        elif distance > GRADIENTS_DIFFER:
+            kind, share = "gradients_differ", distance
+        else:
+            return
+        self._add(
+            Defect(step=step, kind=kind, symptom="gradient", share=share, scale=self._mode.scale)  # type: ignore[arg-type]
+        )
+
+    def _overflow_without_effect(self, step: int) -> None:
+        for operation in self._mode.first_lost:
+            facts = operation.result
+            if operation.is_backward or facts is None or operation.dtype not in SHADOW_DTYPES:
+                continue
+            defect = classify(operation, "value", step)
+            if defect.kind == "overflow" and defect.value and not self.defects:
+                self._add(replace(defect, kind="overflow_without_effect", helps=()))
+
+
+def _is_same(one: Defect, other: Defect) -> bool:
+    return (one.kind, one.site, one.symptom) == (other.kind, other.site, other.symptom)

@@ -1,0 +1,161 @@
+"""Source lines, modules and variables of operators. This module imports torch."""
+
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from halfstep.evidence.loop_inputs import tensors_of_callers
+from halfstep.evidence.source_files import is_of_script
+from halfstep.shadow.operations import Place
+
+ENGINE = "_engine_run_backward"
+GRAPH = "graph.py"  # of torch.autograd, where the engine is called
+MOST_FRAMES = 200
+_SKIPPED = tuple(
+    f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
+_STDLIB = f"{sysconfig.get_path('stdlib')}/"
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+
+
+def place_of_caller(*, is_backward: bool = False) -> Place:
+    """Return the innermost line outside of torch, and that of the script.
+
+    is_backward: only lines within the backward pass count, as of a custom Function.
+    """
+    inner: FrameType | None = None
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        code = frame.f_code
+        if is_backward and code.co_name == ENGINE and code.co_filename.endswith(GRAPH):
+            break
+        kind = _kind(code.co_filename)
+        if kind == "script":
+            line = frame.f_lineno or 0
+            return _place(frame) if inner is None else _place(inner, code.co_filename, line)
+        if kind == "package" and inner is None:
+            inner = frame
+        frame = frame.f_back
+    return Place() if inner is None else _place(inner)
+
+
+def _place(frame: FrameType, caller_file: str = "", caller_line: int = 0) -> Place:
+    code, line = frame.f_code, frame.f_lineno or 0
+    return Place(code.co_filename, line, code, frame.f_lasti, caller_file, caller_line)
+
+
+@cache
+def _kind(file: str) -> str:
+    """Return "script", "package" for an installed one, or "" for torch and what is below it."""
+    if is_of_script(file):
+        return "script"
+    if file.startswith((*_SKIPPED, "<")):
+        return ""
+    is_package = not file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
+    return "package" if is_package else ""
+
+
+class ModuleNames:
+    """The module under way, by hooks on all modules."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._roots: WeakKeyDictionary[nn.Module, dict[int, str]] = WeakKeyDictionary()
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Begin to observe calls of modules."""
+        self._stack.clear()
+        self._handles = [
+            register_module_forward_pre_hook(self._begins),
+            # A recomputation of a checkpoint ends early, by an exception.
+            register_module_forward_hook(self._ends, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def current(self) -> str:
+        """Return the name of the innermost module under way; "" outside of modules."""
+        return self._stack[-1] if self._stack else ""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of modules that no other module has called."""
+        for root in list(self._roots):
+            yield from root.parameters()
+
+    def _begins(self, module: nn.Module, _arguments: Any) -> None:
+        self._stack.append(self._name(module))
+
+    def _ends(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _name(self, module: nn.Module) -> str:
+        for names in self._roots.values():
+            if (name := names.get(id(module))) is not None:
+                return name or type(module).__name__
+        if not self._stack:
+            self._roots[module] = {id(each): name for name, each in module.named_modules()}
+        return type(module).__name__
+
+    def variable(self, tensor: Tensor) -> str:
+        """Return the name under which modules or the loop hold a tensor, or ""."""
+        for root in self._roots:
+            for name, own in (*root.named_parameters(), *root.named_buffers()):
+                if _is_same(own, tensor):
+                    return name
+        for name, own in (*tensors_of_callers(), *_attributes()):
+            if _is_same(own, tensor):
+                return name
+        return ""
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one is other:
+        return True
+    if one.layout is not torch.strided or not one.numel():
+        return False
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+def _attributes() -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that `self` holds in the script's frames."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            return
+        if _kind(frame.f_code.co_filename) == "script":
+            for name, value in list(getattr(frame.f_locals.get("self"), "__dict__", {}).items()):
+                yield from _held(f"self.{name}", value)
+        frame = frame.f_back
+
+
+def _held(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value[:MOST_FRAMES]):
+            if isinstance(each, Tensor):
+                yield f"{name}[{index}]", each
+    elif isinstance(value, dict):
+        for key, each in list(value.items())[:MOST_FRAMES]:
+            if isinstance(each, Tensor):
+                yield f"{name}[{key!r}]"[:100], each

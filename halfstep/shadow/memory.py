@@ -1,0 +1,134 @@
+"""Shadow values, by storage. This module imports torch."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from halfstep.shadow.operations import Operation
+
+#: The dtype of a shadow, by that of its tensor; other dtypes have shadows of their own dtype.
+SHADOW_DTYPES = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+WRITERS_KEPT = 16
+
+
+class OutOfMemory(RuntimeError):
+    """The shadows of a step need more than their budget."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known of a storage in this step."""
+
+    storage: StorageWeakRef
+    dtype: torch.dtype
+    values: Tensor | None = None  # (elements of the storage,); None: they equal the actual ones
+    writers: list[Operation] = field(default_factory=list)
+    is_suspect: bool = False  # some element is nonfinite: look again at each use
+    power: int | None = 0  # of the loss scale
+
+    def has_expired(self) -> bool:
+        """Return whether the storage no longer exists."""
+        return bool(self.storage.expired())  # type: ignore[no-untyped-call]
+
+    def written_by(self, operation: Operation) -> None:
+        """Record a change in place."""
+        self.writers = [*self.writers[1 - WRITERS_KEPT :], operation]
+
+
+class ShadowMemory:
+    """The shadows of one step.
+
+    A storage without a shadow equals its actual values, so the weights and everything in an fp32
+    loop need none. Views share the shadow of their storage.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.entries: dict[int, Entry] = {}
+        self._budget, self._allocated = budget_bytes, 0
+
+    def find(self, tensor: Tensor) -> Entry | None:
+        """Return what is known of a tensor's storage; None if it is new in this step."""
+        entry = self.entries.get(tensor.untyped_storage()._cdata)
+        return None if entry is None or entry.has_expired() else entry
+
+    def add(self, tensor: Tensor) -> Entry:
+        """Return a new entry for a tensor's storage."""
+        storage = tensor.untyped_storage()
+        entry = Entry(StorageWeakRef(storage), tensor.dtype)  # type: ignore[no-untyped-call]
+        self.entries[storage._cdata] = entry
+        return entry
+
+    def shadow(self, tensor: Tensor, entry: Entry) -> Tensor:
+        """Return a tensor's shadow: the tensor itself, in fp32, where it has none."""
+        values = entry.values
+        if values is not None:
+            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+            if entry.dtype == tensor.dtype and values.numel() == elements:
+                return values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            self._drop(entry)  # viewed as another dtype, or resized
+        dtype = SHADOW_DTYPES.get(tensor.dtype)
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def has_shadow(self, tensor: Tensor) -> bool:
+        """Return whether a tensor may differ from its shadow."""
+        entry = self.find(tensor)
+        return entry is not None and entry.values is not None
+
+    def materialize(self, tensor: Tensor, entry: Entry) -> None:
+        """Give a storage a shadow of its own, before an operator changes a part of it."""
+        self.shadow(tensor, entry)
+        if entry.values is None:
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            whole.set_(tensor.untyped_storage())
+            dtype = SHADOW_DTYPES.get(tensor.dtype, tensor.dtype)
+            self._keep(entry, tensor.dtype, whole.to(dtype, copy=True))
+
+    def assign(self, tensor: Tensor, entry: Entry, shadow: Tensor) -> None:
+        """Set the shadow of a tensor that an operator has just made."""
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        is_alike = (
+            shadow.stride() == tensor.stride()
+            and shadow.storage_offset() == tensor.storage_offset() == 0
+            and shadow.untyped_storage().nbytes() == elements * shadow.element_size()
+        )
+        if is_alike:
+            values = shadow.as_strided((elements,), (1,), 0)
+        else:
+            values = torch.zeros(elements, dtype=shadow.dtype, device=shadow.device)
+            values.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(shadow)
+        self._keep(entry, tensor.dtype, values)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Let a tensor's storage equal its actual values from now on."""
+        if (entry := self.find(tensor)) is not None:
+            self._drop(entry)
+
+    def purge(self) -> None:
+        """Drop the shadows of storages that no longer exist."""
+        for key in [key for key, entry in self.entries.items() if entry.has_expired()]:
+            self._drop(self.entries.pop(key))
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.entries.clear()
+        self._allocated = 0
+
+    def _keep(self, entry: Entry, dtype: torch.dtype, values: Tensor) -> None:
+        self._drop(entry)
+        self._allocated += values.nbytes
+        if self._allocated > self._budget:
+            self.purge()
+        if self._allocated > self._budget:
+            raise OutOfMemory(f"shadow values need more than {self._budget:,} bytes")
+        entry.dtype, entry.values = dtype, values
+
+    def _drop(self, entry: Entry) -> None:
+        if entry.values is not None:
+            self._allocated -= entry.values.nbytes
+            entry.values = None

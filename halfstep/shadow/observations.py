@@ -1,0 +1,115 @@
+"""What shadow steps have shown in all, the gravest first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from halfstep.shadow.defect import Defect, Kind, Site
+
+#: Kinds of which one step may be a coincidence, or half precision as it always is.
+NOTES: frozenset[Kind] = frozenset({"overflow_without_effect"})
+#: What follows from a scale that has fallen, or from numbers that are not finite.
+CONSEQUENCES: frozenset[Kind] = frozenset({"gradients_underflow", "gradients_differ"})
+NONFINITE: frozenset[Kind] = frozenset(
+    {"overflow", "rounding", "undefined", "nonfinite_input", "carried"}
+)
+MOST_STEPS = 1000  # numbers kept of an observation
+#: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
+NOT_FALLING = 3
+#: Steps with a mild symptom, of those observed, that make it a fault.
+MILD_STEPS, MILD_SHARE = 3, 0.1
+
+
+@dataclass
+class Observation:
+    """The same defect in one or more steps."""
+
+    first: Defect
+    steps: list[int] = field(default_factory=list)
+    count: int = 0  # of all steps, also beyond MOST_STEPS
+    not_falling: int = 0  # times that the scale overflowed again at the same or a larger number
+    smallest_fit: float | None = None
+    latest_scale: float | None = None
+    carried: "Observation | None" = None  # how it goes on in later steps
+    is_fault: bool = True
+
+    def add(self, defect: Defect) -> None:
+        """Add a step."""
+        self.count += 1
+        if len(self.steps) < MOST_STEPS:
+            self.steps.append(defect.step)
+        if defect.fits_below is not None:
+            fits = defect.fits_below
+            self.smallest_fit = fits if self.smallest_fit is None else min(self.smallest_fit, fits)
+        if defect.scale is not None:
+            if self.latest_scale is not None and defect.scale >= self.latest_scale:
+                self.not_falling += 1
+            self.latest_scale = defect.scale
+
+
+class Observations:
+    """Collects defects in the order of steps."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[Kind, str, Site | int | None], Observation] = {}
+
+    def add(self, defects: Sequence[Defect]) -> None:
+        """Add what a step has shown."""
+        for defect in defects:
+            group = self._groups.setdefault(_key(defect), Observation(defect))
+            group.add(defect)
+
+    def found(self, armed_steps: int) -> list[Observation]:
+        """Return all observations: faults by their first step, then notes.
+
+        armed_steps: those that ran with their shadows.
+        """
+        groups = list(self._groups.values())
+        faults = [each for each in groups if each.first.kind in NONFINITE]
+        first_lost = min((each.first.step for each in faults), default=None)
+        for each in groups:
+            each.is_fault = _is_fault(each, armed_steps, first_lost)
+        sites = {each.first.site for each in groups if each.is_fault}
+        merged = [
+            each
+            for each in groups
+            if not (_joins(each, groups) or (not each.is_fault and each.first.site in sites))
+        ]
+        return sorted(merged, key=lambda each: (not each.is_fault, each.first.step))
+
+
+def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:
+    """Return what makes two defects the same."""
+    if defect.kind == "scale_too_large":  # which gradient overflows first is chance
+        return defect.kind, "", None
+    if defect.kind == "carried":
+        return defect.kind, "", defect.carried_from
+    return defect.kind, defect.symptom, defect.site
+
+
+def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> bool:
+    kind, step = group.first.kind, group.first.step
+    if kind in NOTES:
+        return False
+    if kind == "scale_too_large":
+        return group.not_falling >= NOT_FALLING
+    if kind in CONSEQUENCES:
+        is_frequent = group.count >= max(MILD_STEPS, MILD_SHARE * armed_steps)
+        return is_frequent and (first_lost is None or step < first_lost)
+    if kind == "loss_differs":
+        return first_lost is None or step <= first_lost
+    if kind == "update_lost":
+        return group.count >= MILD_STEPS or armed_steps < MILD_STEPS
+    return True
+
+
+def _joins(group: Observation, groups: Sequence[Observation]) -> bool:
+    """Add a tensor that stays nonfinite to the observation of how it came to be; return if so."""
+    defect = group.first
+    if defect.kind != "carried" or defect.origin is None:
+        return False
+    for other in groups:
+        sites = (other.first.site, other.first.origin)
+        if other is not group and defect.carried_from in other.steps and defect.origin in sites:
+            other.carried = group
+            return True
+    return False

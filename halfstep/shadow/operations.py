@@ -1,0 +1,94 @@
+"""What the sanitizer keeps of an operator that ran in an armed step."""
+
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from types import CodeType
+
+import torch
+
+from halfstep.shadow.facts import Facts
+
+SOURCE_CHARACTERS = 200
+OUTSIDE = "outside"  # name of the operation that stands for a tensor made before the step
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operator was called.
+
+    line: of the innermost frame outside of torch.  caller: of the innermost frame of the script,
+    if that is another one, as for a model from an installed package.
+    code, instruction: of the innermost frame, from which `source` reads the expression.
+    """
+
+    file: str = ""
+    line: int = 0
+    code: CodeType | None = None
+    instruction: int = 0
+    caller_file: str = ""
+    caller_line: int = 0
+
+    def source(self) -> str:
+        """Return the expression that called the operator, in one line; "" if it is unknown."""
+        if self.code is None:
+            return ""
+        position = next(islice(_positions(self.code), self.instruction // 2, None), None)
+        first, last, start, end = position or (self.line, self.line, None, None)
+        if first is None or last is None or start is None or end is None:
+            return linecache.getline(self.file, self.line).strip()[:SOURCE_CHARACTERS]
+        lines = [linecache.getline(self.file, n).encode() for n in range(first, last + 1)]
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][start:]
+        text = b" ".join(line.strip() for line in lines).decode(errors="replace")
+        return text[:SOURCE_CHARACTERS]
+
+
+def _positions(code: CodeType) -> Iterator[tuple[int | None, int | None, int | None, int | None]]:
+    """Yield where each instruction is in the source; nothing before Python 3.11."""
+    positions = getattr(code, "co_positions", None)
+    return iter(()) if positions is None else positions()
+
+
+@dataclass(slots=True)
+class Input:
+    """A use of a tensor: the operations that wrote it before, and what is wrong in it."""
+
+    writers: list["Operation"]
+    facts: Facts | None
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """An operator that ran, in the order of `number`. It holds no tensors."""
+
+    number: int
+    name: str  # of the operator: "mm"
+    place: Place = field(default_factory=Place)
+    module: str = ""
+    node: str = ""  # of the backward pass: "MmBackward0"
+    dtype: torch.dtype | None = None  # of its result
+    inputs: list[Input] = field(default_factory=list)
+    result: Facts | None = None
+    power: int | None = 0  # of the loss scale in the result; see Scale in mode.py
+    has_infinite_argument: bool = False  # as of masked_fill(mask, -inf)
+    is_unknown: bool = False  # it could not be run again
+    is_first: bool = False  # half precision lost values here that were there before
+    #: A value that an element-wise operator lost: its input, and what that is in fp32.
+    sample: tuple[float, float] | None = None
+    variable: str = ""  # of OUTSIDE: the name under which the loop holds it
+    carried: "Carried | None" = None  # of OUTSIDE
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it ran in the backward pass."""
+        return bool(self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor that outlived the step in which it became nonfinite."""
+
+    step: int
+    origin: Operation

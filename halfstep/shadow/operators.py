@@ -1,0 +1,89 @@
+"""How the sanitizer treats each operator. This module imports torch."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfstep.shadow.memory import SHADOW_DTYPES
+
+#: Operators that change running statistics, arguments 3 and 4, without saying so in their schema.
+BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+RUNNING_STATISTICS = (3, 4)
+#: Results that are memory without values.
+UNWRITTEN = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
+)
+#: Only these results count: _ctc_loss leaves a part of its second one unwritten.
+RESULTS = {"_ctc_loss": 1}
+#: Softmax with a half input and an fp32 result: a shadow is fp32 already.
+SOFTMAXES = frozenset({"_softmax", "_log_softmax"})
+NAMESPACES = frozenset({"aten", "prims"})
+#: Operators that read a number of a result; nothing of them is run again.
+READS = frozenset({"_local_scalar_dense", "is_same_size", "equal", "set_"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Properties of an operator, from its schema and the table of exceptions."""
+
+    name: str
+    written: tuple[tuple[int, str], ...]  # positions and names of the arguments that it changes
+    is_view: bool
+    is_random: bool
+    is_known: bool  # of torch itself, not a custom operator or a collective
+    is_batch_norm: bool
+
+    def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the tensors that a call changes in place."""
+        found: list[Tensor] = []
+        for index, name in self.written:
+            found += tensors_in(kwargs.get(name) if name in kwargs else args[index : index + 1])
+        return found
+
+    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call draws random numbers; attention does only with dropout."""
+        if not self.is_random:
+            return False
+        if "attention" not in self.name:
+            return True
+        position = args[3] if len(args) > 3 and isinstance(args[3], float) else 0.0
+        return bool(kwargs.get("dropout_p", position))
+
+
+@cache
+def operator_of(function: Any) -> Operator:
+    """Return the properties of an overload."""
+    schema = function._schema
+    namespace, _, name = schema.name.partition("::")
+    written = tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info and argument.alias_info.is_write
+    )
+    return Operator(
+        name=name,
+        written=written,
+        is_view=not written and any(result.alias_info for result in schema.returns),
+        is_random=torch.Tag.nondeterministic_seeded in function.tags,
+        is_known=namespace in NAMESPACES,
+        is_batch_norm=name in BATCH_NORMS,
+    )
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors of an operator's argument or result."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return []
+
+
+def is_half(value: Any) -> bool:
+    """Return whether an argument is a half-precision tensor or dtype."""
+    if isinstance(value, Tensor):
+        return value.dtype in SHADOW_DTYPES
+    return isinstance(value, torch.dtype) and value in SHADOW_DTYPES

@@ -1,0 +1,193 @@
+"""Shadow steps of a training loop. This module imports torch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.judge import Judge, new_loss
+from halfstep.shadow.lines import ModuleNames
+from halfstep.shadow.memory import Entry
+from halfstep.shadow.mode import ShadowMode
+from halfstep.shadow.operations import OUTSIDE, Carried, Operation
+from halfstep.shadow.walk import first_defect
+
+DEFAULT_BUDGET_BYTES = 4 * 2**30
+MOST_CARRIED = 1000
+CLEARING = frozenset({"zero_", "_foreach_zero_"})  # changes of gradients that are no edits
+
+
+class Sanitizer:
+    """Runs steps of a loop with their shadows, and judges each.
+
+    While it is armed, its calls come from hooks, in the order of a step: `loss`, `backward_begins`
+    and `backward_ends` for each pass, `judge` before an optimizer's step or unscaling, `next_step`.
+    """
+
+    def __init__(
+        self,
+        on_defects: Callable[[Sequence[Defect]], None],
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    ) -> None:
+        """on_defects: gets what each step has shown, if anything."""
+        self.names = ModuleNames()
+        self.mode = ShadowMode(budget_bytes, self.names.current, self.names.variable)
+        self.mode.on_write = self._written
+        self._judge, self._on_defects = Judge(self.mode), on_defects
+        self.is_armed = self._is_entered = False
+        self.step = 0  # the one under way, from 1 on
+        self.has_half_operators = False
+        self._scaler: Any = None  # that has scaled a loss of this step
+        self._start()
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether a loss of this step was scaled."""
+        return self._scaler is not None
+
+    def arm(self, step: int) -> None:
+        """Begin to run operators with their shadows."""
+        self.step, self.is_armed = step, True
+        self.names.install()
+        self.mode.is_paused = False
+        if not self._is_entered:
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
+            self._is_entered = True
+
+    def disarm(self) -> None:
+        """Take the mode off the stack, unless a mode of the loop is above it."""
+        self.is_armed, self.mode.is_paused = False, True
+        self.names.remove()
+        self.mode.reset()
+        self._start()
+        if _get_current_dispatch_mode() is self.mode:
+            self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._is_entered = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run operators without shadows."""
+        was_paused, self.mode.is_paused = self.mode.is_paused, True
+        try:
+            yield
+        finally:
+            self.mode.is_paused = was_paused
+
+    def loss(self, loss: Any, scaler: Any = None) -> None:
+        """See a loss that is scaled, or from which a backward pass starts."""
+        if isinstance(loss, list | tuple):
+            for each in loss:
+                self.loss(each, scaler)
+            return
+        is_scaled_loss = scaler is None and self._scaler is not None
+        if isinstance(loss, Tensor) and not (self._passes or is_scaled_loss):
+            with self.paused(), torch.no_grad():
+                self._see(loss, scaler)
+
+    def _see(self, loss: Tensor, scaler: Any) -> None:
+        if self.mode.is_over_budget:
+            return
+        seen = new_loss(self.mode, loss)
+        if seen is not None:
+            self._judge.add(seen)
+        if scaler is not None and self._scaler is None:
+            self._scaler = scaler
+            if scaler._scale is None:
+                scaler._lazy_init_scale_growth_tracker(loss.device)
+            self.mode.scale = float(scaler._scale)
+            self.mode.entry(scaler._scale).power = 1
+
+    def backward_begins(self) -> None:
+        """Note that a pass begins."""
+        self._passes += 1
+
+    def backward_ends(self) -> None:
+        """Note that a pass has ended, which may have left scaled gradients."""
+        self._passes -= 1
+        if self._scaler is None or self._passes or self.mode.scale == 1.0:
+            return
+        for parameter in self.names.parameters():
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                entry = self.mode.memory.find(gradient)
+                if entry is not None and entry.power == 1:
+                    self._gradients[id(entry)] = entry
+
+    def judge(self, optimizer: Any) -> None:
+        """Judge the losses and gradients with which an optimizer is about to step.
+
+        From then on its gradients are unscaled, and equal their shadows: what the update rounds is
+        judged by itself.
+        """
+        if id(optimizer) in self._judged or self.mode.is_over_budget or self._passes:
+            return
+        self._judged.add(id(optimizer))
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        with self.paused(), torch.no_grad():
+            self._judge.judge(self.step, parameters, is_scaled=self.has_scaler)
+            for parameter in parameters:
+                self._weights[id(parameter)] = parameter
+                gradient = parameter.grad
+                if gradient is not None and gradient.layout is torch.strided:
+                    entry = self.mode.entry(gradient)
+                    self.mode.memory.forget(gradient)
+                    self._gradients.pop(id(entry), None)
+                    entry.power = 0
+
+    def next_step(self, step: int) -> None:
+        """End the step under way: judge what it leaves behind. step: the number of the next one."""
+        with self.paused(), torch.no_grad():
+            if not self.mode.is_over_budget:
+                self._judge.end(self.step, self._weights.values())
+                self._carry()
+            defects = self._judge.defects
+            self.has_half_operators |= bool(self.mode.half_operators)
+            self.mode.reset()
+        self._start()
+        self.step = step
+        if defects:
+            self._on_defects(defects)
+
+    def _start(self) -> None:
+        """Forget what belongs to one step."""
+        self._judge.begin()
+        self._scaler = None
+        self._passes = 0  # backward passes under way
+        self._gradients: dict[int, Entry] = {}  # scaled ones, by the id of their entries
+        self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
+        self._judged: set[int] = set()  # ids of optimizers
+
+    def _written(self, entry: Entry, operation: Operation) -> None:
+        """See a change in place outside of a backward pass."""
+        if id(entry) not in self._gradients or self._passes:
+            return
+        if operation.power is None and operation.name not in CLEARING:
+            self._judge.edited(self.step, operation)
+        del self._gradients[id(entry)]
+
+    def _carry(self) -> None:
+        """Keep why tensors that outlive the step are not finite."""
+        carried: dict[int, tuple[StorageWeakRef, Carried]] = {}
+        for key, entry in self.mode.memory.entries.items():
+            latest = entry.writers[-1]
+            is_bad = entry.is_suspect and latest.result is not None and latest.result.nonfinite
+            if entry.has_expired() or not is_bad or len(carried) >= MOST_CARRIED:
+                continue
+            if (kept := self._why_carried(latest)) is not None:
+                carried[key] = entry.storage, kept
+        self.mode.carried = carried
+
+    def _why_carried(self, latest: Operation) -> Carried | None:
+        origin = first_defect(latest)
+        if origin.name == OUTSIDE:
+            if origin.carried is not None:
+                return origin.carried
+            if latest is origin:  # an input that lives on
+                return None
+        return Carried(self.step, replace(origin, inputs=[]))

@@ -1,0 +1,293 @@
+"""Observations of shadow steps in words: what was seen, and what removes it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from halfstep.number_formats import number, percent, quantity
+from halfstep.number_formats import scale as scale_text
+from halfstep.shadow.defect import Defect, Kind, Site
+from halfstep.shadow.observations import Observation
+
+STEPS_SHOWN = 5
+DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+ATTENTIONS = ("_softmax", "_log_softmax", "_scaled_dot_product")
+TITLES: Mapping[Kind, str] = {
+    "overflow": "Overflow of {dtype}",
+    "rounding": "A value is rounded away in {dtype}",
+    "undefined": "Undefined in every precision",
+    "nonfinite_input": "{variable} is not finite",
+    "carried": "{variable} stays not finite",
+    "scale_too_large": "The loss scale is too large and does not fall",
+    "loss_differs": "The loss is finite and wrong",
+    "gradients_underflow": "Gradients underflow",
+    "gradients_differ": "Gradients differ from fp32",
+    "update_lost": "An update is rounded away",
+    "scaled_gradients_edited": "Gradients are edited while they are scaled",
+    "scaled_gradients_in_loss": "Scaled gradients are part of the loss",
+    "no_half_operators": "Nothing runs in half precision",
+    "overflow_without_effect": "Overflow of {dtype} without effect",
+}
+IN_FP32 = "Compute it in fp32: under torch.autocast(device, enabled=False), from .float() inputs."
+ADVICE: Mapping[Kind, str] = {
+    "undefined": "Avoid the undefined case: a division by 0, a logarithm or root of 0, a mean over "
+    "no elements. Neither precision nor loss scale helps.",
+    "nonfinite_input": "Find such samples and drop them. Neither precision nor loss scale helps.",
+    "carried": "Reset it, and let nothing be written to it in a step that is skipped.",
+    "scale_too_large": "Let the scaler find its scale: one scaler for the whole training, restored "
+    "on resume, without a minimum.",
+    "gradients_underflow": "Use a GradScaler, a larger initial scale, or bf16.",
+    "gradients_differ": "Compare the precisions by module with halfstep.precision_diff.",
+    "update_lost": "Keep weights and averages in fp32; autocast computes in half precision all the "
+    "same.",
+    "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
+    "scaled_gradients_in_loss": "Divide them by scaler.get_scale() first.",
+    "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
+    "overflow_without_effect": "",
+}
+MASKED = "Leave out rows that are masked as a whole, or mask them with a finite number."
+DIVERGED = "Lower the learning rate, warm it up or clip the gradients."
+
+
+@dataclass(frozen=True)
+class Statement:
+    """An observation in words. title: without the place.  text: whole sentences."""
+
+    title: str
+    text: str
+    advice: str
+
+
+def statement_of(observation: Observation) -> Statement:
+    """Return an observation in words."""
+    defect = observation.first
+    variable = defect.site.variable or "A tensor"
+    title = TITLES[defect.kind].format(dtype=_dtype(defect), variable=variable)
+    if defect.kind == "scale_too_large" and not observation.is_fault:
+        title = "The scaler searches for its scale"
+    text, advice = _TEXTS[defect.kind](observation), _advice(observation)
+    if defect.has_grown is not None:
+        growth = number(defect.has_grown, 2)
+        text += f" Before that, the loss in fp32 had grown {growth}-fold: the training diverges."
+        advice = DIVERGED
+    if observation.carried is not None:
+        text += f" {_returns(observation.carried)}"
+    return Statement(title, text, advice)
+
+
+def steps_of(observation: Observation) -> str:
+    """Return the steps of an observation: "In step 4", "In 12 steps, the first ones 4, 8"."""
+    shown = [f"{step:,}" for step in observation.steps[:STEPS_SHOWN]]
+    if observation.count == 1:
+        return f"In step {shown[0]}"
+    if observation.count <= STEPS_SHOWN:
+        return f"In steps {', '.join(shown[:-1])} and {shown[-1]}"
+    return f"In {observation.count:,} steps, the first ones {', '.join(shown)},"
+
+
+def place_of(site: Site) -> str:
+    """Return the line of a site: "model.py:94", with that of the script if it is in a package."""
+    if not site.line:
+        return ""
+    place = f"{PurePath(site.file).name}:{site.line}"
+    if site.caller_line:
+        place += f", called at {PurePath(site.caller_file).name}:{site.caller_line}"
+    return place
+
+
+def named(site: Site) -> str:
+    """Return a site in words: "`self.wo(h)` (model.py:94, decoder.block.1)"."""
+    what = f"`{site.source}`" if site.source else site.operator
+    if site.node:
+        what = f"the gradient of {what}"
+    where = ", ".join(filter(None, (place_of(site), site.module)))
+    return f"{what} ({where})" if where else what
+
+
+def _overflow(observation: Observation) -> str:
+    defect = observation.first
+    return f"In step {defect.step:,} {named(defect.site)} {_beyond(defect)}{_in_fp32(defect)}."
+
+
+def _rounding(observation: Observation) -> str:
+    defect = observation.first
+    text = f"In step {defect.step:,} {named(defect.site)} is not finite in {_dtype(defect)}: "
+    if defect.sample is not None:
+        actual, exact = defect.sample
+        text += f"its input is {number(actual)}, which is {number(exact, 8)} in fp32"
+    else:
+        text += f"a value that is {number(defect.value)} in fp32 is rounded to 0"
+    if defect.origin is not None and defect.origin != defect.site:
+        text += f" in {named(defect.origin)}"
+    return f"{text}{_in_fp32(defect)}."
+
+
+def _undefined(observation: Observation) -> str:
+    defect = observation.first
+    text = f"In step {defect.step:,} {named(defect.site)} is not finite; nor is it in fp32"
+    if defect.is_infinite and defect.origin is not None:
+        text += f". An infinity comes from {named(defect.origin)}"
+        text += ", and a row holds nothing else" if _is_mask(defect) else ""
+    is_after = defect.symptom == "gradient" and defect.loss is not None
+    return f"{text}. The loss was finite." if is_after else f"{text}."
+
+
+def _nonfinite_input(observation: Observation) -> str:
+    defect = observation.first
+    variable = defect.site.variable
+    return (
+        f"{f'`{variable}`' if variable else 'A tensor'} holds "
+        f"{quantity(defect.count, 'element')} that are NaN or infinite before step "
+        f"{defect.step:,} first uses it, in {named(defect.site)}."
+    )
+
+
+def _carried(observation: Observation) -> str:
+    origin = observation.first.origin
+    text = _returns(observation)
+    return f"{text} It became so in {named(origin)}." if origin else text
+
+
+def _returns(observation: Observation) -> str:
+    """Return when a tensor became nonfinite, and where it comes back in."""
+    defect = observation.first
+    variable, place = defect.site.variable, place_of(defect.site)
+    return (
+        f"{f'`{variable}`' if variable else 'A tensor'} has not been finite since step "
+        f"{defect.carried_from:,}. {steps_of(observation)} it comes back in"
+        f"{f' at {place}' if place else ''}."
+    )
+
+
+def _scale_too_large(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} gradients overflow at the loss scale of the step. In step "
+        f"{defect.step:,}, at {scale_text(defect.scale)}, {named(defect.site)} "
+        f"{_beyond(defect)}. The gradients fit below {number(observation.smallest_fit, 3)}."
+    )
+
+
+def _loss_differs(observation: Observation) -> str:
+    defect = observation.first
+    text = (
+        f"In step {defect.step:,} the loss is {number(defect.loss)}; in fp32 it is "
+        f"{number(defect.loss_fp32)}. Half precision first loses values in {named(defect.site)}"
+    )
+    if defect.value is None:
+        return f"{text}."
+    if defect.value > (defect.limit or 0.0) / 2:
+        return f"{text}, which {_beyond(defect)}."
+    return f"{text}, where {number(defect.value)} is rounded to 0."
+
+
+def _gradients_underflow(observation: Observation) -> str:
+    defect = observation.first
+    at = f" at a scale of {scale_text(defect.scale)}" if defect.scale not in (None, 1.0) else ""
+    return (
+        f"{steps_of(observation)} gradients are 0 in half precision that are not 0 in fp32: in "
+        f"step {defect.step:,} {percent(defect.share)} of the squared norm{at}."
+    )
+
+
+def _gradients_differ(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} the gradients are far from their values in fp32: in step "
+        f"{defect.step:,} by {percent(defect.share)} of their norm."
+    )
+
+
+def _update_lost(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} changes a tensor in {_dtype(defect)} by "
+        "so little that no element moves. In fp32 most of them do."
+    )
+
+
+def _edited(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} changes gradients that are still "
+        f"multiplied by the loss scale, {scale_text(defect.scale)} in step {defect.step:,}."
+    )
+
+
+def _scaled_in_loss(observation: Observation) -> str:
+    return (
+        f"{steps_of(observation)} the loss, in {named(observation.first.site)}, is computed from "
+        "gradients that are still multiplied by the loss scale."
+    )
+
+
+def _no_half(_observation: Observation) -> str:
+    return "A GradScaler is used, and no operator of the forward pass ran in fp16 or bf16."
+
+
+def _without_effect(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} {_beyond(defect)}. The loss and the "
+        "gradients are not affected."
+    )
+
+
+_TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
+    "overflow": _overflow,
+    "rounding": _rounding,
+    "undefined": _undefined,
+    "nonfinite_input": _nonfinite_input,
+    "carried": _carried,
+    "scale_too_large": _scale_too_large,
+    "loss_differs": _loss_differs,
+    "gradients_underflow": _gradients_underflow,
+    "gradients_differ": _gradients_differ,
+    "update_lost": _update_lost,
+    "scaled_gradients_edited": _edited,
+    "scaled_gradients_in_loss": _scaled_in_loss,
+    "no_half_operators": _no_half,
+    "overflow_without_effect": _without_effect,
+}
+
+
+def _dtype(defect: Defect) -> str:
+    return DTYPES.get(defect.dtype, defect.dtype)
+
+
+def _beyond(defect: Defect) -> str:
+    """Return how far a value is out of range: "is 1.59e6, beyond fp16's 65,504"."""
+    if defect.value is None or defect.limit is None:
+        return f"is not finite in {_dtype(defect)}, and is in fp32"
+    return f"is {number(defect.value)}, beyond {_dtype(defect)}'s {number(defect.limit)}"
+
+
+def _in_fp32(defect: Defect) -> str:
+    """Return what the step would be in fp32, as the end of a sentence; "" if that is no better."""
+    if defect.loss_fp32 is None or "fp32" not in defect.helps:
+        return ""
+    text = f"; in fp32 this step's loss is {number(defect.loss_fp32)}"
+    return f"{text} and all gradients are finite" if defect.are_gradients_finite else text
+
+
+def _is_mask(defect: Defect) -> bool:
+    return defect.is_infinite and defect.site.operator.startswith(ATTENTIONS)
+
+
+def _advice(observation: Observation) -> str:
+    """Return what the shadow has shown to help, or what removes the mistake."""
+    defect = observation.first
+    if _is_mask(defect):
+        return MASKED
+    if defect.kind == "scale_too_large" and not observation.is_fault:
+        return ""
+    if defect.kind in ADVICE:
+        return ADVICE[defect.kind]
+    if "fp32" not in defect.helps:
+        return ""
+    advice = IN_FP32
+    if "bf16" in defect.helps:
+        advice += " Or use bf16, which has the range."
+    elif defect.kind == "rounding":
+        advice += f" Or use a constant that {_dtype(defect)} can represent there."
+    return advice

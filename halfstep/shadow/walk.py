@@ -1,0 +1,95 @@
+"""From a symptom back to the operator where it began."""
+
+from collections.abc import Callable, Iterable
+
+from halfstep.shadow.facts import Facts
+from halfstep.shadow.operations import OUTSIDE, Operation
+
+MOST_STEPS = 10_000
+#: Operators in which a difference or a bound becomes 0, whatever their inputs are.
+DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "sub_"})
+DIVISIONS = frozenset({"div", "div_"})  # only a divisor of 0 makes an infinity
+
+
+def first_defect(operation: Operation) -> Operation:
+    """Return the first operation with the defect of an operation's nonfinite result."""
+    for _ in range(MOST_STEPS):
+        if operation.name == OUTSIDE or operation.result is None:
+            break
+        has_defect = _defect(operation, operation.result)
+        found = earliest(writers(operation, has_defect), before=operation)
+        if found is None:
+            break
+        operation = found
+    return operation
+
+
+def first_infinity(operation: Operation) -> Operation:
+    """Return the first operation with an infinity, of those that an operation received."""
+    for _ in range(MOST_STEPS):
+        found = earliest(writers(operation, _is_infinite), before=operation)
+        if found is None:
+            break
+        operation = found
+    return operation
+
+
+def _is_infinite(facts: Facts) -> bool:
+    return bool(facts.infinite or facts.shadow_infinite)
+
+
+def writers(operation: Operation, has_defect: Callable[[Facts], bool]) -> list[Operation]:
+    """Return the operations that have put a defect into an operation's inputs."""
+    return [
+        writer
+        for each in operation.inputs
+        if each.facts is not None and has_defect(each.facts)
+        for writer in each.writers
+        if writer.result is not None and has_defect(writer.result)
+    ]
+
+
+def earliest(operations: Iterable[Operation], before: Operation) -> Operation | None:
+    """Return the first of those that ran before an operation."""
+    return min(
+        (each for each in operations if each.number < before.number),
+        key=lambda each: each.number,
+        default=None,
+    )
+
+
+def flushed_inputs(operation: Operation) -> list[Facts]:
+    """Return what is wrong in the inputs that are 0 only in half precision."""
+    inputs = operation.inputs[-1:] if operation.name in DIVISIONS else operation.inputs
+    return [each.facts for each in inputs if each.facts is not None and each.facts.flushed]
+
+
+def first_flushed(operation: Operation) -> Operation:
+    """Return the operation in which a value became 0 that an operation received as 0."""
+    inputs = operation.inputs[-1:] if operation.name in DIVISIONS else operation.inputs
+    for count in range(MOST_STEPS):
+        candidates = [
+            writer
+            for each in inputs
+            if each.facts is None or each.facts.flushed
+            for writer in each.writers
+            if writer.result is not None and writer.result.flushed
+        ]
+        found = earliest(candidates, before=operation)
+        if found is None or (count and operation.name in DIFFERENCES):
+            break
+        operation, inputs = found, found.inputs
+    return operation
+
+
+def _defect(operation: Operation, facts: Facts) -> Callable[[Facts], bool]:
+    """Return whether a tensor has the gravest defect of an operation's result."""
+    if operation.is_unknown:
+        return lambda other: bool(other.lost or other.shadow_nan or other.nan)
+    if facts.shadow_nan:
+        return lambda other: bool(other.shadow_nan)
+    if facts.lost:
+        return lambda other: bool(other.lost)
+    if facts.nan:
+        return lambda other: bool(other.nan)
+    return lambda other: bool(other.shadow_infinite or other.infinite)
