@@ -12,9 +12,9 @@ from app.submission import config_schema
 from db.errors import NotFound
 from db.files import checkpoints
 from db.health import findings
-from db.health.finding import Finding
 from db.queue import workers
 from db.tables import RECIPE, Run
+from halfstep.diagnosis.finding import Finding
 from halfstep.number_formats import number
 from halfstep.telemetry.plain_json import JsonObject
 

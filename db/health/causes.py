@@ -1,33 +1,42 @@
 """Causes of a run's symptoms, by the evidence for and against each one.
 
 Evidence is the events of halfstep.evidence and the run's skips. A cause that explains others
-excludes them, in the order of `named`: first mistakes in the calls of a loop, since every later
-symptom may follow from them; then non-finite numbers, by their first location; then all others.
+excludes them, in the order of `named`: first mistakes in the calls of a loop
+(halfstep.diagnosis.loop_mistakes), since every later symptom may follow from them; then non-finite
+numbers, by their first location; then all others.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.health import fixes, precision_findings
+from db.health import precision_findings
 from db.health.advice_words import AdviceWords
-from db.health.finding import Finding
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
-from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
+from db.health.scaling_health import Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry import frozen_steps
 from db.telemetry.stored_events import StoredEvents
+from halfstep.diagnosis import fixes
+from halfstep.diagnosis.finding import Finding
+from halfstep.diagnosis.loop_mistakes import (
+    NAMES_SHOWN,
+    ZERO_STEPS,
+    LoopSigns,
+    mistaken_calls,
+    names_of,
+    other_mistakes,
+)
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
 
-E = TypeVar("E", bound=StepEvent)
 #: Kinds of events of which the newest counts, the earliest counts, and several count.
 NEWEST: tuple[type[StepEvent], ...] = (
     *(events.DirectStep, events.NotStepped, events.ScaledClip, events.BoundedNorms),
@@ -42,48 +51,32 @@ EARLIEST: tuple[type[StepEvent], ...] = (
 )
 SEVERAL: tuple[type[StepEvent], ...] = (events.Origin, events.NoGradient, events.Precision)
 MOST_EVENTS = 50  # of a kind of which several count
-UNCLEARED, REPLACED, LEFT_OUT, UNSCALED = 2, 3, 2, 3
 #: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
 LARGEST_HALF = 65504.0
 LARGE_WEIGHT = 1000.0  # no usual initial weight or gain is as large
 COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
-NAMES_SHOWN = 6
 SMALLEST_SCALE = 2.0**-24  # below it no usual gradient overflows
 OUTSIDE = "training_step"  # a replay's name for operations outside of all modules
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(LoopSigns):
     """Evidence from which causes are derived."""
 
-    events: Sequence[StepEvent] = ()
     skips: Sequence[ScalerEvent] = ()
     steps: int = 0  # attempted
-    last: int = 0  # the last step
     skipped: int = 0
-    zero_steps: int = 0  # the last ones, all of whose gradients were 0
     health: str | None = None
-    scale: float | None = None
     is_costly: bool = False  # more steps are skipped than a search for a scale takes
     fell_at: int | None = None  # the step from which on the scale was below 1
-    has_scaler: bool = False
     may_replay: bool = False
     precision: str = ""
     #: The first step of a run without a scaler with a number that is not finite; was its loss?
     first_lost: tuple[int, bool] | None = None
-    resumed: tuple[int, float, float] | None = None  # step, scale before it and after
     finite_at: int | None = None  # the last step, if its loss is known to be finite
     lost: LostLosses | None = None  # applied steps with a non-finite loss and finite gradients
     growth: Growth | None = None  # of the loss before the first that was not finite
-
-    def one(self, kind: type[E]) -> E | None:
-        """Return the event of a kind; None if there is none."""
-        return next(iter(self.several(kind)), None)
-
-    def several(self, kind: type[E]) -> list[E]:
-        """Return all events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 def read(
@@ -208,15 +201,7 @@ def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
 def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the causes for which there is evidence; the first one explains the others."""
     has_zeros = signs.zero_steps >= ZERO_STEPS
-    calls = [
-        *_refused(signs),
-        *_out_of_order(signs),
-        *_unscaled(signs),
-        *_direct_steps(signs),
-        *_uncleared(signs),
-        *_clipped(signs),
-        *_scaler_lost(signs),
-    ]
+    calls = list(mistaken_calls(signs))
     yield from calls
     if not calls:
         numbers = list(_numbers(signs, words))
@@ -225,184 +210,7 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             yield from _skips(signs, words)
         if not signs.has_scaler and not numbers:
             yield from _first_lost(signs)
-    yield from _gradients(signs)
-    yield from _left_out(signs)
-    yield from _schedule(signs)
-    yield from _pointless_scaler(signs)
-
-
-# ---- Calls of the loop ------------------------------------------------------------------------
-
-
-def _refused(signs: Signs) -> Iterator[Finding]:
-    if event := signs.one(events.NoStep):
-        yield Finding(
-            "No optimizer steps",
-            f"{event.passes:,} backward passes were made and no optimizer of torch.optim "
-            "stepped. Steps of a loop that changes its weights by hand cannot be recorded; log its "
-            "loss with watch.log.",
-            cause="no_optimizer_step",
-            fix=fixes.NO_OPTIMIZER,
-        )
-    if refused := signs.one(events.Fp16Gradients):
-        yield Finding(
-            "GradScaler rejects float16 gradients",
-            f"{refused.count:,} parameters are float16 ({_names(refused.parameters)}), so their "
-            f'gradients are too, and GradScaler raised "{refused.error}". Keep the weights in '
-            "float32: autocast computes in float16 all the same.",
-            cause="fp16_gradients",
-            fix=fixes.FP16_GRADIENTS,
-        )
-    if unchecked := signs.one(events.NoInfChecks):
-        which = _names(unchecked.optimizers) or "an optimizer"
-        yield Finding(
-            "A scaler has no gradients to check",
-            f'At step {unchecked.step:,} GradScaler.{unchecked.method} raised "{unchecked.error}": '
-            f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
-            "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
-            "not called before the step, or zero_grad was called between the two.",
-            cause="no_inf_checks",
-            fix=fixes.NO_INF_CHECKS,
-        )
-
-
-def _out_of_order(signs: Signs) -> Iterator[Finding]:
-    if not (event := signs.one(events.CallOrder)) or signs.last > event.step + 1:
-        return  # the loop caught it and went on
-    said = f'At step {event.step:,} GradScaler.{event.method} raised "{event.error}" '
-    if "_scale is None" in event.error:
-        yield Finding(
-            "The loss was never scaled",
-            f"{said}Call backward on scaler.scale(loss): the scaler has no scale before its first "
-            "loss.",
-            cause="loss_not_scaled",
-            fix=fixes.SCALED_LOSS,
-        )
-        return
-    if event.method == "step":
-        title = "scaler.update is missing between two steps"
-        text = "Call scaler.update() before the next scaler.step() of the same optimizer."
-    elif "after" in event.error:
-        title = "unscale_ is called after the step"
-        text = (
-            "Call unscale_ after backward and before scaler.step(). Either this call comes too "
-            "late, or scaler.update() is missing after the previous step."
-        )
-    else:
-        title = "unscale_ is called twice in one step"
-        text = (
-            "Call unscale_ at most once per optimizer before each scaler.update(). With gradient "
-            "accumulation, call it only after the last backward pass of a step."
-        )
-    yield Finding(title, said + text, cause="scaler_call_order", fix=fixes.CALL_ORDER)
-
-
-def _unscaled(signs: Signs) -> Iterator[Finding]:
-    event = signs.one(events.UnscaledLoss)
-    if event and event.count >= UNSCALED:
-        scale = f", most recently {scale_text(signs.scale)}" if signs.scale else ""
-        yield Finding(
-            "A loss is not scaled",
-            f"In {event.count:,} steps of {event.optimizer}, most recently at step "
-            f"{event.step:,}, backward was called on a loss without scaler.scale(). The scaler "
-            f"divides all gradients by the scale{scale}, including those of "
-            "that loss: with SGD they barely change the weights, next to those of a scaled loss "
-            "they are negligible, and the small ones become 0 in fp16.",
-            cause="loss_not_scaled",
-            fix=fixes.SCALED_LOSS,
-        )
-
-
-def _direct_steps(signs: Signs) -> Iterator[Finding]:
-    if not (event := signs.one(events.DirectStep)):
-        return
-    how = (
-        "its gradients were still multiplied by the loss scale"
-        if event.is_scaled
-        else "scaler.step had already stepped it, or should have"
-    )
-    yield Finding(
-        f"{event.optimizer} is stepped outside the scaler",
-        f"optimizer.step() was called {event.count:,} times outside scaler.step(), most recently "
-        f"at step {event.step:,}: {how}. Such a step applies an inf or NaN unchecked, and "
-        "the weights stay NaN.",
-        cause="step_outside_scaler",
-        fix=fixes.DIRECT_STEP,
-        part="skipped",
-    )
-
-
-def _uncleared(signs: Signs) -> Iterator[Finding]:
-    event = signs.one(events.Uncleared)
-    if event and event.count >= UNCLEARED:
-        yield Finding(
-            "Gradients are never cleared",
-            f"After a skip, {event.count:,} backward passes added to gradients of "
-            f"{event.optimizer} that were already not finite, most recently at step "
-            f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
-            "step is skipped, whatever the scale.",
-            cause="gradients_not_cleared",
-            fix=fixes.ZERO_GRAD,
-            part="skipped",
-        )
-    elif kept := signs.one(events.AccumulatedGradients):
-        yield Finding(
-            "Gradients are never cleared",
-            f"Up to step {kept.step:,}, {kept.steps:,} steps of {kept.optimizer} in a "
-            "row applied gradients that include those of the step before: zero_grad() was not "
-            "called between them, so each update sums the gradients of all their batches.",
-            cause="gradients_not_cleared",
-            fix=fixes.ZERO_GRAD if signs.has_scaler else fixes.ZERO_GRAD_UNSCALED,
-        )
-
-
-def _clipped(signs: Signs) -> Iterator[Finding]:
-    if event := signs.one(events.ScaledClip):
-        yield Finding(
-            "Gradients are clipped before unscale_",
-            f"The gradients of {event.optimizer} were clipped at least {event.count:,} times "
-            f"while they were multiplied by the loss scale, most recently at step "
-            f"{event.step:,}. The clip then bounds gradient × scale: the update shrinks as the "
-            "scale grows.",
-            cause="scaled_gradients_clipped",
-            fix=fixes.CLIP,
-        )
-    elif bounded := signs.one(events.BoundedNorms):
-        yield Finding(
-            "Gradients are bounded while they are scaled",
-            f"The gradient norm times the loss scale was {number(bounded.norm)} in "
-            f"{bounded.steps:,} applied steps of different scales, up to step {bounded.step:,}. "
-            "Something bounds the gradients before they are unscaled, so the update depends on the "
-            "scale.",
-            cause="scaled_gradients_clipped",
-            fix=fixes.CLIP,
-        )
-
-
-def _scaler_lost(signs: Signs) -> Iterator[Finding]:
-    event = signs.one(events.ScalerReplaced)
-    if event and (float(event.scale_after) > float(event.scale_before) or event.count >= REPLACED):
-        yield Finding(
-            "A new scaler replaces the old one",
-            f"{event.count:,} times another GradScaler stepped the same optimizer, the last "
-            f"time at step {event.step:,}, with a scale of {scale_text(event.scale_after)} "
-            f"after {scale_text(event.scale_before)}; its state was not loaded. Each one "
-            "searches for its scale again, and skips steps on the way.",
-            cause="scaler_not_restored",
-            fix=fixes.SCALER_STATE,
-            part="skipped",
-        )
-    elif signs.resumed:
-        step, before, after = signs.resumed
-        yield Finding(
-            "The scaler was not restored",
-            f"When the run was resumed after step {step:,}, the scale went from "
-            f"{scale_text(before)} to {scale_text(after)} without a growth. Save the scaler's "
-            "state with the checkpoint, and load it on resume.",
-            cause="scaler_not_restored",
-            fix=fixes.SCALER_STATE,
-            part="skipped",
-        )
+    yield from other_mistakes(signs)
 
 
 # ---- Numbers that are not finite --------------------------------------------------------------
@@ -550,7 +358,7 @@ def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Fin
     if event.loss_nonfinite and signs.lost:
         return  # the weights are finite
     precision = signs.precision or "this precision"
-    names = _names([parameter.name for parameter in event.culprits])
+    names = names_of([parameter.name for parameter in event.culprits])
     if event.loss_nonfinite:
         title = f"The loss is not finite from step {event.step:,} on"
         text = _before(event.finite) + (
@@ -781,110 +589,6 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
         fix=fixes.BACKWARD,
         is_certain=bool(overflow),
     )
-
-
-# ---- The rest ---------------------------------------------------------------------------------
-
-
-def _gradients(signs: Signs) -> Iterator[Finding]:
-    for event in signs.several(events.NoGradient):
-        is_all = event.count == event.of
-        names = "" if is_all else f": {_names(event.parameters)}"
-        yield Finding(
-            f"No parameter of {event.optimizer} received a gradient"
-            if is_all
-            else f"{event.count:,} parameters of {event.optimizer} receive no gradient",
-            f"In {event.steps:,} steps up to step {event.step:,}, none of "
-            f"{'its' if is_all else 'these'} parameters received "
-            f"a gradient{names}. The autograd graph does not reach them: detach, no_grad, .item() "
-            "or a module that is not called. Rarely used experts may receive one later.",
-            cause="no_gradient",
-            fix=fixes.NO_GRADIENT,
-            is_certain=is_all,
-        )
-    if (outside := signs.one(events.OutsideOptimizers)) and outside.count:
-        yield Finding(
-            f"{_names(outside.parameters[:1])} is in no optimizer"
-            if outside.count == 1
-            else f"{outside.count:,} parameters with gradients are in no optimizer",
-            f"Up to step {outside.step:,} no optimizer stepped {_names(outside.parameters)}: they "
-            "keep their values, and zero_grad() of an optimizer does not clear their gradients. A "
-            "module that is added or replaced after the optimizer was created is not in it. If "
-            "they should stay frozen, call requires_grad_(False), which saves their backward pass.",
-        )
-    has_none = any(event.count == event.of for event in signs.several(events.NoGradient))
-    if signs.zero_steps >= ZERO_STEPS and not has_none:
-        yield Finding(
-            "All gradients are 0",
-            f"In the last {signs.zero_steps:,} steps every gradient was exactly 0, so nothing is "
-            "learned. The loss does not depend on the weights (a factor of 0, a clamp, dead "
-            "units), or gradients are cleared between backward and step"
-            + (
-                f", or all gradients underflow at a scale of {scale_text(signs.scale)}."
-                if signs.has_scaler and signs.scale is not None and signs.scale < 2**40
-                else "; at this scale, underflow is not the cause."
-                if signs.has_scaler
-                else ", or all gradients are below 6e-8, which is 0 in fp16 without a GradScaler."
-                if _computes_in_fp16(signs)
-                else "."
-            ),
-            cause="zero_gradients",
-            fix=fixes.ZERO_GRADIENTS,
-        )
-
-
-def _computes_in_fp16(signs: Signs) -> bool:
-    return any(event.dtype == "float16" for event in signs.several(events.Precision))
-
-
-def _left_out(signs: Signs) -> Iterator[Finding]:
-    event = signs.one(events.NotStepped)
-    if event and event.count >= LEFT_OUT:
-        yield Finding(
-            "The loop omits scaler.step()",
-            f"scaler.update() was called {event.count:,} times without scaler.step() for any "
-            f"optimizer, most recently at step {event.step:,}. Those steps were neither applied "
-            "nor skipped by the scaler: the loop omitted them.",
-            cause="step_left_out",
-            fix=fixes.STEP_LEFT_OUT,
-        )
-
-
-def _schedule(signs: Signs) -> Iterator[Finding]:
-    if event := signs.one(events.Schedule):
-        scheduler = event.scheduler or ""
-        seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
-        yield Finding(
-            "The learning-rate schedule advances in skipped steps",
-            f"{seen} after {event.advanced:,} of {event.skipped:,} skips, up to step "
-            f"{event.step:,}: the schedule runs ahead of the weights, above all during warm-up. "
-            "Step it only if the scaler did not skip.",
-            cause="schedule_in_skipped_steps",
-            fix=fixes.SCHEDULE,
-            is_certain=bool(scheduler),
-        )
-
-
-def _pointless_scaler(signs: Signs) -> Iterator[Finding]:
-    types = {event.dtype for event in signs.several(events.Precision)}
-    if signs.has_scaler and types and types <= {"bfloat16", "float32"}:
-        half = "bfloat16" in types
-        yield Finding(
-            f"The scaler does nothing for {'bf16' if half else 'fp32'}",
-            "Matrix products are computed in "
-            + ("bfloat16, which has the range of float32" if half else "float32")
-            + ": gradients do not underflow and need no loss scale. "
-            + (
-                "Remove GradScaler." if half else "Use autocast with float16, or remove GradScaler."
-            ),
-            cause="scaler_without_fp16",
-            fix=fixes.SCALER_WITHOUT_FP16,
-        )
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _times(count: int) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.health import advice_words, causes, fixes, precision_findings, weights_findings
+from db.health import advice_words, causes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
-from db.health.finding import EXPLAINING, OF_PRECISION, Finding
 from db.health.input_bound import DataWait, data_wait
 from db.health.losses import Risen, risen
 from db.health.scaling_health import ScalingHealth, scaling_health
@@ -20,6 +19,8 @@ from db.runs import comparisons, groups
 from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Status, Step, Worker
 from db.telemetry import latest_metrics, series
 from db.telemetry.stored_events import StoredEvents
+from halfstep.diagnosis import fixes
+from halfstep.diagnosis.finding import EXPLAINING, OF_PRECISION, Finding
 from halfstep.number_formats import duration, number, percent
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from db.health.finding import EXPLAINING
+from halfstep.diagnosis.finding import EXPLAINING
 from halfstep.run_labels import HEALTHS
 
 TONES = {

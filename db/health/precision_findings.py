@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from db.health.advice_words import AdviceWords
-from db.health.finding import Finding
+from halfstep.diagnosis.finding import Finding
 from halfstep.number_formats import number, percent
 from halfstep.telemetry import events
 

@@ -9,6 +9,7 @@ from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
 from db.tables import FLAGGED, RECIPE, TRAIN, Diagnosis, Run, ScalerEvent, Step
+from halfstep.diagnosis.loop_mistakes import ZERO_STEPS
 from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 from halfstep.telemetry.scaling_health import (
     CALIBRATED_AFTER,
@@ -31,8 +32,6 @@ __all__ = [
     "count",
     "judge",
 ]
-
-ZERO_STEPS = 50  # in a row with all gradients 0: nothing is learned
 
 
 def scaling_health(session: Session, run: Run) -> ScalingHealth | None:

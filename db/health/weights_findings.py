@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from db.health.finding import Finding
+from halfstep.diagnosis.finding import Finding
 from halfstep.telemetry.events import Weights
 
 NAMES_SHOWN = 6

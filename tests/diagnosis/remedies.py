@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from itertools import combinations
 
-from db.health.finding import Finding
+from halfstep.diagnosis.finding import Finding
 
 #: What ends a clause, so that what one rules out the next may offer.
 CLAUSES = re.compile(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from db.health.finding import Finding
+from halfstep.diagnosis.finding import Finding
 from tests.diagnosis import remedies, trial, truth
 from tests.diagnosis.corpus import LOOPS, chosen, each_loop
 from tests.diagnosis.registry import CAUSES, HEALTHY, Loop

@@ -26,13 +26,13 @@ import torch
 from db.access import accounts
 from db.database import Database
 from db.health import findings
-from db.health.finding import Finding
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import claims, queue, workers
 from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
 from db.telemetry import ingest
 from db.telemetry.recording import Recording
+from halfstep.diagnosis.finding import Finding
 from halfstep.evidence import input_evidence
 from halfstep.recording import ring
 from halfstep.run_config import parse_config

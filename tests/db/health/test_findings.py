@@ -9,7 +9,7 @@ import pytest
 from msgspec import convert
 
 from db.database import Database
-from db.health import advice_words, causes, findings, fixes, scaling_health
+from db.health import advice_words, causes, findings, scaling_health
 from db.health.findings import Evidence
 from db.health.losses import LostLosses, lost_losses
 from db.queue import queue
@@ -24,6 +24,7 @@ from db.tables import (
     User,
     Worker,
 )
+from halfstep.diagnosis import fixes
 from halfstep.telemetry.events import (
     KINDS,
     HistogramModule,

@@ -4,16 +4,18 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import db.health
+import halfstep.diagnosis
 from db.database import Database
 from db.health import findings, scaling_health
-from db.health.finding import EXPLAINING, Finding
 from db.health.health_statement import health_statement
 from db.tables import Run
+from halfstep.diagnosis.finding import EXPLAINING, Finding
 from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
 from tests.diagnosis.registry import CAUSES
 
@@ -35,7 +37,8 @@ BLAME = re.compile(r"because|cause|limit|too (large|high)|due to|search|grows|fa
 
 def _titles() -> Iterator[tuple[str, str]]:
     """Yield the title and cause of each finding in the source, without its figures."""
-    for path in Path(db.health.__file__).parent.glob("*.py"):
+    packages = (db.health, halfstep.diagnosis)
+    for path in chain.from_iterable(Path(str(p.__file__)).parent.glob("*.py") for p in packages):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Finding":
                 named = {each.arg: each.value for each in call.keywords}

@@ -1,0 +1,1 @@
+"""Causes of what goes wrong in a training loop, stated from evidence. Free of torch."""

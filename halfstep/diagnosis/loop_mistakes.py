@@ -1,0 +1,331 @@
+"""Mistakes in the calls of a training loop, from the events that its observation emits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from halfstep.diagnosis import fixes
+from halfstep.diagnosis.finding import Finding
+from halfstep.number_formats import number
+from halfstep.number_formats import scale as scale_text
+from halfstep.telemetry import events
+from halfstep.telemetry.events import StepEvent
+
+E = TypeVar("E", bound=StepEvent)
+#: Numbers of times from which on a mistake is none that happens once.
+UNCLEARED, REPLACED, LEFT_OUT, UNSCALED = 2, 3, 2, 3
+ZERO_STEPS = 50  # in a row with all gradients 0: nothing is learned
+NAMES_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class LoopSigns:
+    """Evidence of a loop's mistakes."""
+
+    events: Sequence[StepEvent] = ()
+    last: int = 0  # the last step
+    zero_steps: int = 0  # the last ones, all of whose gradients were 0
+    scale: float | None = None
+    has_scaler: bool = False
+    resumed: tuple[int, float, float] | None = None  # step, scale before it and after
+
+    def one(self, kind: type[E]) -> E | None:
+        """Return the event of a kind; None if there is none."""
+        return next(iter(self.several(kind)), None)
+
+    def several(self, kind: type[E]) -> list[E]:
+        """Return all events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
+    """Yield mistakes from which every later symptom may follow."""
+    yield from _refused(signs)
+    yield from _out_of_order(signs)
+    yield from _unscaled(signs)
+    yield from _direct_steps(signs)
+    yield from _uncleared(signs)
+    yield from _clipped(signs)
+    yield from _scaler_lost(signs)
+
+
+def other_mistakes(signs: LoopSigns) -> Iterator[Finding]:
+    """Yield mistakes that explain nothing but themselves."""
+    yield from _gradients(signs)
+    yield from _left_out(signs)
+    yield from _schedule(signs)
+    yield from _pointless_scaler(signs)
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Return the first names of a list, and the number of the others."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _refused(signs: LoopSigns) -> Iterator[Finding]:
+    if event := signs.one(events.NoStep):
+        yield Finding(
+            "No optimizer steps",
+            f"{event.passes:,} backward passes were made and no optimizer of torch.optim "
+            "stepped. Steps of a loop that changes its weights by hand cannot be recorded; log its "
+            "loss with watch.log.",
+            cause="no_optimizer_step",
+            fix=fixes.NO_OPTIMIZER,
+        )
+    if refused := signs.one(events.Fp16Gradients):
+        yield Finding(
+            "GradScaler rejects float16 gradients",
+            f"{refused.count:,} parameters are float16 ({names_of(refused.parameters)}), so their "
+            f'gradients are too, and GradScaler raised "{refused.error}". Keep the weights in '
+            "float32: autocast computes in float16 all the same.",
+            cause="fp16_gradients",
+            fix=fixes.FP16_GRADIENTS,
+        )
+    if unchecked := signs.one(events.NoInfChecks):
+        which = names_of(unchecked.optimizers) or "an optimizer"
+        yield Finding(
+            "A scaler has no gradients to check",
+            f'At step {unchecked.step:,} GradScaler.{unchecked.method} raised "{unchecked.error}": '
+            f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
+            "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
+            "not called before the step, or zero_grad was called between the two.",
+            cause="no_inf_checks",
+            fix=fixes.NO_INF_CHECKS,
+        )
+
+
+def _out_of_order(signs: LoopSigns) -> Iterator[Finding]:
+    if not (event := signs.one(events.CallOrder)) or signs.last > event.step + 1:
+        return  # the loop caught it and went on
+    said = f'At step {event.step:,} GradScaler.{event.method} raised "{event.error}" '
+    if "_scale is None" in event.error:
+        yield Finding(
+            "The loss was never scaled",
+            f"{said}Call backward on scaler.scale(loss): the scaler has no scale before its first "
+            "loss.",
+            cause="loss_not_scaled",
+            fix=fixes.SCALED_LOSS,
+        )
+        return
+    if event.method == "step":
+        title = "scaler.update is missing between two steps"
+        text = "Call scaler.update() before the next scaler.step() of the same optimizer."
+    elif "after" in event.error:
+        title = "unscale_ is called after the step"
+        text = (
+            "Call unscale_ after backward and before scaler.step(). Either this call comes too "
+            "late, or scaler.update() is missing after the previous step."
+        )
+    else:
+        title = "unscale_ is called twice in one step"
+        text = (
+            "Call unscale_ at most once per optimizer before each scaler.update(). With gradient "
+            "accumulation, call it only after the last backward pass of a step."
+        )
+    yield Finding(title, said + text, cause="scaler_call_order", fix=fixes.CALL_ORDER)
+
+
+def _unscaled(signs: LoopSigns) -> Iterator[Finding]:
+    event = signs.one(events.UnscaledLoss)
+    if event and event.count >= UNSCALED:
+        scale = f", most recently {scale_text(signs.scale)}" if signs.scale else ""
+        yield Finding(
+            "A loss is not scaled",
+            f"In {event.count:,} steps of {event.optimizer}, most recently at step "
+            f"{event.step:,}, backward was called on a loss without scaler.scale(). The scaler "
+            f"divides all gradients by the scale{scale}, including those of "
+            "that loss: with SGD they barely change the weights, next to those of a scaled loss "
+            "they are negligible, and the small ones become 0 in fp16.",
+            cause="loss_not_scaled",
+            fix=fixes.SCALED_LOSS,
+        )
+
+
+def _direct_steps(signs: LoopSigns) -> Iterator[Finding]:
+    if not (event := signs.one(events.DirectStep)):
+        return
+    how = (
+        "its gradients were still multiplied by the loss scale"
+        if event.is_scaled
+        else "scaler.step had already stepped it, or should have"
+    )
+    yield Finding(
+        f"{event.optimizer} is stepped outside the scaler",
+        f"optimizer.step() was called {event.count:,} times outside scaler.step(), most recently "
+        f"at step {event.step:,}: {how}. Such a step applies an inf or NaN unchecked, and "
+        "the weights stay NaN.",
+        cause="step_outside_scaler",
+        fix=fixes.DIRECT_STEP,
+        part="skipped",
+    )
+
+
+def _uncleared(signs: LoopSigns) -> Iterator[Finding]:
+    event = signs.one(events.Uncleared)
+    if event and event.count >= UNCLEARED:
+        yield Finding(
+            "Gradients are never cleared",
+            f"After a skip, {event.count:,} backward passes added to gradients of "
+            f"{event.optimizer} that were already not finite, most recently at step "
+            f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
+            "step is skipped, whatever the scale.",
+            cause="gradients_not_cleared",
+            fix=fixes.ZERO_GRAD,
+            part="skipped",
+        )
+    elif kept := signs.one(events.AccumulatedGradients):
+        yield Finding(
+            "Gradients are never cleared",
+            f"Up to step {kept.step:,}, {kept.steps:,} steps of {kept.optimizer} in a "
+            "row applied gradients that include those of the step before: zero_grad() was not "
+            "called between them, so each update sums the gradients of all their batches.",
+            cause="gradients_not_cleared",
+            fix=fixes.ZERO_GRAD if signs.has_scaler else fixes.ZERO_GRAD_UNSCALED,
+        )
+
+
+def _clipped(signs: LoopSigns) -> Iterator[Finding]:
+    if event := signs.one(events.ScaledClip):
+        yield Finding(
+            "Gradients are clipped before unscale_",
+            f"The gradients of {event.optimizer} were clipped at least {event.count:,} times "
+            f"while they were multiplied by the loss scale, most recently at step "
+            f"{event.step:,}. The clip then bounds gradient × scale: the update shrinks as the "
+            "scale grows.",
+            cause="scaled_gradients_clipped",
+            fix=fixes.CLIP,
+        )
+    elif bounded := signs.one(events.BoundedNorms):
+        yield Finding(
+            "Gradients are bounded while they are scaled",
+            f"The gradient norm times the loss scale was {number(bounded.norm)} in "
+            f"{bounded.steps:,} applied steps of different scales, up to step {bounded.step:,}. "
+            "Something bounds the gradients before they are unscaled, so the update depends on the "
+            "scale.",
+            cause="scaled_gradients_clipped",
+            fix=fixes.CLIP,
+        )
+
+
+def _scaler_lost(signs: LoopSigns) -> Iterator[Finding]:
+    event = signs.one(events.ScalerReplaced)
+    if event and (float(event.scale_after) > float(event.scale_before) or event.count >= REPLACED):
+        yield Finding(
+            "A new scaler replaces the old one",
+            f"{event.count:,} times another GradScaler stepped the same optimizer, the last "
+            f"time at step {event.step:,}, with a scale of {scale_text(event.scale_after)} "
+            f"after {scale_text(event.scale_before)}; its state was not loaded. Each one "
+            "searches for its scale again, and skips steps on the way.",
+            cause="scaler_not_restored",
+            fix=fixes.SCALER_STATE,
+            part="skipped",
+        )
+    elif signs.resumed:
+        step, before, after = signs.resumed
+        yield Finding(
+            "The scaler was not restored",
+            f"When the run was resumed after step {step:,}, the scale went from "
+            f"{scale_text(before)} to {scale_text(after)} without a growth. Save the scaler's "
+            "state with the checkpoint, and load it on resume.",
+            cause="scaler_not_restored",
+            fix=fixes.SCALER_STATE,
+            part="skipped",
+        )
+
+
+def _gradients(signs: LoopSigns) -> Iterator[Finding]:
+    for event in signs.several(events.NoGradient):
+        is_all = event.count == event.of
+        names = "" if is_all else f": {names_of(event.parameters)}"
+        yield Finding(
+            f"No parameter of {event.optimizer} received a gradient"
+            if is_all
+            else f"{event.count:,} parameters of {event.optimizer} receive no gradient",
+            f"In {event.steps:,} steps up to step {event.step:,}, none of "
+            f"{'its' if is_all else 'these'} parameters received "
+            f"a gradient{names}. The autograd graph does not reach them: detach, no_grad, .item() "
+            "or a module that is not called. Rarely used experts may receive one later.",
+            cause="no_gradient",
+            fix=fixes.NO_GRADIENT,
+            is_certain=is_all,
+        )
+    if (outside := signs.one(events.OutsideOptimizers)) and outside.count:
+        yield Finding(
+            f"{names_of(outside.parameters[:1])} is in no optimizer"
+            if outside.count == 1
+            else f"{outside.count:,} parameters with gradients are in no optimizer",
+            f"Up to step {outside.step:,} no optimizer stepped {names_of(outside.parameters)}: "
+            "they keep their values, and zero_grad() of an optimizer does not clear their "
+            "gradients. A module that is added or replaced after the optimizer was created is not "
+            "in it. If they should stay frozen, call requires_grad_(False), which saves their "
+            "backward pass.",
+        )
+    has_none = any(event.count == event.of for event in signs.several(events.NoGradient))
+    if signs.zero_steps >= ZERO_STEPS and not has_none:
+        yield Finding(
+            "All gradients are 0",
+            f"In the last {signs.zero_steps:,} steps every gradient was exactly 0, so nothing is "
+            "learned. The loss does not depend on the weights (a factor of 0, a clamp, dead "
+            "units), or gradients are cleared between backward and step"
+            + (
+                f", or all gradients underflow at a scale of {scale_text(signs.scale)}."
+                if signs.has_scaler and signs.scale is not None and signs.scale < 2**40
+                else "; at this scale, underflow is not the cause."
+                if signs.has_scaler
+                else ", or all gradients are below 6e-8, which is 0 in fp16 without a GradScaler."
+                if _computes_in_fp16(signs)
+                else "."
+            ),
+            cause="zero_gradients",
+            fix=fixes.ZERO_GRADIENTS,
+        )
+
+
+def _computes_in_fp16(signs: LoopSigns) -> bool:
+    return any(event.dtype == "float16" for event in signs.several(events.Precision))
+
+
+def _left_out(signs: LoopSigns) -> Iterator[Finding]:
+    event = signs.one(events.NotStepped)
+    if event and event.count >= LEFT_OUT:
+        yield Finding(
+            "The loop omits scaler.step()",
+            f"scaler.update() was called {event.count:,} times without scaler.step() for any "
+            f"optimizer, most recently at step {event.step:,}. Those steps were neither applied "
+            "nor skipped by the scaler: the loop omitted them.",
+            cause="step_left_out",
+            fix=fixes.STEP_LEFT_OUT,
+        )
+
+
+def _schedule(signs: LoopSigns) -> Iterator[Finding]:
+    if event := signs.one(events.Schedule):
+        scheduler = event.scheduler or ""
+        seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
+        yield Finding(
+            "The learning-rate schedule advances in skipped steps",
+            f"{seen} after {event.advanced:,} of {event.skipped:,} skips, up to step "
+            f"{event.step:,}: the schedule runs ahead of the weights, above all during warm-up. "
+            "Step it only if the scaler did not skip.",
+            cause="schedule_in_skipped_steps",
+            fix=fixes.SCHEDULE,
+            is_certain=bool(scheduler),
+        )
+
+
+def _pointless_scaler(signs: LoopSigns) -> Iterator[Finding]:
+    types = {event.dtype for event in signs.several(events.Precision)}
+    if signs.has_scaler and types and types <= {"bfloat16", "float32"}:
+        half = "bfloat16" in types
+        yield Finding(
+            f"The scaler does nothing for {'bf16' if half else 'fp32'}",
+            "Matrix products are computed in "
+            + ("bfloat16, which has the range of float32" if half else "float32")
+            + ": gradients do not underflow and need no loss scale. "
+            + (
+                "Remove GradScaler." if half else "Use autocast with float16, or remove GradScaler."
+            ),
+            cause="scaler_without_fp16",
+            fix=fixes.SCALER_WITHOUT_FP16,
+        )
