@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from halfstep.shadow.defect import Defect, Kind, Site, Symptom
+from halfstep.check.calls import Mistake
+from halfstep.diagnosis.finding import Finding
+from halfstep.shadow.defect import Defect, Site
 from halfstep.shadow.observations import Observation
+from halfstep.shadow.operations import Place
 from halfstep.shadow.statements import statement_of
 from halfstep.telemetry.plain_json import NONFINITE, json_safe
 
@@ -26,28 +29,29 @@ class Row(Struct, frozen=True, kw_only=True):
     that is 0 in half precision.  steps: the first ones; count: of all.
     """
 
-    kind: Kind
+    kind: str
     is_fault: bool
     title: str
     text: str
-    advice: str
-    file: str
-    line: int
-    source: str
-    operator: str
-    module: str
-    is_backward: bool
-    symptom: Symptom
-    dtype: str
-    value: float | None
-    limit: float | None
-    fits_below: float | None
-    share: float | None
-    loss: float | None
-    loss_fp32: float | None
-    elements: tuple[int, int]  # that are affected, and all
-    steps: list[int]
-    count: int
+    advice: str = ""
+    fix: str = ""  # the change to the script, as code
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    operator: str = ""
+    module: str = ""
+    is_backward: bool = False
+    symptom: str = ""
+    dtype: str = ""
+    value: float | None = None
+    limit: float | None = None
+    fits_below: float | None = None
+    share: float | None = None
+    loss: float | None = None
+    loss_fp32: float | None = None
+    elements: tuple[int, int] = (0, 0)  # that are affected, and all
+    steps: list[int] = []
+    count: int = 0
 
     def key(self) -> tuple[str, str, str, str]:
         """Return what makes it the same finding in another version of the script."""
@@ -107,6 +111,20 @@ def row_of(observation: Observation) -> Row:
     )
 
 
+def row_of_call(finding: Finding, place: Place) -> Row:
+    """Return a mistake in the calls of the loop as a row. place: of the call that showed it."""
+    return Row(
+        kind=finding.cause or "calls",
+        is_fault=finding.is_certain_fault,
+        title=finding.title,
+        text=finding.text,
+        fix=finding.fix,
+        file=relative(place.caller_file or place.file),
+        line=place.caller_line or place.line,
+        source=place.source(),
+    )
+
+
 def _shown(defect: Defect) -> Site:
     """Return the line to change: where a value was rounded, else where it became nonfinite."""
     has_origin = defect.kind == "rounding" and defect.origin and defect.origin.line
@@ -142,6 +160,7 @@ def as_text(report: Report) -> Iterator[str]:
         yield ""
         yield f"{place}  {row.title}{'' if row.is_fault else ' (no mistake)'}"
         yield from (f"    {line}" for line in (row.source, row.text, row.advice) if line)
+        yield from (f"        {line}" for line in row.fix.splitlines())
     yield from ("", *_left_out(report)) if _left_out(report) else ()
 
 
@@ -184,6 +203,19 @@ def read(path: Path) -> Report:
     return from_json(path.read_text())
 
 
-def rows_of(observations: Sequence[Observation]) -> list[Row]:
-    """Return observations as rows."""
-    return [row_of(observation) for observation in observations]
+def rows_of(
+    calls: Sequence[Mistake], observations: Sequence[Observation], others: Sequence[Mistake]
+) -> list[Row]:
+    """Return all as rows, faults first.
+
+    calls: mistakes that explain others.  others: that explain nothing; gradients of 0 follow from
+    a fault of the numbers.
+    """
+    is_explained = any(each.is_fault for each in observations)
+    others = [each for each in others if not (is_explained and each[0].cause == "zero_gradients")]
+    rows = [
+        *(row_of_call(*each) for each in calls),
+        *map(row_of, observations),
+        *(row_of_call(*each) for each in others),
+    ]
+    return sorted(rows, key=lambda row: not row.is_fault)

@@ -51,11 +51,12 @@ def check_script(
         except Exception as raised:
             error = raised
     unexamined = loop.unexamined()
+    calls, others = loop.calls.mistakes()
     report = Report(
         script=script if is_module else relative(script),
         torch=str(torch.__version__),
         steps=loop.steps,
-        rows=rows_of(loop.found()),
+        rows=rows_of(calls, loop.found(), others),
         unknown_operators=unexamined.operators,
         errors=unexamined.errors,
     )

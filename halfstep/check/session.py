@@ -7,6 +7,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from halfstep.check.calls import Calls
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.hooks import ShadowHooks
 from halfstep.shadow.observations import NONFINITE, Observation, Observations
@@ -48,6 +49,8 @@ class CheckedLoop:
         self._observations = Observations()
         self._sanitizer = Sanitizer(self._observe)
         self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed)
+        self.calls = Calls(self._sanitizer, self._failed)
+        self._is_observed = False
         self._number = 1  # of the step under way
         self._has_skipped = self._has_scaler = False
         self._errors: list[str] = []
@@ -55,8 +58,10 @@ class CheckedLoop:
         self.steps = 0  # checked
 
     def __enter__(self) -> Self:
+        self.calls.install()
         self._hooks.install()
         self._sanitizer.arm(self._number)
+        self._is_observed = True
         return self
 
     def __exit__(
@@ -112,9 +117,13 @@ class CheckedLoop:
             sanitizer.disarm()
 
     def _stop(self) -> None:
+        if not self._is_observed:
+            return
+        self._is_observed = False
         if self._sanitizer.is_armed:
             self._sanitizer.disarm()
         self._hooks.remove()
+        self.calls.remove()
 
     def _failed(self, error: Exception) -> None:
         """Give up after an error of the check."""

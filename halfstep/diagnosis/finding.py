@@ -25,6 +25,7 @@ class Finding:
     cause: str = ""  # its section in docs/reference/diagnosis.md; empty for advice without a cause
     fix: str = ""  # the change to a script, as code
     is_fault: bool = False  # something is wrong; always so if there is a cause
+    evidence: object = None  # the event that shows it, where that is one
     is_certain: bool = True  # False: the evidence fits, and does not exclude other causes
 
     @property

@@ -71,6 +71,7 @@ def _refused(signs: LoopSigns) -> Iterator[Finding]:
             "stepped. Steps of a loop that changes its weights by hand cannot be recorded; log its "
             "loss with watch.log.",
             cause="no_optimizer_step",
+            evidence=event,
             fix=fixes.NO_OPTIMIZER,
         )
     if refused := signs.one(events.Fp16Gradients):
@@ -80,6 +81,7 @@ def _refused(signs: LoopSigns) -> Iterator[Finding]:
             f'gradients are too, and GradScaler raised "{refused.error}". Keep the weights in '
             "float32: autocast computes in float16 all the same.",
             cause="fp16_gradients",
+            evidence=refused,
             fix=fixes.FP16_GRADIENTS,
         )
     if unchecked := signs.one(events.NoInfChecks):
@@ -91,6 +93,7 @@ def _refused(signs: LoopSigns) -> Iterator[Finding]:
             "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
             "not called before the step, or zero_grad was called between the two.",
             cause="no_inf_checks",
+            evidence=unchecked,
             fix=fixes.NO_INF_CHECKS,
         )
 
@@ -105,6 +108,7 @@ def _out_of_order(signs: LoopSigns) -> Iterator[Finding]:
             f"{said}Call backward on scaler.scale(loss): the scaler has no scale before its first "
             "loss.",
             cause="loss_not_scaled",
+            evidence=event,
             fix=fixes.SCALED_LOSS,
         )
         return
@@ -138,6 +142,7 @@ def _unscaled(signs: LoopSigns) -> Iterator[Finding]:
             "that loss: with SGD they barely change the weights, next to those of a scaled loss "
             "they are negligible, and the small ones become 0 in fp16.",
             cause="loss_not_scaled",
+            evidence=event,
             fix=fixes.SCALED_LOSS,
         )
 
@@ -156,6 +161,7 @@ def _direct_steps(signs: LoopSigns) -> Iterator[Finding]:
         f"at step {event.step:,}: {how}. Such a step applies an inf or NaN unchecked, and "
         "the weights stay NaN.",
         cause="step_outside_scaler",
+        evidence=event,
         fix=fixes.DIRECT_STEP,
         part="skipped",
     )
@@ -171,6 +177,7 @@ def _uncleared(signs: LoopSigns) -> Iterator[Finding]:
             f"{event.step:,}. An inf stays in .grad until zero_grad() is called, so every later "
             "step is skipped, whatever the scale.",
             cause="gradients_not_cleared",
+            evidence=event,
             fix=fixes.ZERO_GRAD,
             part="skipped",
         )
@@ -181,6 +188,7 @@ def _uncleared(signs: LoopSigns) -> Iterator[Finding]:
             "row applied gradients that include those of the step before: zero_grad() was not "
             "called between them, so each update sums the gradients of all their batches.",
             cause="gradients_not_cleared",
+            evidence=kept,
             fix=fixes.ZERO_GRAD if signs.has_scaler else fixes.ZERO_GRAD_UNSCALED,
         )
 
@@ -194,6 +202,7 @@ def _clipped(signs: LoopSigns) -> Iterator[Finding]:
             f"{event.step:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
             cause="scaled_gradients_clipped",
+            evidence=event,
             fix=fixes.CLIP,
         )
     elif bounded := signs.one(events.BoundedNorms):
@@ -204,6 +213,7 @@ def _clipped(signs: LoopSigns) -> Iterator[Finding]:
             "Something bounds the gradients before they are unscaled, so the update depends on the "
             "scale.",
             cause="scaled_gradients_clipped",
+            evidence=bounded,
             fix=fixes.CLIP,
         )
 
@@ -218,6 +228,7 @@ def _scaler_lost(signs: LoopSigns) -> Iterator[Finding]:
             f"after {scale_text(event.scale_before)}; its state was not loaded. Each one "
             "searches for its scale again, and skips steps on the way.",
             cause="scaler_not_restored",
+            evidence=event,
             fix=fixes.SCALER_STATE,
             part="skipped",
         )
@@ -247,6 +258,7 @@ def _gradients(signs: LoopSigns) -> Iterator[Finding]:
             f"a gradient{names}. The autograd graph does not reach them: detach, no_grad, .item() "
             "or a module that is not called. Rarely used experts may receive one later.",
             cause="no_gradient",
+            evidence=event,
             fix=fixes.NO_GRADIENT,
             is_certain=is_all,
         )
@@ -295,6 +307,7 @@ def _left_out(signs: LoopSigns) -> Iterator[Finding]:
             f"optimizer, most recently at step {event.step:,}. Those steps were neither applied "
             "nor skipped by the scaler: the loop omitted them.",
             cause="step_left_out",
+            evidence=event,
             fix=fixes.STEP_LEFT_OUT,
         )
 
@@ -309,6 +322,7 @@ def _schedule(signs: LoopSigns) -> Iterator[Finding]:
             f"{event.step:,}: the schedule runs ahead of the weights, above all during warm-up. "
             "Step it only if the scaler did not skip.",
             cause="schedule_in_skipped_steps",
+            evidence=event,
             fix=fixes.SCHEDULE,
             is_certain=bool(scheduler),
         )

@@ -91,6 +91,11 @@ class Origin:
         """Set the names of modules."""
         self._names |= names
 
+    def stop(self) -> None:
+        """Arm no more steps."""
+        self.disarm()
+        self.left, self._looks = 0, len(ARMED_STEPS)
+
     def applied(self) -> None:
         """Record a step that was not skipped."""
         self._in_a_row = 0

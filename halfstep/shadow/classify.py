@@ -12,6 +12,7 @@ from halfstep.shadow.walk import (
     first_flushed,
     first_infinity,
     flushed_inputs,
+    has_lost,
     writers,
 )
 
@@ -38,19 +39,25 @@ def site_of(operation: Operation) -> Site:
 
 def trace(operation: Operation, symptom: Symptom, step: int) -> Defect:
     """Return the defect of an operation's nonfinite result."""
-    return classify(first_defect(operation), symptom, step)
+    return classify(first_defect(operation), symptom, step, is_lost=has_lost(operation))
 
 
-def classify(operation: Operation, symptom: Symptom, step: int, depth: int = 0) -> Defect:
-    """Return the defect of the first operation with a defect."""
+def classify(
+    operation: Operation, symptom: Symptom, step: int, depth: int = 0, *, is_lost: bool = False
+) -> Defect:
+    """Return the defect of the first operation with a defect.
+
+    is_lost: only what was lost to half precision counts.
+    """
     facts = operation.result or Facts(0)
     if operation.name == OUTSIDE:
         return _outside(operation, facts, symptom, step)
     infinities = [each for each in operation.inputs if each.facts and _is_infinite(each.facts)]
-    if not facts.shadow_nan and depth < DEEPEST:
+    is_undefined = facts.shadow_nan and not is_lost
+    if not is_undefined and depth < DEEPEST:
         lost = writers(operation, lambda other: bool(other.lost))
         if (facts.lost or infinities) and (found := earliest(lost, before=operation)):
-            return classify(first_defect(found), symptom, step, depth + 1)
+            return classify(first_defect(found), symptom, step, depth + 1, is_lost=True)
     defect = Defect(
         step=step,
         kind="undefined",
@@ -60,7 +67,7 @@ def classify(operation: Operation, symptom: Symptom, step: int, depth: int = 0) 
         count=facts.nonfinite,
         elements=facts.elements,
     )
-    if facts.lost and not facts.shadow_nan:
+    if facts.lost and not is_undefined:
         return _lost(operation, facts, defect)
     if facts.nan and infinities and depth < DEEPEST:
         source = first_infinity(operation)
@@ -101,7 +108,9 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
         depends_on_scale=operation.power != 0,
     )
     if facts.largest is not None and facts.largest > limit / 2:  # or almost, before rounding
-        helps: tuple[Remedy, ...] = ("fp32", "bf16") if facts.largest <= BF16.max else ("fp32",)
+        has_constant = facts.largest % limit == 0  # finfo.max twice: bf16 has its own
+        is_in_range = facts.largest <= BF16.max and not has_constant
+        helps: tuple[Remedy, ...] = ("fp32", "bf16") if is_in_range else ("fp32",)
         return replace(defect, kind="overflow", helps=_for(operation, helps))
     flushed = flushed_inputs(operation)
     if not flushed and operation.sample is None:

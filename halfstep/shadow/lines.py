@@ -2,7 +2,7 @@
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -76,6 +76,7 @@ class ModuleNames:
         self._stack: list[str] = []
         self._roots: WeakKeyDictionary[nn.Module, dict[int, str]] = WeakKeyDictionary()
         self._handles: list[Any] = []
+        self.on_root: Callable[[nn.Module], None] = lambda _: None  # called with each new root
 
     def install(self) -> None:
         """Begin to observe calls of modules."""
@@ -114,6 +115,7 @@ class ModuleNames:
                 return name or type(module).__name__
         if not self._stack:
             self._roots[module] = {id(each): name for name, each in module.named_modules()}
+            self.on_root(module)
         return type(module).__name__
 
     def variable(self, tensor: Tensor) -> str:

@@ -119,14 +119,14 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         if self.is_paused or self.is_over_budget:
-            return func(*args, **kwargs)
+            return _run(func, args, kwargs)
         call = None
         with torch.no_grad():
             try:
                 call = self._before(func, args, kwargs)
             except Exception as error:
                 self._failed(operator_of(func).name, error)
-        result = func(*args, **kwargs)
+        result = _run(func, args, kwargs)
         if call is not None:
             with torch.no_grad():
                 try:
@@ -183,6 +183,18 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in group:
                 if tensor.layout is torch.strided:
                     self.memory.forget(tensor)
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator, and count the versions of a changed list, which a mode keeps from torch."""
+    operator = operator_of(func)
+    written = operator.written_tensors(args, kwargs) if operator.is_foreach else []
+    tensors = [tensor for tensor in written if not tensor.is_inference()]
+    versions = [tensor._version for tensor in tensors]
+    result = func(*args, **kwargs)
+    if versions and versions == [tensor._version for tensor in tensors]:
+        torch.autograd.graph.increment_version(tensors)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +339,10 @@ class Call:
     def _is_alias(self, outputs: list[Tensor]) -> bool:
         """Return whether the results are views that the schema does not declare, as of detach."""
         storages = {tensor.untyped_storage()._cdata for tensor in self.tensors}
-        return all(tensor.untyped_storage()._cdata in storages for tensor in outputs)
+        return all(
+            tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+            for tensor in outputs
+        )
 
     def _power(self, made: Operation) -> int | None:
         if made.is_backward:  # linear in the gradient that comes in

@@ -7,11 +7,12 @@ from halfstep.shadow.defect import Defect, Kind, Site
 
 #: Kinds of which one step may be a coincidence, or half precision as it always is.
 NOTES: frozenset[Kind] = frozenset({"overflow_without_effect"})
-#: What follows from a scale that has fallen, or from numbers that are not finite.
+#: What follows from a scale that has fallen, from numbers that are not finite, and from edits.
 CONSEQUENCES: frozenset[Kind] = frozenset({"gradients_underflow", "gradients_differ"})
 NONFINITE: frozenset[Kind] = frozenset(
     {"overflow", "rounding", "undefined", "nonfinite_input", "carried"}
 )
+EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited"})
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
 NOT_FALLING = 3
@@ -64,7 +65,7 @@ class Observations:
         armed_steps: those that ran with their shadows.
         """
         groups = list(self._groups.values())
-        faults = [each for each in groups if each.first.kind in NONFINITE]
+        faults = [each for each in groups if each.first.kind in (*NONFINITE, *EDITS)]
         first_lost = min((each.first.step for each in faults), default=None)
         for each in groups:
             each.is_fault = _is_fault(each, armed_steps, first_lost)

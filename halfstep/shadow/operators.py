@@ -35,6 +35,7 @@ class Operator:
     is_random: bool
     is_known: bool  # of torch itself, not a custom operator or a collective
     is_batch_norm: bool
+    is_foreach: bool  # changes a list of tensors, each with a version
 
     def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors that a call changes in place."""
@@ -70,6 +71,7 @@ def operator_of(function: Any) -> Operator:
         is_random=torch.Tag.nondeterministic_seeded in function.tags,
         is_known=namespace in NAMESPACES,
         is_batch_norm=name in BATCH_NORMS,
+        is_foreach=bool(written) and name.startswith("_foreach_"),
     )
 
 

@@ -12,16 +12,26 @@ DIVISIONS = frozenset({"div", "div_"})  # only a divisor of 0 makes an infinity
 
 
 def first_defect(operation: Operation) -> Operation:
-    """Return the first operation with the defect of an operation's nonfinite result."""
+    """Return the first operation with the defect of an operation's nonfinite result.
+
+    Values lost to half precision are followed as such, also past others that are NaN in fp32.
+    """
+    is_lost = has_lost(operation)
     for _ in range(MOST_STEPS):
         if operation.name == OUTSIDE or operation.result is None:
             break
-        has_defect = _defect(operation, operation.result)
+        has_defect = _defect(operation, operation.result, is_lost=is_lost)
         found = earliest(writers(operation, has_defect), before=operation)
         if found is None:
             break
         operation = found
     return operation
+
+
+def has_lost(operation: Operation) -> bool:
+    """Return whether all that is wrong with a result was lost to half precision."""
+    facts = operation.result
+    return facts is not None and bool(facts.lost) and not facts.shadow_nan
 
 
 def first_infinity(operation: Operation) -> Operation:
@@ -82,11 +92,11 @@ def first_flushed(operation: Operation) -> Operation:
     return operation
 
 
-def _defect(operation: Operation, facts: Facts) -> Callable[[Facts], bool]:
+def _defect(operation: Operation, facts: Facts, *, is_lost: bool) -> Callable[[Facts], bool]:
     """Return whether a tensor has the gravest defect of an operation's result."""
     if operation.is_unknown:
         return lambda other: bool(other.lost or other.shadow_nan or other.nan)
-    if facts.shadow_nan:
+    if facts.shadow_nan and not is_lost:
         return lambda other: bool(other.shadow_nan)
     if facts.lost:
         return lambda other: bool(other.lost)

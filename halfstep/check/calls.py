@@ -1,0 +1,117 @@
+"""Mistakes in the AMP calls of a loop that is checked. This module imports torch."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from halfstep.diagnosis.finding import Finding
+from halfstep.diagnosis.loop_mistakes import LoopSigns, mistaken_calls, other_mistakes
+from halfstep.shadow.lines import place_of_caller
+from halfstep.shadow.mode import ShadowMode
+from halfstep.shadow.operations import Place
+from halfstep.shadow.sanitizer import Sanitizer
+from halfstep.telemetry.events import Event, StepEvent
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
+from halfstep.watching.hooks import Hooks
+from halfstep.watching.loop import Loop
+
+MOST_EVENTS = 1000
+Mistake = tuple[Finding, Place]
+
+
+class Calls:
+    """Observes the calls of a loop as halfstep.watch does, outside of its shadow steps."""
+
+    def __init__(self, sanitizer: Sanitizer, on_error: Callable[[Exception], None]) -> None:
+        """sanitizer: paused while a call is observed; it knows the modules."""
+        self._events: dict[str, tuple[StepEvent, Place]] = {}  # the newest of each kind
+        self._zero_steps, self._scale, self._has_scaler = 0, 1.0, False
+        self._loop = Loop(self._steps, self._event)
+        self._loop.evidence.origin.stop()
+        self._hooks = Hooks(self._loop)
+        self._guard = PausingGuard(sanitizer.mode, on_error)
+        sanitizer.names.on_root = self._add
+
+    def install(self) -> None:
+        """Begin to observe."""
+        self._hooks.arm(self._guard)
+
+    def remove(self) -> None:
+        """Stop observing, and read the rest."""
+        self._guard.held += 1
+        try:
+            self._loop.close()
+            self._loop.drain(0.0)
+        finally:
+            self._guard.held -= 1
+            self._hooks.disarm()
+            self._loop.end()
+
+    def mistakes(self) -> tuple[list[Mistake], list[Mistake]]:
+        """Return mistakes from which other symptoms may follow, and those that explain nothing."""
+        signs = LoopSigns(
+            events=[event for event, _place in self._events.values()],
+            last=self._loop.step,
+            zero_steps=self._zero_steps,
+            scale=self._scale,
+            has_scaler=self._has_scaler,
+        )
+        return self._placed(mistaken_calls(signs)), self._placed(other_mistakes(signs))
+
+    def _placed(self, findings: Iterable[Finding]) -> list[Mistake]:
+        """Add the line of the call that showed a mistake, if it is known."""
+        places = {id(event): place for event, place in self._events.values()}
+        return [(finding, places.get(id(finding.evidence), Place())) for finding in findings]
+
+    def _add(self, module: nn.Module) -> None:
+        """Name parameters as a module does."""
+        self._guard.held += 1
+        try:
+            self._loop.add((module,))
+        finally:
+            self._guard.held -= 1
+
+    def _event(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            key = f"{event.tag} {getattr(event, 'optimizer', '')}"
+            if key in self._events:
+                self._events[key] = event, self._events[key][1]
+            elif len(self._events) < MOST_EVENTS:
+                self._events[key] = event, place_of_caller()
+
+    def _steps(self, steps: Steps) -> None:
+        self._scale = float(steps["scale"][-1])
+        self._has_scaler |= bool((steps["scale"] != 1).any())
+        norms: Any = steps["grad_norm"][steps["flags"] & SKIPPED == 0]  # of applied steps
+        others = np.flatnonzero(norms != 0)
+        before = -1 - int(others[-1]) if len(others) else self._zero_steps
+        self._zero_steps = before + len(norms)
+
+
+class PausingGuard:
+    """Guard of halfstep.watching.hooks: runs the listener's operators without shadows."""
+
+    is_due = False
+
+    def __init__(self, mode: ShadowMode, on_error: Callable[[Exception], None]) -> None:
+        self._mode, self.failed = mode, on_error
+        self._held, self._was_paused = 0, True
+
+    @property
+    def held(self) -> int:
+        """Calls of the listener under way."""
+        return self._held
+
+    @held.setter
+    def held(self, count: int) -> None:
+        if count and not self._held:
+            self._was_paused, self._mode.is_paused = self._mode.is_paused, True
+        elif self._held and not count:
+            self._mode.is_paused = self._was_paused
+        self._held = count
+
+    def terminate(self) -> None:
+        """Handle a deferred signal: none is deferred."""

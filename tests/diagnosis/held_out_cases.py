@@ -1,0 +1,201 @@
+"""Training loops that were written without a look at the engine, and how they are diagnosed.
+
+A case is a script with the cause in `# CAUSE` marks and its facts, measured by bare runs, in a
+TOML file beside it. It is run bare, and once more by `halfstep check` in all its steps.
+"""
+
+import ast
+import contextlib
+import hashlib
+import io
+import os
+import random
+import re
+import runpy
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halfstep.check.report import Row, rows_of
+from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.diagnosis.finding import Finding
+from tests.diagnosis.remedies import offered
+
+FOLDER = Path(__file__).parent / "held_out"
+HEALTHY = "none"
+KEEPS_BF16 = "scaler_without_fp16"  # its fix is bf16, as the script has it
+#: The kinds of rows that name each cause.
+KINDS = {
+    "overflow": {"overflow", "loss_differs"},
+    "flushed": {"rounding", "loss_differs"},
+    "undefined": {"undefined"},
+    "outside": {"nonfinite_input"},
+    "carried": {"carried", "overflow", "rounding", "undefined", "nonfinite_input"},
+    "silent": {"loss_differs", "gradients_differ"},
+    "underflow": {"gradients_underflow", "loss_not_scaled"},
+    "update lost": {"update_lost"},
+    "scale": {"scale_too_large", "scaler_not_restored"},
+    "diverges": {"overflow", "undefined", "scale_too_large"},
+    "scaled gradients": {
+        *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_gradients_clipped"),
+    },
+    "call order": {
+        *("scaled_gradients_clipped", "scaler_call_order", "loss_not_scaled", "no_inf_checks"),
+        *("step_outside_scaler", "gradients_not_cleared", "scaler_not_restored", "no_gradient"),
+        *("step_left_out", "schedule_in_skipped_steps", "no_optimizer_step", "zero_gradients"),
+        *("scaled_gradients_edited", "no_half_operators", "scaler_without_fp16", "calls"),
+    },
+}
+#: What a row must say of causes that several kinds share.
+WORDS = {"carried": "has not been finite since", "diverges": "the training diverges"}
+WITHOUT_LINE = {"underflow", "scale", "diverges", "call order"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script with its measured facts."""
+
+    path: Path
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder and name of the script."""
+        return f"{self.path.parent.name}/{self.path.stem}"
+
+    @property
+    def cause(self) -> str:
+        """A word of KINDS, or HEALTHY."""
+        return str(self.facts["cause"])
+
+    def marks(self) -> set[int]:
+        """Return the lines of the statements that are marked as the cause."""
+        source = self.path.read_text()
+        marked = {n for n, line in enumerate(source.splitlines(), 1) if "# CAUSE" in line}
+        spans = [
+            (node.lineno, node.end_lineno or node.lineno)
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.stmt) and not hasattr(node, "body")
+        ]
+        around = {n for a, b in spans if marked & set(range(a, b + 1)) for n in range(a, b + 1)}
+        return marked | around
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Bits of what a script has trained, and the exception that ended it."""
+
+    state: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a case was diagnosed.
+
+    named: right, partly (another line, or not first), wrong, silent, or for a healthy one false.
+    """
+
+    case: Case
+    rows: list[Row]
+    named: str
+    harmful: set[str]  # remedies that the measured facts contradict
+    is_same: bool
+
+
+@cache
+def cases(collection: str) -> list[Case]:
+    """Return the cases of a folder."""
+    return [
+        Case(path.with_suffix(".py"), tomllib.loads(path.read_text()))
+        for path in sorted((FOLDER / collection).glob("*.toml"))
+    ]
+
+
+def judge(case: Case) -> Judged:
+    """Run a case bare and checked."""
+    bare = run(case)
+    loop = CheckedLoop(Schedule(steps=0))
+    checked = run(case, loop)
+    calls, others = loop.calls.mistakes()
+    rows = rows_of(calls, loop.found(), others)
+    errors = loop.unexamined().errors
+    assert not errors, errors
+    faults = [row for row in rows if row.is_fault and row.kind != KEEPS_BF16]
+    harmful = {word for row in faults for word in _contradicted(case, row)}
+    return Judged(case, rows, named(case, rows), harmful, bare == checked)
+
+
+def run(case: Case, loop: contextlib.AbstractContextManager[Any] | None = None) -> Ended:
+    """Run a script as it is, or within a checked loop."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    error, scope = "", {}
+    with (
+        patch.dict(os.environ, HALFSTEP_MODE="disabled"),
+        patch.object(sys, "argv", [str(case.path)]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+        loop or contextlib.nullcontext(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            scope = runpy.run_path(str(case.path), run_name="__main__")
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+    for module in scope.get("MODULES", ()):
+        for tensor in (*module.parameters(), *module.buffers()):
+            digest.update(_bytes(tensor))
+    return Ended(digest.hexdigest(), error)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return flat.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def named(case: Case, rows: list[Row]) -> str:
+    """Return how the rows name the cause of a case."""
+    faults = [row for row in rows if row.is_fault]
+    if case.cause == HEALTHY:
+        return "false" if faults else "right"
+    if not faults:
+        return "silent"
+    fits = [_names(case, row) for row in faults]
+    if fits[0] and (case.cause in WITHOUT_LINE or case.marks() & set(_lines(case, faults[0]))):
+        return "right"
+    return "partly" if any(fits) else "wrong"
+
+
+def _names(case: Case, row: Row) -> bool:
+    is_kind = row.kind in KINDS[case.cause]
+    return is_kind and WORDS.get(case.cause, "") in row.text
+
+
+def _lines(case: Case, row: Row) -> Iterator[int]:
+    """Yield the lines of the script that a row names."""
+    if Path(row.file).name == case.path.name:
+        yield row.line
+    for number in re.findall(rf"\b{re.escape(case.path.name)}:(\d+)", row.text):
+        yield int(number)
+
+
+def _contradicted(case: Case, row: Row) -> Iterator[str]:
+    """Yield remedies of a row that would not help by the measured facts."""
+    remedies = offered(Finding(row.title, f"{row.text} {row.advice}", fix=row.fix))
+    facts = {"fp32": "finite_in_fp32", "bf16": "finite_in_bf16"}
+    facts |= {"smaller_scale": "smaller_scale_helps"}
+    yield from (word for word, fact in facts.items() if word in remedies and not case.facts[fact])
