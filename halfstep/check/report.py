@@ -12,13 +12,16 @@ from msgspec import Struct
 from halfstep.check.calls import Mistake
 from halfstep.diagnosis.finding import Finding
 from halfstep.shadow.defect import Defect, Site
-from halfstep.shadow.observations import Observation
+from halfstep.shadow.observations import NONFINITE, Observation
 from halfstep.shadow.operations import Place
 from halfstep.shadow.statements import statement_of
-from halfstep.telemetry.plain_json import NONFINITE, json_safe
+from halfstep.telemetry import plain_json
+from halfstep.telemetry.plain_json import json_safe
 
 STEPS_LISTED = 100
 UNKNOWN_LISTED = 5
+#: Kinds from which gradients of 0 follow.
+ZEROING = NONFINITE | {"gradients_underflow"}
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -193,7 +196,8 @@ def _numbers(value: Any) -> Any:
     """Return JSON with the texts of numbers that are not finite as numbers."""
     if isinstance(value, dict):
         return {
-            key: float(each) if each in NONFINITE else _numbers(each) for key, each in value.items()
+            key: float(each) if each in plain_json.NONFINITE else _numbers(each)
+            for key, each in value.items()
         }
     return [_numbers(each) for each in value] if isinstance(value, list) else value
 
@@ -211,7 +215,7 @@ def rows_of(
     calls: mistakes that explain others.  others: that explain nothing; gradients of 0 follow from
     a fault of the numbers.
     """
-    is_explained = any(each.is_fault for each in observations)
+    is_explained = any(each.is_fault and each.first.kind in ZEROING for each in observations)
     others = [each for each in others if not (is_explained and each[0].cause == "zero_gradients")]
     rows = [
         *(row_of_call(*each) for each in calls),

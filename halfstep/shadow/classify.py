@@ -18,7 +18,7 @@ from halfstep.shadow.walk import (
 
 DEEPEST = 50
 SOFTMAXES = ("_softmax", "_log_softmax", "_scaled_dot_product", "logsumexp")
-BF16 = torch.finfo(torch.bfloat16)
+BF16, FP32 = torch.finfo(torch.bfloat16), torch.finfo(torch.float32)
 
 
 def site_of(operation: Operation) -> Site:
@@ -69,6 +69,11 @@ def classify(
     )
     if facts.lost and not is_undefined:
         return _lost(operation, facts, defect)
+    if operation.beyond_fp32 is not None:
+        limit = FP32.max
+        return replace(
+            defect, kind="overflow", dtype="float32", value=operation.beyond_fp32, limit=limit
+        )
     if facts.nan and infinities and depth < DEEPEST:
         source = first_infinity(operation)
         is_mask = source.name == OUTSIDE and operation.name.startswith(SOFTMAXES)

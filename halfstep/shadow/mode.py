@@ -35,6 +35,7 @@ from halfstep.shadow.scale import common_power, result_power
 
 PURGE_EVERY = 64  # operators
 MOST_UNKNOWN = 20  # operators whose error is kept
+MOST_FP64_RUNS = 20  # of a step
 NO_PASS = -1
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 #: A change in place is rounded away if it moves at most this share of elements, and in fp32 at
@@ -69,7 +70,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def reset(self) -> None:
         """Begin a step without shadows."""
         self.memory.clear()
-        self._number = 0
+        self._number = self.fp64_runs = 0
         self._forward: dict[int, Operation] = {}  # by autograd's sequence number
         self.first_lost: list[Operation] = []  # where half precision first lost values
         #: Half-precision tensors that are older than the step and were changed in it: as they were.
@@ -403,6 +404,8 @@ class Call:
         if not tensor.dim() and facts.nonfinite and not made.is_backward and self.tensors:
             mode.scalars.append(made)
         entry.is_suspect |= bool(facts.nonfinite or facts.shadow_nonfinite)
+        if facts.shadow_nonfinite:
+            made.beyond_fp32 = self._beyond_fp32()
         has_lost_input = any(each.facts and each.facts.lost for each in self._inputs)
         if facts.lost and not has_lost_input and not made.is_first:
             made.is_first = True
@@ -415,6 +418,23 @@ class Call:
                     self._inputs, self.tensors, self._entries, strict=True
                 )
             ]
+
+    def _beyond_fp32(self) -> float | None:
+        """Return the largest value in fp64 if all are finite there; None if not, or unknown."""
+        mode, operator = self._mode, self.operator
+        has_bad_input = any(each.facts and each.facts.shadow_nonfinite for each in self._inputs)
+        may_run = operator.is_known and not operator.draws(self._args, self._kwargs)
+        if has_bad_input or self._written or not may_run or mode.fp64_runs >= MOST_FP64_RUNS:
+            return None
+        mode.fp64_runs += 1
+        try:
+            args, kwargs = _doubled(self._args), _doubled(self._kwargs)
+            results = [each for each in tensors_in(self._func(*args, **kwargs)) if each.numel()]
+        except Exception:
+            return None  # it has no kernel for fp64
+        if not all(map(all_finite, results)):
+            return None
+        return max((float(each.abs().max()) for each in results), default=None)
 
     def _sample(self, result: Tensor) -> tuple[float, float] | None:
         """Return an input of a lost element and its shadow, if they differ."""
@@ -443,6 +463,17 @@ class Call:
 
 def _has_numbers(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _doubled(value: Any) -> Any:
+    """Return arguments with fp64 in place of fp32."""
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype is torch.float32 else value
+    if isinstance(value, dict):
+        return {name: _doubled(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_doubled, value))
+    return torch.float64 if value is torch.float32 else value
 
 
 def _is_whole_finite(tensor: Tensor) -> bool:

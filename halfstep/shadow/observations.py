@@ -104,13 +104,24 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
 
 
 def _joins(group: Observation, groups: Sequence[Observation]) -> bool:
-    """Add a tensor that stays nonfinite to the observation of how it came to be; return if so."""
+    """Add a tensor that stays nonfinite to the observation of how it came to be; return if so.
+
+    That is the one of the operator that made it, or else any that was nonfinite in that step.
+    """
     defect = group.first
     if defect.kind != "carried" or defect.origin is None:
         return False
-    for other in groups:
-        sites = (other.first.site, other.first.origin)
-        if other is not group and defect.carried_from in other.steps and defect.origin in sites:
+    before = [
+        other
+        for other in groups
+        if other is not group
+        and other.first.kind in NONFINITE
+        and defect.carried_from in other.steps
+    ]
+    for other in before:
+        if defect.origin in (other.first.site, other.first.origin):
             other.carried = group
             return True
-    return False
+    for other in before:
+        other.carried = other.carried or group
+    return bool(before)

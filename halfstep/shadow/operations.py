@@ -77,6 +77,8 @@ class Operation:
     is_first: bool = False  # half precision lost values here that were there before
     #: A value that an element-wise operator lost: its input, and what that is in fp32.
     sample: tuple[float, float] | None = None
+    #: The largest value in fp64, if fp32 overflows here and nothing that came in was infinite.
+    beyond_fp32: float | None = None
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
     carried: "Carried | None" = None  # of OUTSIDE
 

@@ -46,6 +46,10 @@ ADVICE: Mapping[Kind, str] = {
     "overflow_without_effect": "",
 }
 MASKED = "Leave out rows that are masked as a whole, or mask them with a finite number."
+BEYOND_FP32 = (
+    "No precision has the range: keep the values smaller before it, by a lower learning rate, a "
+    "clip of the gradients, a norm or a clamp."
+)
 DIVERGED = "Lower the learning rate, warm it up or clip the gradients."
 
 
@@ -259,6 +263,9 @@ def _beyond(defect: Defect) -> str:
     """Return how far a value is out of range: "is 1.59e6, beyond fp16's 65,504"."""
     if defect.value is None or defect.limit is None:
         return f"is not finite in {_dtype(defect)}, and is in fp32"
+    if defect.value <= defect.limit:  # a sum within it is larger, or a rounding
+        exact = "fp64" if defect.dtype == "float32" else "fp32"
+        return f"is not finite in {_dtype(defect)}, and {number(defect.value)} in {exact}"
     return f"is {number(defect.value)}, beyond {_dtype(defect)}'s {number(defect.limit)}"
 
 
@@ -281,6 +288,8 @@ def _advice(observation: Observation) -> str:
         return MASKED
     if defect.kind == "scale_too_large" and not observation.is_fault:
         return ""
+    if defect.kind == "overflow" and defect.dtype == "float32":
+        return BEYOND_FP32
     if defect.kind in ADVICE:
         return ADVICE[defect.kind]
     if "fp32" not in defect.helps:
