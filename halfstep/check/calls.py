@@ -12,7 +12,7 @@ from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Place
 from halfstep.shadow.sanitizer import Sanitizer
-from halfstep.telemetry.events import Event, StepEvent
+from halfstep.telemetry.events import Event, ScaledClip, StepEvent
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
 from halfstep.watching.hooks import Hooks
@@ -29,7 +29,10 @@ class Calls:
         """sanitizer: paused while a call is observed; it knows the modules."""
         self._events: dict[str, tuple[StepEvent, Place]] = {}  # the newest of each kind
         self._zero_steps, self._scale, self._has_scaler = 0, 1.0, False
+        self._clip = Place()  # the latest
         self._loop = Loop(self._steps, self._event)
+        for method in ("clipping", "clipping_values"):
+            setattr(self._loop.clips, method, self._noting(getattr(self._loop.clips, method)))
         self._loop.evidence.origin.stop()
         self._hooks = Hooks(self._loop)
         self._guard = PausingGuard(sanitizer.mode, on_error)
@@ -66,6 +69,15 @@ class Calls:
         places = {id(event): place for event, place in self._events.values()}
         return [(finding, places.get(id(finding.evidence), Place())) for finding in findings]
 
+    def _noting(self, clipping: Callable[..., None]) -> Callable[..., None]:
+        """Return a method that keeps the line of a clip, which only a later call shows as wrong."""
+
+        def noted(*arguments: Any) -> None:
+            self._clip = place_of_caller()
+            clipping(*arguments)
+
+        return noted
+
     def _add(self, module: nn.Module) -> None:
         """Name parameters as a module does."""
         self._guard.held += 1
@@ -80,7 +92,8 @@ class Calls:
             if key in self._events:
                 self._events[key] = event, self._events[key][1]
             elif len(self._events) < MOST_EVENTS:
-                self._events[key] = event, place_of_caller()
+                is_clip = isinstance(event, ScaledClip)
+                self._events[key] = event, self._clip if is_clip else place_of_caller()
 
     def _steps(self, steps: Steps) -> None:
         self._scale = float(steps["scale"][-1])
