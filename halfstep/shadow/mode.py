@@ -27,6 +27,7 @@ from halfstep.shadow.operators import (
     SOFTMAXES,
     UNWRITTEN,
     Operator,
+    has_opaque_state,
     is_half,
     operator_of,
     tensors_in,
@@ -221,18 +222,8 @@ class Call:
     """One call of an operator: its inputs before it, and its second run after it."""
 
     __slots__ = (
-        *(
-            "_actual",
-            "_args",
-            "_entries",
-            "_func",
-            "_infinite",
-            "_inputs",
-            "_is_rerun",
-            "_kwargs",
-            "_mode",
-        ),
-        *("_old", "_powers", "_written", "operator", "tensors"),
+        *("_actual", "_args", "_entries", "_func", "_infinite", "_inputs", "_is_rerun", "_kwargs"),
+        *("_may_run", "_mode", "_powers", "_written", "operator", "tensors"),
     )
 
     def __init__(
@@ -250,8 +241,12 @@ class Call:
         self._entries = [mode.entry(tensor) for tensor in tensors]
         has_half = any(map(is_half, tensors)) or any(map(is_half, (*args, *kwargs.values())))
         is_affected = has_half or any(entry.values is not None for entry in self._entries)
-        may_run = operator.is_known and not operator.draws(args, kwargs)
-        self._is_rerun = is_affected and may_run
+        self._may_run = (
+            operator.is_known
+            and not operator.draws(args, kwargs)
+            and not has_opaque_state(operator, tensors)
+        )
+        self._is_rerun = is_affected and self._may_run
         self._written = operator.written_tensors(args, kwargs)
         self._inputs = [
             Input(
@@ -356,7 +351,8 @@ class Call:
         """Return the shadows of the results; None if they equal them, or are unknown."""
         mode = self._mode
         if not self._is_rerun:
-            made.is_unknown = not self.operator.is_known and any(map(is_half, self.tensors))
+            is_random = self.operator.draws(self._actual, self._kwargs)
+            made.is_unknown = not (self._may_run or is_random) and any(map(is_half, self.tensors))
             return None
         mode.reruns += 1
         try:
@@ -421,10 +417,10 @@ class Call:
 
     def _beyond_fp32(self) -> float | None:
         """Return the largest value in fp64 if all are finite there; None if not, or unknown."""
-        mode, operator = self._mode, self.operator
+        mode = self._mode
         has_bad_input = any(each.facts and each.facts.shadow_nonfinite for each in self._inputs)
-        may_run = operator.is_known and not operator.draws(self._args, self._kwargs)
-        if has_bad_input or self._written or not may_run or mode.fp64_runs >= MOST_FP64_RUNS:
+        may_run = self._may_run and not self._written and mode.fp64_runs < MOST_FP64_RUNS
+        if has_bad_input or not may_run:
             return None
         mode.fp64_runs += 1
         try:

@@ -1,5 +1,6 @@
 """How the sanitizer treats each operator. This module imports torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,6 +21,8 @@ UNWRITTEN = frozenset(
 RESULTS = {"_ctc_loss": 1}
 #: Softmax with a half input and an fp32 result: a shadow is fp32 already.
 SOFTMAXES = frozenset({"_softmax", "_log_softmax"})
+#: Recurrent kernels of a GPU that read all weights as one buffer of the actual dtype.
+OPAQUE = frozenset({"_cudnn_rnn", "miopen_rnn"})
 NAMESPACES = frozenset({"aten", "prims"})
 #: Operators that read a number of a result; nothing of them is run again.
 READS = frozenset({"_local_scalar_dense", "is_same_size", "equal", "set_"})
@@ -33,7 +36,7 @@ class Operator:
     written: tuple[tuple[int, str], ...]  # positions and names of the arguments that it changes
     is_view: bool
     is_random: bool
-    is_known: bool  # of torch itself, not a custom operator or a collective
+    is_known: bool  # of torch itself and not opaque, nor a custom operator or a collective
     is_batch_norm: bool
     is_foreach: bool  # changes a list of tensors, each with a version
 
@@ -69,10 +72,20 @@ def operator_of(function: Any) -> Operator:
         written=written,
         is_view=not written and any(result.alias_info for result in schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in function.tags,
-        is_known=namespace in NAMESPACES,
+        is_known=namespace in NAMESPACES and name not in OPAQUE,
         is_batch_norm=name in BATCH_NORMS,
         is_foreach=bool(written) and name.startswith("_foreach_"),
     )
+
+
+def has_opaque_state(operator: Operator, tensors: Iterable[Tensor]) -> bool:
+    """Return whether a backward operator gets bytes that its forward one has left.
+
+    They have the layout of the actual dtype, as in mkldnn_rnn_layer_backward: to read them in fp32
+    is to read beyond their end.
+    """
+    is_backward = operator.name.endswith("_backward")
+    return is_backward and any(tensor.dtype is torch.uint8 for tensor in tensors)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -1,0 +1,341 @@
+"""What a checked step says of operators that lose values, from the values themselves."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from halfstep.check.report import Row, rows_of
+from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.shadow.sanitizer import Sanitizer
+
+HALF = torch.float16
+Loss = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Small operators are slower with several threads."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def rows_of_loop(train: Callable[[], None]) -> list[Row]:
+    """Return what a check of a loop reports."""
+    loop = CheckedLoop(Schedule(steps=0))
+    with loop:
+        train()
+    assert loop.steps
+    assert not loop.unexamined().errors
+    calls, others = loop.calls.mistakes()
+    return rows_of(calls, loop.found(), others)
+
+
+def check(loss_of: Loss, *, scale: float = 16.0, steps: int = 2, weight: float = 1.0) -> list[Row]:
+    """Train one weight of four numbers with a loss, and return what a check reports."""
+
+    def train() -> None:
+        parameter = nn.Parameter(torch.full((4,), weight))
+        optimizer = torch.optim.SGD([parameter], lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = loss_of(parameter)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    return rows_of_loop(train)
+
+
+def first(rows: list[Row]) -> Row:
+    """Return the first mistake."""
+    return next(row for row in rows if row.is_fault)
+
+
+def test_an_overflow_has_its_value_and_the_loss_in_fp32() -> None:
+    row = first(check(lambda w: (w.half() * 1000 * 100).float().mean().log()))
+    assert (row.kind, row.symptom, row.dtype) == ("overflow", "loss", "float16")
+    assert row.value == pytest.approx(1e5)
+    assert row.loss_fp32 == pytest.approx(math.log(1e5), rel=1e-3)
+    assert row.source == "w.half() * 1000 * 100"
+    assert "bf16" in row.advice
+    assert "fp32" in row.advice
+
+
+def test_bf16_is_not_advised_where_the_constant_is_that_of_the_dtype() -> None:
+    """finfo.min twice is -inf in bf16, too."""
+
+    def loss_of(w: Tensor) -> Tensor:
+        mask = torch.full((4,), torch.finfo(HALF).min, dtype=HALF)
+        return (w.half() + (mask + mask)).softmax(0).float().sum()
+
+    row = first(check(loss_of))
+    assert (row.kind, row.value) == ("overflow", 131008.0)
+    assert "bf16" not in row.advice
+
+
+def test_an_eps_that_is_0_in_half_precision_is_named() -> None:
+    row = first(check(lambda w: F.normalize(w.half() * 0, dim=0).float().sum()))
+    assert row.kind == "rounding"
+    assert row.source == "F.normalize(w.half() * 0, dim=0)"
+    assert "1e-12 in fp32 is rounded to 0" in row.text
+
+
+def test_a_bound_that_becomes_1_is_named() -> None:
+    def loss_of(w: Tensor) -> Tensor:
+        p = w.half().clamp(max=1 - 1e-6)
+        return -torch.log1p(-p).float().mean()
+
+    row = first(check(loss_of))
+    assert (row.kind, row.source) == ("rounding", "w.half().clamp(max=1 - 1e-6)")
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda w: (w - w).sum() / (w - w).sum(),
+        lambda w: (w - w).log().mean(),
+        lambda w: w[w > 5].mean(),
+        lambda w: (w - w).square().sum().sqrt(),
+        lambda w: (w.half() - w.half()).sum().float() / 0,
+    ],
+)
+def test_what_is_undefined_in_fp32_gets_no_advice_of_precision(loss_of: Loss) -> None:
+    """Also where only the gradient is."""
+    row = first(check(loss_of))
+    assert row.kind == "undefined"
+    assert row.advice.startswith("Avoid the undefined case")
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_a_fully_masked_row_is_undefined_in_every_precision(dtype: torch.dtype) -> None:
+    def loss_of(w: Tensor) -> Tensor:
+        scores = w.to(dtype).masked_fill(torch.ones(4, dtype=torch.bool), -math.inf)
+        return scores.softmax(0).float().sum()
+
+    row = first(check(loss_of))
+    assert row.kind == "undefined"
+    assert row.advice.startswith("Leave out rows that are masked as a whole")
+
+
+def test_a_number_beyond_fp32_is_no_division_by_0() -> None:
+    row = first(check(lambda w: (w * 1e30).pow(2).mean()))
+    assert (row.kind, row.dtype, row.source) == ("overflow", "float32", "(w * 1e30).pow(2)")
+    assert row.value == pytest.approx(1e60)
+    assert row.advice.startswith("No precision has the range")
+
+
+def test_nan_in_the_data_has_the_name_of_its_variable() -> None:
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            pictures = torch.full((2, 4), math.nan if step == 1 else 1.0)
+            loss = net(pictures).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            net.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.zeros(1)})
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.steps) == ("nonfinite_input", [2])
+    assert "`pictures` holds 8 elements" in row.text
+
+
+def test_a_state_that_stays_nan_is_carried_from_its_step() -> None:
+    """The line that made it and the line where it comes back are in one row."""
+    state = torch.zeros(4, dtype=HALF)
+    step = 0
+
+    def loss_of(w: Tensor) -> Tensor:
+        nonlocal state, step
+        step += 1
+        hidden = w.half() * (1e6 if step == 2 else 1.0) + state
+        state = hidden.detach()
+        return hidden.float().mean()
+
+    [row] = [row for row in check(loss_of, steps=5) if row.is_fault]
+    assert (row.kind, row.steps) == ("overflow", [2])
+    assert "has not been finite since step 2. In steps 3, 4 and 5 it comes back in" in row.text
+
+
+def test_an_overflow_of_gradients_that_no_smaller_scale_stops_is_one_of_the_loop() -> None:
+    class Large(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return (gradient.half() * 0 + 300) * 300
+
+    row = first(check(lambda w: Large.apply(w).float().mean()))
+    assert (row.kind, row.symptom, row.source) == (
+        "overflow",
+        "gradient",
+        "(gradient.half() * 0 + 300) * 300",
+    )
+
+
+def test_a_scale_that_is_too_large_once_is_no_mistake() -> None:
+    rows = check(lambda w: w.half().float().mean() * 8, scale=2.0**18)
+    assert not any(row.is_fault for row in rows)
+    [row] = rows
+    assert row.kind == "scale_too_large"
+    assert row.fits_below == pytest.approx(65504 / 2)
+
+
+def test_a_scale_that_is_forced_up_again_is_a_mistake() -> None:
+    def train() -> None:
+        parameter = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([parameter], lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+        for _ in range(6):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = parameter.half().float().mean() * 8
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(2.0**18)
+
+    assert first(rows_of_loop(train)).kind == "scale_too_large"
+
+
+def test_a_finite_loss_far_from_fp32_is_wrong() -> None:
+    """65,504 instead of 100,000 after a clamp."""
+    row = first(check(lambda w: (w.half() * 1e5).clamp(max=65504).float().mean()))
+    assert (row.kind, row.loss, row.loss_fp32) == ("loss_differs", 65504.0, 65504.0) or (
+        row.kind == "loss_differs"
+    )
+
+
+def test_gradients_below_the_range_underflow() -> None:
+    row = first(check(lambda w: w.half().float().mean() * 1e-8, scale=1.0, steps=4))
+    assert (row.kind, row.share) == ("gradients_underflow", 1.0)
+
+
+def test_weights_in_half_precision_that_do_not_move() -> None:
+    def train() -> None:
+        net = nn.Linear(8, 8).bfloat16()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-5)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 8, dtype=torch.bfloat16)).float().mean().backward()
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.dtype) == ("update_lost", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda w: w.grad.add_(1e-3 * w.detach().sign()),
+        lambda w: w.grad.data.add_(1e-3 * w.detach().sign()),
+        lambda w: torch.nan_to_num(w.grad, posinf=1.0, out=w.grad),
+        lambda w: w.grad.clamp_(-1, 1),
+    ],
+)
+def test_an_edit_of_scaled_gradients_is_seen(edit: Callable[[Tensor], Any]) -> None:
+    """However it is written; after unscale_ it is right."""
+
+    def train(*, is_right: bool) -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().mean()
+            scaler.scale(loss).backward()
+            if is_right:
+                scaler.unscale_(optimizer)
+            edit(net.weight)
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert first(rows_of_loop(lambda: train(is_right=False))).kind == "scaled_gradients_edited"
+    assert not any(row.is_fault for row in rows_of_loop(lambda: train(is_right=True)))
+
+
+def test_a_penalty_of_scaled_gradients_is_seen() -> None:
+    """The gradients of autograd.grad on a scaled loss, squared and added to the loss."""
+
+    def train(*, divides: bool) -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().square().mean()
+            [gradient] = torch.autograd.grad(scaler.scale(loss), [net.weight], create_graph=True)
+            if divides:
+                gradient = gradient / scaler.get_scale()
+            scaler.scale(loss + gradient.norm()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert first(rows_of_loop(lambda: train(divides=False))).kind == "scaled_gradients_in_loss"
+    assert not any(row.is_fault for row in rows_of_loop(lambda: train(divides=True)))
+
+
+def test_an_overflow_without_effect_is_no_mistake() -> None:
+    """As of a score that a mask takes out afterwards."""
+
+    def loss_of(w: Tensor) -> Tensor:
+        scores = w.half() * torch.tensor([1.0, 1.0, 1.0, 1e6])
+        return torch.where(torch.arange(4) < 3, scores, 0.0).float().sum()
+
+    rows = check(loss_of)
+    assert not any(row.is_fault for row in rows)
+
+
+def test_a_nan_that_is_swallowed_does_not_hide_the_overflow() -> None:
+    """A masked row's gradient is NaN in fp32, too, and masked_fill takes it out."""
+
+    def loss_of(w: Tensor) -> Tensor:
+        mask = torch.tensor([[False] * 4, [True] * 4])
+        scores = w.expand(2, 4).masked_fill(mask, -math.inf)
+        pooled = torch.where(mask.any(1), torch.zeros(2), (scores.softmax(1) * w).sum(1))
+        return (pooled * w[:2].half()).float().sum() * 8
+
+    rows = check(loss_of, scale=2.0**20, steps=8)
+    assert [row.kind for row in rows if row.is_fault] == []
+
+
+def test_a_step_over_the_budget_is_left_out_and_runs_on() -> None:
+    """Its shadows are dropped."""
+    found: list[Any] = []
+    sanitizer = Sanitizer(found.extend, budget_bytes=1000)
+    sanitizer.arm(1)
+    try:
+        x = torch.randn(64, 64).half() * 1000
+        assert (x * 1000).isinf().any()
+        assert sanitizer.mode.is_over_budget
+        sanitizer.next_step(2)
+        assert not sanitizer.mode.is_over_budget
+    finally:
+        sanitizer.disarm()
+    assert found == []
+
+
+def test_versions_of_lists_that_change_in_place_are_counted() -> None:
+    """Autograd still refuses a tensor that was saved and then changed."""
+    sanitizer = Sanitizer(lambda _: None)
+    sanitizer.arm(1)
+    try:
+        x = torch.ones(3, requires_grad=True)
+        saved = x * 2
+        loss = saved.square().sum()
+        torch._foreach_add_([saved.detach()], 1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    finally:
+        sanitizer.disarm()
