@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from halfstep.shadow.operations import Operation
+from halfstep.shadow.operations import OUTSIDE, Operation
 
 #: The dtype of a shadow, by that of its tensor; other dtypes have shadows of their own dtype.
 SHADOW_DTYPES = {
@@ -35,6 +35,11 @@ class Entry:
     def has_expired(self) -> bool:
         """Return whether the storage no longer exists."""
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
+
+    def is_unread_bytes(self) -> bool:
+        """Return whether it was only seen as bytes or integers, as by a copy of a storage."""
+        is_number = self.dtype.is_floating_point or self.dtype.is_complex
+        return not is_number and [each.name for each in self.writers] == [OUTSIDE]
 
     def written_by(self, operation: Operation) -> None:
         """Record a change in place."""

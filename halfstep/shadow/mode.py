@@ -85,7 +85,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def entry(self, tensor: Tensor) -> Entry:
         """Return what is known of a tensor; a new one was made before the step, or unseen."""
         found = self.memory.find(tensor)
-        if found is not None:
+        if found is not None and not (_has_numbers(tensor) and found.is_unread_bytes()):
             return found
         entry = self.memory.add(tensor)
         origin = self._operation(OUTSIDE)
@@ -94,14 +94,18 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = self.carried.get(tensor.untyped_storage()._cdata)
         if kept is not None and not kept[0].expired():
             origin.carried = kept[1]
-        if not tensor.is_floating_point() and not tensor.is_complex():
-            return entry
-        origin.result = examine(tensor, None)
-        entry.is_suspect = origin.result is not None or not _is_whole_finite(tensor)
-        if origin.result is not None:
+        if _has_numbers(tensor):
+            self.read(tensor, entry, examine(tensor, None))
+            entry.is_suspect = entry.is_suspect or not _is_whole_finite(tensor)
+        return entry
+
+    def read(self, tensor: Tensor, entry: Entry, facts: Facts | None) -> None:
+        """See what is wrong in a tensor that was made before the step, or in a part of it."""
+        origin = entry.writers[0]
+        if facts is not None and origin.name == OUTSIDE and origin.result is None:
+            origin.result, entry.is_suspect = facts, True
             origin.place = place_of_caller()
             origin.variable = self._variable(tensor)
-        return entry
 
     def facts(self, tensor: Tensor) -> Facts | None:
         """Return what is wrong in a tensor now."""
@@ -249,11 +253,7 @@ class Call:
         self._is_rerun = is_affected and self._may_run
         self._written = operator.written_tensors(args, kwargs)
         self._inputs = [
-            Input(
-                entry.writers,
-                examine(tensor, memory.shadow(tensor, entry)) if entry.is_suspect else None,
-            )
-            for tensor, entry in zip(tensors, self._entries, strict=True)
+            self._input(tensor, entry) for tensor, entry in zip(tensors, self._entries, strict=True)
         ]
         self._powers = list(self._powers_of(args, kwargs))
         self._infinite = any(
@@ -266,6 +266,14 @@ class Call:
                     memory.materialize(tensor, mode.entry(tensor))
             self._keep_lasting()
             self._args, self._kwargs = self._shadowed(args, kwargs)
+
+    def _input(self, tensor: Tensor, entry: Entry) -> Input:
+        facts = None
+        if entry.is_suspect:
+            facts = examine(tensor, self._mode.memory.shadow(tensor, entry))
+            if facts is not None and facts.nonfinite and len(entry.writers) == 1:
+                self._mode.read(tensor, entry, facts)
+        return Input(entry.writers, facts)
 
     def _powers_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[int | None]:
         """Yield the power of the loss scale in each argument with floating-point tensors."""

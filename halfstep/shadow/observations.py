@@ -99,7 +99,7 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
     if kind == "loss_differs":
         return first_lost is None or step <= first_lost
     if kind == "update_lost":
-        return group.count >= MILD_STEPS or armed_steps < MILD_STEPS
+        return group.count >= min(armed_steps, max(MILD_STEPS, MILD_SHARE * armed_steps))
     return True
 
 

@@ -298,5 +298,5 @@ def _advice(observation: Observation) -> str:
     if "bf16" in defect.helps:
         advice += " Or use bf16, which has the range."
     elif defect.kind == "rounding":
-        advice += f" Or use a constant that {_dtype(defect)} can represent there."
+        advice += " Or use a constant that is not rounded to 0 or 1 there."
     return advice

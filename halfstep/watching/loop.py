@@ -189,13 +189,11 @@ class Loop:
                 self._uncleared[identity] = gradients.norms_now()
 
     def _report_uncleared(self) -> None:
-        """Report uncleared gradients to which the pass has added."""
+        """Keep uncleared gradients to which the pass has added, until their optimizer steps."""
         state = self.state
         for identity, norms in self._uncleared.items():
             if norms is not None and identity in state.passes.changed:
-                name = state.known[identity].name
-                carried = state.passes.carried(identity)
-                state.evidence.uncleared(state.step + 1, name, norms, carried)
+                state.uncleared[identity] = norms
         self._uncleared.clear()
 
     def _schedule(self, scheduler: Any) -> None:

@@ -57,6 +57,11 @@ class Measurement:
                 losses = state.passes.take(optimizer)
             except Exception as error:
                 state.best_effort.lose("loss", error)
+        if state.uncleared and (before_pass := state.uncleared.pop(identity, None)) is not None:
+            carried = state.passes.carried(identity)
+            if carried:
+                name = gradients.name
+                state.evidence.uncleared(state.closed_steps + 1, name, before_pass, carried)
         row.losses.setdefault(identity, losses)  # an ascent's loss is the step's
         gradients.steps += 1
         step = state.closed_steps + 1

@@ -49,6 +49,9 @@ class LoopState:
         self.before_clip: dict[int, Measured] = {}  # gradients as measured before a clip
         self.clipping: set[int] = set()  # optimizers whose last unscaled step was then clipped
         self.has_pending = False  # unscaled gradients wait for their clip
+        #: Norms of gradients to which a pass has added, by the id of an optimizer that has not
+        #: stepped since: they may still be cleared.
+        self.uncleared: dict[int, Tensor] = {}
         self.first_clips = FirstClips()
         #: By row, if some optimizers had no gradients: which ones had.
         self.taking_part: dict[int, list[bool]] = {}
