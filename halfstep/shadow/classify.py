@@ -7,10 +7,12 @@ from halfstep.shadow.defect import Defect, Kind, Remedy, Site, Symptom
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.walk import (
+    carried_source,
     earliest,
     first_defect,
     first_flushed,
     first_infinity,
+    first_rounded,
     flushed_inputs,
     has_lost,
     writers,
@@ -80,6 +82,10 @@ def classify(
         if not (is_mask or source.has_infinite_argument or source is operation):
             return classify(source, symptom, step, depth + 1)
         return replace(defect, is_infinite=True, origin=site_of(source))
+    if not operation.inputs:  # as of torch.full(…, nan)
+        return _outside(operation, facts, symptom, step)
+    if (carried := carried_source(operation)) is not None:
+        return _outside(carried, facts, symptom, step)
     return defect
 
 
@@ -112,16 +118,18 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
         limit=limit,
         depends_on_scale=operation.power != 0,
     )
-    if facts.largest is not None and facts.largest > limit / 2:  # or almost, before rounding
-        has_constant = facts.largest % limit == 0  # finfo.max twice: bf16 has its own
-        is_in_range = facts.largest <= BF16.max and not has_constant
+    is_large = facts.largest is not None and facts.largest > limit / 2  # before a rounding
+    if operation.is_own or (is_large and operation.is_own is None):
+        largest = facts.largest or 0.0
+        has_constant = largest > 0 and largest % limit == 0  # finfo.max twice: bf16 has its own
+        is_in_range = largest <= BF16.max and not has_constant
         helps: tuple[Remedy, ...] = ("fp32", "bf16") if is_in_range else ("fp32",)
         return replace(defect, kind="overflow", helps=_for(operation, helps))
     flushed = flushed_inputs(operation)
     if not flushed and operation.sample is None:
         return replace(defect, kind="overflow", helps=_for(operation, ("fp32", "bf16")))
     value = max((each.smallest or 0.0 for each in flushed), default=None)
-    origin = first_flushed(operation) if flushed else operation
+    origin = first_flushed(operation) if flushed else first_rounded(operation)
     is_range = value is not None and origin.dtype is not None
     is_range = is_range and value < torch.finfo(origin.dtype).smallest_normal  # type: ignore[operator, arg-type]
     helps = ("fp32", "bf16") if is_range and value > BF16.smallest_normal else ("fp32",)  # type: ignore[operator]

@@ -112,7 +112,9 @@ class ShadowHooks:
         sanitizer = self._sanitizer
         if kwargs.get("accumulate_grad"):
             self._call(sanitizer.loss, roots)
-        self._call(sanitizer.backward_begins)
+            self._call(sanitizer.backward_begins, roots, args[0] if args else ())
+        else:
+            self._call(sanitizer.backward_begins)
         try:
             return original(roots, *args, **kwargs)
         finally:

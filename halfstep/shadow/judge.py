@@ -10,14 +10,18 @@ from torch import Tensor
 
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.defect import Defect
+from halfstep.shadow.lines import outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
-from halfstep.shadow.walk import first_flushed
+from halfstep.shadow.walk import largest_error
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
-LOSS_DIFFERS = (0.01, 0.5)
+LOSS_DIFFERS = (0.01, 0.1)
+#: Smaller losses than this share of the first ones are compared with that.
+SMALLEST_LOSS = 0.01
+ATTRIBUTED_STEPS = 3  # after a loss that differs
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
 #: The loss has grown if its last values are above this factor of the first ones' median.
@@ -61,10 +65,13 @@ class Judge:
     def __init__(self, mode: ShadowMode) -> None:
         self._mode = mode
         self._shadow_losses: list[float] = []
+        self._attribute = 0  # steps in which errors are attributed
         self.begin()
 
     def begin(self) -> None:
         """Begin a step."""
+        self._mode.attributes = self._attribute > 0
+        self._attribute -= self._attribute > 0
         self._losses: list[SeenLoss] = []
         self._judged = 0  # of the losses
         self._has_lost_loss = False
@@ -112,12 +119,15 @@ class Judge:
 
     def edited(self, step: int, operation: Operation) -> None:
         """Record a change of gradients that are still multiplied by the loss scale."""
+        site, (file, line) = site_of(operation), outer_line()
+        if file and not site.caller_file:
+            site = replace(site, caller_file=file, caller_line=line)
         self._add(
             Defect(
                 step=step,
                 kind="scaled_gradients_edited",
                 symptom="gradient",
-                site=site_of(operation),
+                site=site,
                 scale=self._mode.scale,
             )
         )
@@ -136,7 +146,7 @@ class Judge:
         used = {loss.writer for loss in self._losses}
         aside = next((each for each in self._mode.scalars if each not in used), None)
         if aside is not None:
-            self._add(trace(aside, "value", step))
+            self._add(self._of_scale(trace(aside, "value", step)))
             return
         self._overflow_without_effect(step)
 
@@ -218,17 +228,26 @@ class Judge:
         if not traced:
             return
         defect = min(traced, key=lambda each: is_out_of_range(each.kind))
-        is_overflow = defect.kind == "overflow" and defect.depends_on_scale
-        if is_overflow and defect.value and defect.limit:
-            fits_below = self._mode.scale * defect.limit / defect.value
-            if fits_below >= 1.0:
-                defect = replace(
-                    defect,
-                    kind="scale_too_large",
-                    fits_below=fits_below,
-                    helps=("smaller_scale", *defect.helps),
-                )
-        self._add(self._with_loss(defect, loss, sums))
+        self._add(self._with_loss(self._of_scale(defect), loss, sums))
+
+    def _of_scale(self, defect: Defect) -> Defect:
+        """Return an overflow that a smaller loss scale would not have as one of the scale."""
+        if not (defect.kind == "overflow" and defect.depends_on_scale):
+            return defect
+        if not (defect.value and defect.limit):
+            return defect
+        fits_below = self._mode.scale * defect.limit / defect.value
+        if fits_below < 1.0:
+            return defect
+        helps = ("smaller_scale", *defect.helps)
+        return replace(
+            defect,
+            kind="scale_too_large",
+            symptom="gradient",
+            scale=self._mode.scale,
+            fits_below=fits_below,
+            helps=helps,
+        )
 
     def _finite_loss(self, step: int, loss: SeenLoss, sums: GradientSums) -> None:
         """Add a defect if a finite loss is far from its shadow."""
@@ -236,29 +255,48 @@ class Judge:
             return
         lost = [each for each in self._mode.first_lost if not each.is_backward]
         limit = LOSS_DIFFERS[0] if lost else LOSS_DIFFERS[1]
-        is_far = abs(loss.value - loss.shadow) > limit * abs(loss.shadow)
+        usual = max(abs(loss.shadow), SMALLEST_LOSS * self._first_loss())
+        is_far = abs(loss.value - loss.shadow) > limit * usual
         has_lost_gradients = lost and not sums.nonfinite and sums.lost > UNDERFLOW * sums.shadow > 0
         if not is_far and not has_lost_gradients:
             return
-        source = lost[0] if lost else first_flushed(loss.writer)
-        defect = classify(source, "loss", step) if lost else None
-        self._add(
-            Defect(
-                step=step,
-                kind="loss_differs",
-                symptom="loss",
-                site=defect.site if defect else site_of(source),
-                dtype=str(source.dtype).removeprefix("torch."),
-                count=source.result.lost if source.result else 0,
-                elements=source.result.elements if source.result else 0,
-                value=defect.value if defect else None,
-                limit=defect.limit if defect else None,
-                origin=defect.origin if defect else None,
-                loss=loss.value,
-                loss_fp32=loss.shadow,
-                helps=defect.helps if defect else ("fp32",),
-            )
+        defect = Defect(
+            step=step,
+            kind="loss_differs",
+            symptom="loss",
+            loss=loss.value,
+            loss_fp32=loss.shadow,
+            helps=("fp32",),
         )
+        self._add(self._lost_before(defect, lost[0]) if lost else self._rounded(defect, loss))
+
+    def _lost_before(self, defect: Defect, operation: Operation) -> Defect:
+        """Add to a wrong loss where values were lost."""
+        lost, facts = classify(operation, "loss", defect.step), operation.result
+        return replace(
+            defect,
+            site=lost.site,
+            dtype=lost.dtype,
+            count=facts.lost if facts else 0,
+            elements=facts.elements if facts else 0,
+            value=lost.value,
+            limit=lost.limit,
+            origin=lost.origin,
+            helps=lost.helps,
+        )
+
+    def _rounded(self, defect: Defect, loss: SeenLoss) -> Defect:
+        """Add to a wrong loss where most of its error comes from, if this step attributes it."""
+        self._attribute = ATTRIBUTED_STEPS
+        source = largest_error(loss.writer)
+        if source is None:
+            return defect
+        dtype = str(source.dtype).removeprefix("torch.")
+        return replace(defect, site=site_of(source), dtype=dtype)
+
+    def _first_loss(self) -> float:
+        first = sorted(self._shadow_losses[:FIRST_LOSSES])
+        return first[len(first) // 2] if first else 0.0
 
     def _finite_gradients(self, step: int, sums: GradientSums) -> None:
         if sums.nonfinite or sums.shadow <= 0:

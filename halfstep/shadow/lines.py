@@ -53,6 +53,19 @@ def place_of_caller(*, is_backward: bool = False) -> Place:
     return Place() if inner is None else _place(inner)
 
 
+def outer_line() -> tuple[str, int]:
+    """Return the line of the script that called its innermost function; ("", 0) if none did."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MOST_FRAMES):
+        if frame is None or len(frames) == 2:
+            break
+        if _kind(frame.f_code.co_filename) == "script":
+            frames.append(frame)
+        frame = frame.f_back
+    return (frames[1].f_code.co_filename, frames[1].f_lineno or 0) if len(frames) == 2 else ("", 0)
+
+
 def _place(frame: FrameType, caller_file: str = "", caller_line: int = 0) -> Place:
     code, line = frame.f_code, frame.f_lineno or 0
     return Place(code.co_filename, line, code, frame.f_lasti, caller_file, caller_line)

@@ -114,6 +114,11 @@ class ShadowMemory:
         if (entry := self.find(tensor)) is not None:
             self._drop(entry)
 
+    def restore(self, entry: Entry) -> None:
+        """Keep an entry of the step before."""
+        self.entries[entry.storage.cdata] = entry
+        self._allocated += 0 if entry.values is None else entry.values.nbytes
+
     def purge(self) -> None:
         """Drop the shadows of storages that no longer exist."""
         for key in [key for key, entry in self.entries.items() if entry.has_expired()]:

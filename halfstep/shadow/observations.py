@@ -12,6 +12,7 @@ CONSEQUENCES: frozenset[Kind] = frozenset({"gradients_underflow", "gradients_dif
 NONFINITE: frozenset[Kind] = frozenset(
     {"overflow", "rounding", "undefined", "nonfinite_input", "carried"}
 )
+MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
 EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited"})
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
@@ -36,6 +37,8 @@ class Observation:
     def add(self, defect: Defect) -> None:
         """Add a step."""
         self.count += 1
+        if not self.first.site.operator and defect.site.operator:
+            self.first = defect  # the error was attributed only now
         if len(self.steps) < MOST_STEPS:
             self.steps.append(defect.step)
         if defect.fits_below is not None:
@@ -60,27 +63,37 @@ class Observations:
             group.add(defect)
 
     def found(self, armed_steps: int) -> list[Observation]:
-        """Return all observations: faults by their first step, then notes.
+        """Return all observations: faults, the gravest and the earliest first, then notes.
 
         armed_steps: those that ran with their shadows.
         """
         groups = list(self._groups.values())
         faults = [each for each in groups if each.first.kind in (*NONFINITE, *EDITS)]
-        first_lost = min((each.first.step for each in faults), default=None)
+        first_lost = min((each.steps[0] for each in faults), default=None)
         for each in groups:
             each.is_fault = _is_fault(each, armed_steps, first_lost)
+        if any(each.is_fault and each.first.kind == "loss_differs" for each in groups):
+            for each in groups:
+                each.is_fault &= each.first.kind != "gradients_differ"
         sites = {each.first.site for each in groups if each.is_fault}
         merged = [
             each
             for each in groups
             if not (_joins(each, groups) or (not each.is_fault and each.first.site in sites))
         ]
-        return sorted(merged, key=lambda each: (not each.is_fault, each.first.step))
+        return sorted(merged, key=_gravity)
+
+
+def _gravity(each: Observation) -> tuple[bool, bool, int]:
+    """Return the order of observations: faults, of them what is not finite, by the first step."""
+    return not each.is_fault, each.first.kind in MILD, each.steps[0]
 
 
 def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:
     """Return what makes two defects the same."""
     if defect.kind == "scale_too_large":  # which gradient overflows first is chance
+        return defect.kind, "", None
+    if defect.kind == "loss_differs" and defect.value is None:
         return defect.kind, "", None
     if defect.kind == "carried":
         return defect.kind, "", defect.carried_from
@@ -88,19 +101,23 @@ def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:
 
 
 def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> bool:
-    kind, step = group.first.kind, group.first.step
+    kind, step = group.first.kind, group.steps[0]
     if kind in NOTES:
         return False
     if kind == "scale_too_large":
         return group.not_falling >= NOT_FALLING
     if kind in CONSEQUENCES:
-        is_frequent = group.count >= max(MILD_STEPS, MILD_SHARE * armed_steps)
-        return is_frequent and (first_lost is None or step < first_lost)
+        return _is_frequent(group, armed_steps) and (first_lost is None or step < first_lost)
     if kind == "loss_differs":
-        return first_lost is None or step <= first_lost
+        is_lasting = group.first.value is not None or _is_frequent(group, armed_steps)
+        return is_lasting and (first_lost is None or step <= first_lost)
     if kind == "update_lost":
-        return group.count >= min(armed_steps, max(MILD_STEPS, MILD_SHARE * armed_steps))
+        return _is_frequent(group, armed_steps)
     return True
+
+
+def _is_frequent(group: Observation, armed_steps: int) -> bool:
+    return group.count >= min(armed_steps, max(MILD_STEPS, MILD_SHARE * armed_steps))
 
 
 def _joins(group: Observation, groups: Sequence[Observation]) -> bool:

@@ -24,6 +24,17 @@ SOFTMAXES = frozenset({"_softmax", "_log_softmax"})
 #: Recurrent kernels of a GPU that read all weights as one buffer of the actual dtype.
 OPAQUE = frozenset({"_cudnn_rnn", "miopen_rnn"})
 NAMESPACES = frozenset({"aten", "prims"})
+#: Operators in which a difference or a bound becomes 0, whatever their inputs are.
+DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "sub_"})
+DIVISIONS = frozenset({"div", "div_"})  # only a divisor of 0 makes an infinity
+PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
+#: Operators that move values, or only change their sign.
+MOVES = frozenset(
+    {
+        *("_to_copy", "clone", "copy_", "neg", "cat", "stack", "index", "index_select", "gather"),
+        *("where", "masked_select", "flip", "roll", "repeat"),
+    }
+)
 #: Operators that read a number of a result; nothing of them is run again.
 READS = frozenset({"_local_scalar_dense", "is_same_size", "equal", "set_"})
 
@@ -95,6 +106,11 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in tensors_in(each)]
     return []
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Return whether a tensor can hold NaN and infinities."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def is_half(value: Any) -> bool:

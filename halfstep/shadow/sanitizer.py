@@ -1,5 +1,6 @@
 """Shadow steps of a training loop. This module imports torch."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,13 +14,16 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.judge import Judge, new_loss
 from halfstep.shadow.lines import ModuleNames
-from halfstep.shadow.memory import Entry
+from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
 from halfstep.shadow.walk import first_defect
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
 MOST_CARRIED = 1000
+#: Half-precision tensors of at most this size keep what they are in fp32 until they are changed.
+LARGEST_CONSTANT, MOST_CONSTANTS = 64, 1000
+SMALLEST_SCALE = 8.0  # that a loop without a GradScaler multiplies its loss by
 CLEARING = frozenset({"zero_", "_foreach_zero_"})  # changes of gradients that are no edits
 
 
@@ -103,9 +107,17 @@ class Sanitizer:
             self.mode.scale = float(scaler._scale)
             self.mode.entry(scaler._scale).power = 1
 
-    def backward_begins(self) -> None:
-        """Note that a pass begins."""
+    def backward_begins(self, roots: Any = (), gradients: Any = ()) -> None:
+        """Note that a pass begins.
+
+        A loss that the loop itself has multiplied by a power of 2 is a scaled one.
+        """
         self._passes += 1
+        if self._scaler is None and self._passes == 1 and len(roots) == len(gradients) == 1:
+            factor = self.mode.entry(roots[0]).writers[-1].factor or 0.0
+            if factor >= SMALLEST_SCALE and math.frexp(factor)[0] == 0.5:
+                self.mode.scale = factor
+                self.mode.entry(gradients[0]).power = 1
 
     def backward_ends(self) -> None:
         """Note that a pass has ended, which may have left scaled gradients."""
@@ -148,7 +160,10 @@ class Sanitizer:
                 self._carry()
             defects = self._judge.defects
             self.has_half_operators |= bool(self.mode.half_operators)
+            constants = list(self._constants())
             self.mode.reset()
+            for entry in constants[:MOST_CONSTANTS]:
+                self.mode.memory.restore(entry)
         self._start()
         self.step = step
         if defects:
@@ -157,7 +172,7 @@ class Sanitizer:
     def _start(self) -> None:
         """Forget what belongs to one step."""
         self._judge.begin()
-        self._scaler = None
+        self._scaler, self.mode.scale = None, 1.0
         self._passes = 0  # backward passes under way
         self._gradients: dict[int, Entry] = {}  # scaled ones, by the id of their entries
         self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
@@ -171,13 +186,25 @@ class Sanitizer:
             self._judge.edited(self.step, operation)
         del self._gradients[id(entry)]
 
+    def _constants(self) -> Iterator[Entry]:
+        """Yield small tensors that one operator has rounded, and nothing has changed since."""
+        for entry in self.mode.memory.entries.values():
+            is_small = entry.values is not None and entry.values.numel() <= LARGEST_CONSTANT
+            if is_small and entry.dtype in SHADOW_DTYPES and len(entry.writers) == 1:
+                [writer] = entry.writers
+                if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
+                    entry.writers = [replace(writer, number=0, inputs=[], errors=None, rounded=[])]
+                    yield entry
+
     def _carry(self) -> None:
         """Keep why tensors that outlive the step are not finite."""
         carried: dict[int, tuple[StorageWeakRef, Carried]] = {}
         for key, entry in self.mode.memory.entries.items():
-            latest = entry.writers[-1]
-            is_bad = entry.is_suspect and latest.result is not None and latest.result.nonfinite
-            if entry.has_expired() or not is_bad or len(carried) >= MOST_CARRIED:
+            bad = (
+                each for each in reversed(entry.writers) if each.result and each.result.nonfinite
+            )
+            latest = next(bad, None) if entry.is_suspect else None
+            if entry.has_expired() or latest is None or len(carried) >= MOST_CARRIED:
                 continue
             if (kept := self._why_carried(latest)) is not None:
                 carried[key] = entry.storage, kept
@@ -190,4 +217,6 @@ class Sanitizer:
                 return origin.carried
             if latest is origin:  # an input that lives on
                 return None
+        elif not origin.inputs:  # data that the loop has made itself
+            return None
         return Carried(self.step, replace(origin, inputs=[]))

@@ -120,7 +120,7 @@ def _rounding(observation: Observation) -> str:
         actual, exact = defect.sample
         text += f"its input is {number(actual)}, which is {number(exact, 8)} in fp32"
     else:
-        text += f"a value that is {number(defect.value)} in fp32 is rounded to 0"
+        text += f"a value that is {number(defect.value)} in fp32 becomes 0 by rounding"
     if defect.origin is not None and defect.origin != defect.site:
         text += f" in {named(defect.origin)}"
     return f"{text}{_in_fp32(defect)}."
@@ -175,14 +175,19 @@ def _scale_too_large(observation: Observation) -> str:
 def _loss_differs(observation: Observation) -> str:
     defect = observation.first
     text = (
-        f"In step {defect.step:,} the loss is {number(defect.loss)}; in fp32 it is "
-        f"{number(defect.loss_fp32)}. Half precision first loses values in {named(defect.site)}"
+        f"{steps_of(observation)} the loss is far from its value in fp32. In step "
+        f"{defect.step:,} it is {number(defect.loss)} instead of {number(defect.loss_fp32)}."
     )
+    if not defect.site.operator:
+        return f"{text} No value was lost as a whole: it is the sum of roundings."
     if defect.value is None:
-        return f"{text}."
+        return f"{text} Most of the error is rounding in {named(defect.site)}."
     if defect.value > (defect.limit or 0.0) / 2:
-        return f"{text}, which {_beyond(defect)}."
-    return f"{text}, where {number(defect.value)} is rounded to 0."
+        return f"{text} Half precision first loses {named(defect.site)}, which {_beyond(defect)}."
+    where = named(defect.origin or defect.site)
+    return (
+        f"{text} A value that is {number(defect.value)} in fp32 becomes 0 by rounding in {where}."
+    )
 
 
 def _gradients_underflow(observation: Observation) -> str:

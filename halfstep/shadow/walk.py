@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterable
 
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
+from halfstep.shadow.operators import DIFFERENCES, DIVISIONS, MOVES
 
 MOST_STEPS = 10_000
-#: Operators in which a difference or a bound becomes 0, whatever their inputs are.
-DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "sub_"})
-DIVISIONS = frozenset({"div", "div_"})  # only a divisor of 0 makes an infinity
 
 
 def first_defect(operation: Operation) -> Operation:
@@ -89,7 +87,20 @@ def first_flushed(operation: Operation) -> Operation:
         if found is None or (count and operation.name in DIFFERENCES):
             break
         operation, inputs = found, found.inputs
-    return operation
+    return first_rounded(operation)
+
+
+def first_rounded(operation: Operation) -> Operation:
+    """Return the operation that has rounded the input of another, or that itself."""
+    found = max(operation.rounded, key=lambda each: each.number, default=None)
+    if found is None or found.name == OUTSIDE:
+        return operation
+    for _ in range(MOST_STEPS):
+        before = found.inputs[0].writers[-1] if found.name in MOVES and found.inputs else None
+        if before is None or before.name == OUTSIDE:
+            break
+        found = before
+    return found
 
 
 def _defect(operation: Operation, facts: Facts, *, is_lost: bool) -> Callable[[Facts], bool]:
@@ -103,3 +114,33 @@ def _defect(operation: Operation, facts: Facts, *, is_lost: bool) -> Callable[[F
     if facts.nan:
         return lambda other: bool(other.nan)
     return lambda other: bool(other.shadow_infinite or other.infinite)
+
+
+def largest_error(operation: Operation) -> Operation | None:
+    """Return the operation whose rounding is most of the error of a result, if that is known."""
+    if operation.errors is None:
+        return None
+    for _ in range(MOST_STEPS):
+        errors = operation.errors
+        size, writers_of = max(errors.inputs, key=lambda each: each[0], default=(0.0, []))
+        before = [each for each in writers_of if each.number < operation.number]
+        if size <= errors.own or not before:
+            break
+        operation = before[-1]
+        if operation.errors is None:
+            break
+    return operation
+
+
+def carried_source(operation: Operation) -> Operation | None:
+    """Return a tensor that an earlier step has left nonfinite, among all that led to a result."""
+    open_, seen = [operation], {operation.number}
+    while open_ and len(seen) < MOST_STEPS:
+        current = open_.pop()
+        if current.carried is not None and current.result is not None:
+            return current
+        for each in current.inputs:
+            new = [w for w in each.writers if w.number not in seen]
+            seen.update(w.number for w in new)
+            open_ += new
+    return None

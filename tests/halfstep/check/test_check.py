@@ -74,7 +74,7 @@ def test_a_mistake_has_its_line_its_values_and_exit_code_1(folder: Path) -> None
     assert "step 19 --lr 1\n" in ended.stdout
     assert "step 20" not in ended.stdout  # the script ends with the last call of step 20
     assert f"train.py:{LINE}  A value is rounded away in fp16" in ended.stdout
-    assert "1e-12 in fp32 is rounded to 0" in ended.stdout
+    assert "1e-12 in fp32 becomes 0 by rounding" in ended.stdout
 
 
 def test_json_is_all_of_stdout(folder: Path) -> None:

@@ -1,0 +1,380 @@
+"""One call of an operator in a shadow step, and its second run. This module imports torch."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from halfstep.shadow.facts import Facts, all_finite, examine
+from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
+from halfstep.shadow.operations import OUTSIDE, Errors, Input, Operation
+from halfstep.shadow.operators import (
+    DIFFERENCES,
+    PRODUCTS_OF_TWO,
+    RESULTS,
+    RUNNING_STATISTICS,
+    SOFTMAXES,
+    UNWRITTEN,
+    Operator,
+    has_numbers,
+    has_opaque_state,
+    is_half,
+    tensors_in,
+)
+from halfstep.shadow.scale import common_power, result_power
+
+if TYPE_CHECKING:
+    from halfstep.shadow.mode import ShadowMode
+
+MOST_FP64_RUNS = 20  # of a step
+MOST_ATTRIBUTED = 10_000_000  # elements of a result whose error is attributed
+IN_FP64 = {torch.float32: torch.float64}
+#: A change in place is rounded away if it moves at most this share of elements, and in fp32 at
+#: least the other.
+STILL, MOVED = 0.01, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A half-precision tensor before and after the changes of a step."""
+
+    tensor: Tensor
+    entry: Entry
+    before: Tensor
+    shadow_before: Tensor
+
+    def is_unmoved(self, memory: ShadowMemory) -> bool:
+        """Return whether the changes were rounded away."""
+        if self.entry.values is None:
+            return False
+        if int((self.before != self.tensor).sum()) > STILL * self.tensor.numel():
+            return False
+        shadow = memory.shadow(self.tensor, self.entry)
+        return int((self.shadow_before != shadow).sum()) > MOVED * self.tensor.numel()
+
+
+class Call:
+    """One call of an operator: its inputs before it, and its second run after it."""
+
+    def __init__(
+        self,
+        mode: "ShadowMode",
+        func: Any,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+    ) -> None:
+        """tensors: all of the arguments, in order."""
+        self._mode, self._func, self.operator, self.tensors = mode, func, operator, tensors
+        memory = mode.memory
+        self._entries = [mode.entry(tensor) for tensor in tensors]
+        has_half = any(map(is_half, tensors)) or any(map(is_half, (*args, *kwargs.values())))
+        is_affected = has_half or any(entry.values is not None for entry in self._entries)
+        self._may_run = (
+            operator.is_known
+            and not operator.draws(args, kwargs)
+            and not has_opaque_state(operator, tensors)
+        )
+        self._is_rerun = is_affected and self._may_run
+        self._written = operator.written_tensors(args, kwargs)
+        self._inputs = [
+            self._input(tensor, entry) for tensor, entry in zip(tensors, self._entries, strict=True)
+        ]
+        self._powers = list(self._powers_of(args, kwargs))
+        self._infinite = any(
+            isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values())
+        )
+        self._actual, self._args = args, args
+        self._actual_kwargs, self._kwargs = kwargs, kwargs
+        if self._is_rerun:
+            for tensor in self._written:
+                if tensor.is_floating_point() or tensor.is_complex():
+                    memory.materialize(tensor, mode.entry(tensor))
+            self._keep_lasting()
+            self._args, self._kwargs = self._shadowed(args, kwargs)
+
+    def _input(self, tensor: Tensor, entry: Entry) -> Input:
+        facts = None
+        if entry.is_suspect:
+            facts = examine(tensor, self._mode.memory.shadow(tensor, entry))
+            if facts is not None and facts.nonfinite and len(entry.writers) == 1:
+                self._mode.read(tensor, entry, facts)
+        return Input(entry.writers, facts)
+
+    def _powers_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[int | None]:
+        """Yield the power of the loss scale in each argument with floating-point tensors."""
+        for value in (*args, *kwargs.values()):
+            powers = [self._mode.entry(t).power for t in tensors_in(value) if has_numbers(t)]
+            if powers:
+                yield common_power(powers)
+
+    def _keep_lasting(self) -> None:
+        """Copy half-precision tensors that are older than the step, before their first change."""
+        mode = self._mode
+        for tensor in self._written:
+            entry = mode.entry(tensor)
+            is_new = entry.writers[0].name != OUTSIDE or id(entry) in mode.lasting
+            if is_half(tensor) and tensor.numel() and not is_new:
+                shadow = mode.memory.shadow(tensor, entry).clone()
+                mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow)
+
+    def _shadowed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the second run."""
+        own = mapped(args, self._shadow_of, SHADOW_DTYPES)
+        if self.operator.is_batch_norm:
+            own = tuple(
+                value.clone() if i in RUNNING_STATISTICS and isinstance(value, Tensor) else value
+                for i, value in enumerate(own)
+            )
+        if self.operator.name in SOFTMAXES and len(own) > 2:
+            own = (*own[:2], False)
+        return own, mapped(kwargs, self._shadow_of, SHADOW_DTYPES)
+
+    def _shadow_of(self, tensor: Tensor) -> Tensor:
+        return self._mode.shadow(tensor) if has_numbers(tensor) else tensor
+
+    def follow(self, result: Any) -> None:
+        """Run the operator again, and compare each tensor that it made or changed."""
+        mode, operator = self._mode, self.operator
+        outputs = tensors_in(result)
+        targets = self._written or outputs
+        if not self._written and outputs and self._is_alias(outputs):
+            return
+        made = mode.operation(operator)
+        made.inputs, made.has_infinite_argument = self._inputs, self._infinite
+        made.power = self._power(made)
+        made.factor = self._factor(outputs)
+        shadows = self._rerun(made, outputs)
+        for index, tensor in enumerate(targets[: RESULTS.get(operator.name)]):
+            if tensor.layout is torch.strided and has_numbers(tensor):
+                self._compare(made, tensor, index, shadows)
+        for tensor in self._running_statistics():
+            entry = self._changed(made, tensor)
+            if (facts := examine(tensor, None)) is not None:
+                self._record(made, tensor, entry, facts)
+
+    def _running_statistics(self) -> list[Tensor]:
+        """Return the tensors that a batch norm changes, although its schema does not say so."""
+        if not self.operator.is_batch_norm:
+            return []
+        return tensors_in([self._actual[i] for i in RUNNING_STATISTICS if i < len(self._actual)])
+
+    def _is_alias(self, outputs: list[Tensor]) -> bool:
+        """Return whether the results are views that the schema does not declare, as of detach."""
+        storages = {tensor.untyped_storage()._cdata for tensor in self.tensors}
+        return all(
+            tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+            for tensor in outputs
+        )
+
+    def _power(self, made: Operation) -> int | None:
+        if made.is_backward:  # linear in the gradient that comes in
+            return 1 if 1 in self._powers else 0 if not any(self._powers) else None
+        second = self._args[1] if len(self._args) > 1 else None
+        number = float(second) if isinstance(second, int | float) else None
+        return result_power(self.operator.name, self._powers, number, self._mode.scale)
+
+    def _factor(self, outputs: list[Tensor]) -> float | None:
+        """Return the number by which a loss was multiplied, if that is what the operator does."""
+        if self.operator.name not in PRODUCTS_OF_TWO or [each.numel() for each in outputs] != [1]:
+            return None
+        second = self._actual[1] if len(self._actual) > 1 else None
+        if isinstance(second, int | float):
+            return float(second)
+        for tensor, entry in zip(self.tensors, self._entries, strict=True):
+            if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
+                return float(tensor)
+        return None
+
+    def _rerun(self, made: Operation, outputs: list[Tensor]) -> list[Tensor] | None:
+        """Return the shadows of the results; None if they equal them, or are unknown."""
+        mode = self._mode
+        if not self._is_rerun:
+            is_random = self.operator.draws(self._actual, self._kwargs)
+            made.is_unknown = not (self._may_run or is_random) and any(map(is_half, self.tensors))
+            return None
+        mode.reruns += 1
+        try:
+            shadows = tensors_in(self._func(*self._args, **self._kwargs))
+        except Exception as error:
+            mode.failed(self.operator.name, error)
+            made.is_unknown = True
+            for tensor in self._written:
+                mode.memory.forget(tensor)
+            return None
+        if self._written and not outputs:
+            return [mode.shadow(tensor) for tensor in self._written]
+        return shadows
+
+    def _compare(
+        self, made: Operation, tensor: Tensor, index: int, shadows: list[Tensor] | None
+    ) -> None:
+        """Record what is wrong in a tensor that the operator made or changed."""
+        mode, memory = self._mode, self._mode.memory
+        if self._written:
+            entry, shadow = self._changed(made, tensor), None
+            if shadows is None:
+                memory.forget(tensor)
+            elif entry.values is not None:
+                shadow = memory.shadow(tensor, entry)
+        else:
+            entry = memory.find(tensor) or memory.add(tensor)
+            entry.writers, entry.is_suspect, entry.power = [made], False, made.power
+            shadow = shadows[index] if shadows is not None and index < len(shadows) else None
+            if shadow is not None and shadow.shape == tensor.shape:
+                memory.assign(tensor, entry, shadow)
+        made.dtype = made.dtype or tensor.dtype
+        if self.operator.name in UNWRITTEN:
+            return
+        if is_half(tensor) and not made.is_backward:
+            mode.half_operators += 1
+        facts = examine(tensor, shadow)
+        if facts is not None:
+            self._record(made, tensor, entry, facts)
+        is_attributed = mode.attributes and not made.is_backward and made.errors is None
+        if is_attributed and shadow is not None and tensor.numel() <= MOST_ATTRIBUTED:
+            made.errors = self._errors(tensor, shadow)
+
+    def _record(self, made: Operation, tensor: Tensor, entry: Entry, facts: Facts) -> None:
+        mode = self._mode
+        if made.result is None or (facts.lost and not made.result.lost):
+            made.result, made.dtype = facts, tensor.dtype
+        if not tensor.dim() and facts.nonfinite and not made.is_backward and self.tensors:
+            mode.scalars.append(made)
+        entry.is_suspect |= bool(facts.nonfinite or facts.shadow_nonfinite)
+        if facts.flushed and self.operator.name in DIFFERENCES and not made.is_backward:
+            shadow = mode.memory.shadow(tensor, entry)
+            self._rounded(made, tensor, (tensor == 0) & (shadow != 0))
+        has_bad_input = any(each.facts and each.facts.shadow_nonfinite for each in self._inputs)
+        if facts.shadow_nonfinite and not has_bad_input and mode.fp64_runs < MOST_FP64_RUNS:
+            mode.fp64_runs += 1
+            made.beyond_fp32 = self._beyond_fp32()
+        has_lost_input = any(each.facts and each.facts.lost for each in self._inputs)
+        if facts.lost and not has_lost_input and not made.is_first:
+            made.is_first = True
+            made.is_own = self._is_own(tensor)
+            is_lost = ~torch.isfinite(tensor) & torch.isfinite(mode.shadow(tensor))
+            made.sample = self._rounded(made, tensor, is_lost)
+            mode.first_lost.append(made)
+            # Only now: is an input 0 that is another value in fp32?
+            made.inputs = [
+                Input(each.writers, each.facts or self._examined(tensor, entry))
+                for each, tensor, entry in zip(
+                    self._inputs, self.tensors, self._entries, strict=True
+                )
+            ]
+
+    # --- experiments: the operator once more, in other ways
+
+    def _run(self, args: Any, kwargs: Any) -> list[Tensor]:
+        """Return the results of another run; none if it is not possible."""
+        if self._written or not self._may_run:
+            return []
+        try:
+            return tensors_in(self._func(*args, **kwargs))
+        except Exception:
+            return []  # there is no kernel for these dtypes
+
+    def _from_actual(self) -> list[Tensor]:
+        """Return the results in fp32 from the actual inputs."""
+        actual = self._actual, self._actual_kwargs
+        args, kwargs = (mapped(each, in_fp32, SHADOW_DTYPES) for each in actual)
+        return self._run(args, kwargs)
+
+    def _is_own(self, result: Tensor) -> bool | None:
+        """Return whether fp32 would make the lost elements finite from the actual inputs."""
+        exact = next((each for each in self._from_actual() if each.shape == result.shape), None)
+        if exact is None:
+            return None
+        is_lost = ~torch.isfinite(result) & torch.isfinite(self._mode.shadow(result))
+        return all_finite(exact[is_lost])
+
+    def _beyond_fp32(self) -> float | None:
+        """Return the largest value in fp64 if all are finite there; None if not, or unknown."""
+        args, kwargs = (mapped(each, in_fp64, IN_FP64) for each in (self._args, self._kwargs))
+        results = [each for each in self._run(args, kwargs) if each.numel()]
+        if not all(map(all_finite, results)):
+            return None
+        return max((float(each.abs().max()) for each in results), default=None)
+
+    def _rounded(
+        self, made: Operation, result: Tensor, where: Tensor
+    ) -> tuple[float, float] | None:
+        """Return a finite input of some elements and its shadow, if they differ.
+
+        Its writers are kept: they have rounded it.
+        """
+        for tensor, entry in zip(self.tensors, self._entries, strict=True):
+            if tensor.shape == result.shape and tensor.is_floating_point():
+                value = float(tensor[where].flatten()[0])
+                shadow = float(self._mode.memory.shadow(tensor, entry)[where].flatten()[0])
+                if math.isfinite(value) and value != shadow:
+                    made.rounded = [each for each in entry.writers if each is not made]
+                    return value, shadow
+        return None
+
+    def _errors(self, actual: Tensor, shadow: Tensor) -> Errors | None:
+        """Return what the operator's own rounding, and each of its inputs, add to the error."""
+        own = next((each for each in self._from_actual() if each.shape == actual.shape), None)
+        if own is None:
+            return None
+        errors = Errors(_distance(own, actual), [])
+        for tensor, entry in zip(self.tensors, self._entries, strict=True):
+            if entry.values is None:
+                continue
+
+            def swapped(each: Tensor, chosen: Tensor = tensor) -> Tensor:
+                return in_fp32(each) if each is chosen else self._shadow_of(each)
+
+            arguments = self._actual, self._actual_kwargs
+            args, kwargs = (mapped(each, swapped, SHADOW_DTYPES) for each in arguments)
+            results = (each for each in self._run(args, kwargs) if each.shape == shadow.shape)
+            if (result := next(results, None)) is not None:
+                errors.inputs.append((_distance(result, shadow), entry.writers))
+        return errors
+
+    def _examined(self, tensor: Tensor, entry: Entry) -> Facts | None:
+        is_changed = any(tensor is written for written in self._written)
+        return None if is_changed else examine(tensor, self._mode.memory.shadow(tensor, entry))
+
+    def _changed(self, made: Operation, tensor: Tensor) -> Entry:
+        mode = self._mode
+        entry = mode.entry(tensor)
+        entry.written_by(made)
+        if not made.is_backward and mode.on_write is not None:
+            mode.on_write(entry, made)
+        entry.power = made.power
+        return entry
+
+
+def mapped(
+    value: Any, change: Callable[[Tensor], Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
+) -> Any:
+    """Return arguments with changed tensors, and with other dtypes."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: mapped(each, change, dtypes) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(each, change, dtypes) for each in value)
+    return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def in_fp32(tensor: Tensor) -> Tensor:
+    """Return a tensor in half precision in fp32, and any other as it is."""
+    return tensor.to(SHADOW_DTYPES.get(tensor.dtype, tensor.dtype))
+
+
+def in_fp64(tensor: Tensor) -> Tensor:
+    """Return a tensor in fp32 in fp64, and any other as it is."""
+    return tensor.to(IN_FP64.get(tensor.dtype, tensor.dtype))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).norm())
