@@ -35,7 +35,7 @@ def result_power(
     base = name.removeprefix(FOREACH)
     if base in COPIES:
         powers = powers[1:]
-    if number is not None and base in PRODUCTS | QUOTIENTS:
+    if number is not None and powers and base in PRODUCTS | QUOTIENTS:
         powers = [*powers[:1], _power_of(number, scale) if powers[0] else 0]
     if not any(power != 0 for power in powers):
         return 0
