@@ -1,0 +1,99 @@
+"""A training loop run bare and checked, and its results as bytes."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.shadow.observations import Observation
+
+Loop = Callable[[], Any]  # trains, and returns everything that can differ
+
+
+def bare(loop: Loop) -> Any:
+    """Return a loop's results and the states of random numbers after it, as bytes."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    results = loop()
+    states = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+    return bits([results, states])
+
+
+def checked(loop: Loop, schedule: Schedule | None = None) -> tuple[Any, CheckedLoop]:
+    """Return the same of a checked loop, and its check."""
+    with CheckedLoop(schedule or Schedule(steps=0)) as check:
+        results = bare(loop)
+    return results, check
+
+
+def faults(check: CheckedLoop) -> list[Observation]:
+    """Return the faults that a check has found."""
+    return [each for each in check.found() if each.is_fault]
+
+
+def assert_equal_and_healthy(loop: Loop) -> CheckedLoop:
+    """Assert that the check of a healthy loop changes no bit and finds no fault."""
+    expected = bare(loop)
+    results, check = checked(loop)
+    assert results == expected
+    assert not check.unexamined().errors
+    assert check.steps
+    assert not faults(check)
+    return check
+
+
+def bits(value: Any) -> Any:
+    """Return a value with each tensor and array as its dtype, shape and bytes."""
+    if isinstance(value, nn.Module):
+        return bits(value.state_dict())
+    if isinstance(value, Tensor):
+        return _bits_of_tensor(value)
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return [(key, bits(each)) for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [bits(each) for each in value]
+    return repr(value)
+
+
+def _bits_of_tensor(tensor: Tensor) -> Any:
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce()
+        return [bits(tensor.indices()), bits(tensor.values())]
+    tensor = tensor.resolve_conj().contiguous()
+    return str(tensor.dtype), tuple(tensor.shape), bytes(tensor.untyped_storage())
+
+
+def train(
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    dtype: torch.dtype = torch.float16,
+    is_scaled: bool = True,
+    steps: int = 3,
+    backward: Callable[[Tensor], object] = Tensor.backward,
+) -> Any:
+    """Train by autocast and a scaler, and return losses and all states."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = GradScaler("cpu", enabled=is_scaled, init_scale=256.0)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype):
+            value = loss()
+        losses.append(value.detach().clone())
+        backward(scaler.scale(value))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return losses, model, optimizer.state_dict(), scaler.state_dict()
