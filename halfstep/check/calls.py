@@ -1,6 +1,7 @@
 """Mistakes in the AMP calls of a loop that is checked. This module imports torch."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from torch import nn
 from halfstep.diagnosis.finding import Finding
 from halfstep.diagnosis.loop_mistakes import LoopSigns, mistaken_calls, other_mistakes
 from halfstep.shadow.lines import place_of_caller
-from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Place
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.telemetry.events import Event, ScaledClip, StepEvent
@@ -35,7 +35,7 @@ class Calls:
             setattr(self._loop.clips, method, self._noting(getattr(self._loop.clips, method)))
         self._loop.evidence.origin.stop()
         self._hooks = Hooks(self._loop)
-        self._guard = PausingGuard(sanitizer.mode, on_error)
+        self._guard = ApartGuard(sanitizer, on_error)
         sanitizer.names.on_root = self._add
 
     def install(self) -> None:
@@ -104,14 +104,14 @@ class Calls:
         self._zero_steps = before + len(norms)
 
 
-class PausingGuard:
+class ApartGuard:
     """Guard of halfstep.watching.hooks: runs the listener's operators without shadows."""
 
     is_due = False
 
-    def __init__(self, mode: ShadowMode, on_error: Callable[[Exception], None]) -> None:
-        self._mode, self.failed = mode, on_error
-        self._held, self._was_paused = 0, True
+    def __init__(self, sanitizer: Sanitizer, on_error: Callable[[Exception], None]) -> None:
+        self._sanitizer, self.failed = sanitizer, on_error
+        self._held, self._apart = 0, ExitStack()
 
     @property
     def held(self) -> int:
@@ -121,9 +121,9 @@ class PausingGuard:
     @held.setter
     def held(self, count: int) -> None:
         if count and not self._held:
-            self._was_paused, self._mode.is_paused = self._mode.is_paused, True
+            self._apart.enter_context(self._sanitizer.apart())
         elif self._held and not count:
-            self._mode.is_paused = self._was_paused
+            self._apart.close()
         self._held = count
 
     def terminate(self) -> None:

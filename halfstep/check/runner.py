@@ -1,9 +1,12 @@
 """Runs a script unchanged, and checks its first steps. This module imports torch."""
 
+import builtins
 import os
 import runpy
 import sys
-from contextlib import nullcontext, redirect_stdout
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -34,11 +37,12 @@ def check_script(
     sys.path[:0] = [str(Path.cwd() if is_module else Path(script).resolve().parent)]
 
     def end() -> None:
-        raise ChecksDone
+        if threading.current_thread() is threading.main_thread():
+            raise ChecksDone  # elsewhere it would end a thread for whose result the script waits
 
     error: BaseException | None = None
     loop = CheckedLoop(schedule, on_done=end)
-    with loop, redirect_stdout(sys.stderr) if is_quiet else nullcontext():
+    with streams(is_quiet=is_quiet), loop:
         try:
             if is_module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -48,7 +52,7 @@ def check_script(
             pass
         except SystemExit as ended:
             error = ended if ended.code not in (None, 0) else None
-        except Exception as raised:
+        except (Exception, KeyboardInterrupt) as raised:
             error = raised
     unexamined = loop.unexamined()
     calls, others = loop.calls.mistakes()
@@ -61,3 +65,27 @@ def check_script(
         errors=unexamined.errors,
     )
     return report, error
+
+
+@contextmanager
+def streams(*, is_quiet: bool) -> Iterator[None]:
+    """Restore the streams that a script may replace.
+
+    is_quiet: what it and its child processes print goes to stderr.
+    """
+    kept = sys.stdout, sys.stderr, builtins.print
+    descriptor = None
+    if is_quiet:
+        sys.stdout.flush()
+        descriptor = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, kept[0]):
+            with suppress(Exception):  # the script may have closed it
+                stream.flush()
+        sys.stdout, sys.stderr, builtins.print = kept
+        if descriptor is not None:
+            os.dup2(descriptor, 1)
+            os.close(descriptor)

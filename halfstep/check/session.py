@@ -1,5 +1,6 @@
 """A training loop whose first steps run with their shadows. This module imports torch."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -54,6 +55,7 @@ class CheckedLoop:
         self._number = 1  # of the step under way
         self._has_skipped = self._has_scaler = False
         self._errors: list[str] = []
+        self._process = os.getpid()
         self._over_budget = 0
         self.steps = 0  # checked
 
@@ -97,6 +99,13 @@ class CheckedLoop:
 
     def _step_ended(self) -> None:
         sanitizer, schedule = self._sanitizer, self._schedule
+        if os.getpid() != self._process:  # a fork, which inherits the hooks
+            self._stop()
+            return
+        if sanitizer.is_other_thread:
+            if sanitizer.is_armed and not self.steps:
+                sanitizer.move()
+            return
         self._number += 1
         if sanitizer.is_armed:
             self.steps += 1

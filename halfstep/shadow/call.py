@@ -13,15 +13,18 @@ from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Errors, Input, Operation
 from halfstep.shadow.operators import (
     DIFFERENCES,
+    FILLS,
+    MOVES,
     PRODUCTS_OF_TWO,
     RESULTS,
-    RUNNING_STATISTICS,
+    SELECTIONS,
     SOFTMAXES,
     UNWRITTEN,
     Operator,
     has_numbers,
     has_opaque_state,
     is_half,
+    is_readable,
     tensors_in,
 )
 from halfstep.shadow.scale import common_power, result_power
@@ -48,7 +51,7 @@ class Lasting:
 
     def is_unmoved(self, memory: ShadowMemory) -> bool:
         """Return whether the changes were rounded away."""
-        if self.entry.values is None:
+        if self.entry.values is None or not is_readable(self.tensor):
             return False
         if int((self.before != self.tensor).sum()) > STILL * self.tensor.numel():
             return False
@@ -71,8 +74,11 @@ class Call:
         """tensors: all of the arguments, in order."""
         self._mode, self._func, self.operator, self.tensors = mode, func, operator, tensors
         memory = mode.memory
-        self._entries = [mode.entry(tensor) for tensor in tensors]
-        has_half = any(map(is_half, tensors)) or any(map(is_half, (*args, *kwargs.values())))
+        self._entries = [
+            mode.entry(tensor, is_part=operator.name in SELECTIONS) for tensor in tensors
+        ]
+        is_selection = operator.name in SELECTIONS
+        has_half = not is_selection and any(map(is_half, (*tensors, *args, *kwargs.values())))
         is_affected = has_half or any(entry.values is not None for entry in self._entries)
         self._may_run = (
             operator.is_known
@@ -99,7 +105,7 @@ class Call:
 
     def _input(self, tensor: Tensor, entry: Entry) -> Input:
         facts = None
-        if entry.is_suspect:
+        if entry.is_suspect and not entry.is_unread:
             facts = examine(tensor, self._mode.memory.shadow(tensor, entry))
             if facts is not None and facts.nonfinite and len(entry.writers) == 1:
                 self._mode.read(tensor, entry, facts)
@@ -108,8 +114,8 @@ class Call:
     def _powers_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[int | None]:
         """Yield the power of the loss scale in each argument with floating-point tensors."""
         for value in (*args, *kwargs.values()):
-            powers = [self._mode.entry(t).power for t in tensors_in(value) if has_numbers(t)]
-            if powers:
+            found = (self._mode.memory.find(t) for t in tensors_in(value) if has_numbers(t))
+            if powers := [entry.power for entry in found if entry is not None]:
                 yield common_power(powers)
 
     def _keep_lasting(self) -> None:
@@ -127,9 +133,11 @@ class Call:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the second run."""
         own = mapped(args, self._shadow_of, SHADOW_DTYPES)
-        if self.operator.is_batch_norm:
+        if self.operator.statistics:
             own = tuple(
-                value.clone() if i in RUNNING_STATISTICS and isinstance(value, Tensor) else value
+                value.clone()
+                if i in self.operator.statistics and isinstance(value, Tensor)
+                else value
                 for i, value in enumerate(own)
             )
         if self.operator.name in SOFTMAXES and len(own) > 2:
@@ -151,34 +159,52 @@ class Call:
         made.power = self._power(made)
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
+        if not operator.is_known:  # it may change what its schema does not declare
+            for tensor in self.tensors:
+                mode.memory.forget(tensor)
         for index, tensor in enumerate(targets[: RESULTS.get(operator.name)]):
-            if tensor.layout is torch.strided and has_numbers(tensor):
+            if is_readable(tensor) and has_numbers(tensor):
                 self._compare(made, tensor, index, shadows)
+            elif self._written and is_readable(tensor):
+                mode.memory.forget(tensor)  # numbers changed as integers
         for tensor in self._running_statistics():
             entry = self._changed(made, tensor)
             if (facts := examine(tensor, None)) is not None:
                 self._record(made, tensor, entry, facts)
+        made.is_tainted = made.result is not None or any(
+            each.facts is not None or any(writer.is_tainted for writer in each.writers)
+            for each in made.inputs
+        )
+        if not (made.is_tainted or mode.attributes or operator.name in MOVES):
+            made.inputs = []  # nothing leads back through it
 
     def _running_statistics(self) -> list[Tensor]:
         """Return the tensors that a batch norm changes, although its schema does not say so."""
-        if not self.operator.is_batch_norm:
-            return []
-        return tensors_in([self._actual[i] for i in RUNNING_STATISTICS if i < len(self._actual)])
+        positions = self.operator.statistics
+        return tensors_in([self._actual[i] for i in positions if i < len(self._actual)])
 
     def _is_alias(self, outputs: list[Tensor]) -> bool:
         """Return whether the results are views that the schema does not declare, as of detach."""
         storages = {tensor.untyped_storage()._cdata for tensor in self.tensors}
         return all(
-            tensor.layout is torch.strided and tensor.untyped_storage()._cdata in storages
+            is_readable(tensor) and tensor.untyped_storage()._cdata in storages
             for tensor in outputs
         )
 
     def _power(self, made: Operation) -> int | None:
         if made.is_backward:  # linear in the gradient that comes in
             return 1 if 1 in self._powers else 0 if not any(self._powers) else None
+        if self.operator.name in FILLS and self._fills_with_zero():
+            return self._mode.entry(self.tensors[0]).power
         second = self._args[1] if len(self._args) > 1 else None
         number = float(second) if isinstance(second, int | float) else None
         return result_power(self.operator.name, self._powers, number, self._mode.scale)
+
+    def _fills_with_zero(self) -> bool:
+        value = self._actual[-1] if self._actual else None
+        if isinstance(value, Tensor):
+            return is_readable(value) and not bool(value.any())
+        return isinstance(value, int | float) and value == 0
 
     def _factor(self, outputs: list[Tensor]) -> float | None:
         """Return the number by which a loss was multiplied, if that is what the operator does."""
@@ -236,6 +262,10 @@ class Call:
             mode.half_operators += 1
         facts = examine(tensor, shadow)
         if facts is not None:
+            for unread, part in zip(self._entries, self.tensors, strict=True):
+                if unread.is_unread and facts.nonfinite:
+                    mode.read(part, unread, facts)
+                    made.inputs = [Input(unread.writers, facts), *made.inputs]
             self._record(made, tensor, entry, facts)
         is_attributed = mode.attributes and not made.is_backward and made.errors is None
         if is_attributed and shadow is not None and tensor.numel() <= MOST_ATTRIBUTED:

@@ -1,6 +1,7 @@
 """Calls of a training loop that a sanitizer needs. This module imports torch."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,9 @@ class ShadowHooks:
         self._wrap(GradScaler, "step", self._scaler_step)
         self._wrap(GradScaler, "update", self._update)
         self._wrap(torch.autograd, ENGINE, self._backward)
+        self._wrap(torch, "compile", self._compile)
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.set_stance("force_eager")
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -58,10 +62,12 @@ class ShadowHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.set_stance("default")
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call the sanitizer, if it is armed; an error of it never reaches the loop."""
-        if self._sanitizer.is_armed:
+        if self._sanitizer.is_armed and not self._sanitizer.is_other_thread:
             try:
                 call(*arguments)
             except Exception as error:
@@ -77,6 +83,12 @@ class ShadowHooks:
 
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
+
+    def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compile, and run eagerly: a compiled graph has no operators to observe."""
+        compiled = original(*args, **kwargs)
+        torch.compiler.set_stance("force_eager")
+        return compiled
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         if scaler._enabled:

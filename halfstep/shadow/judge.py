@@ -14,6 +14,7 @@ from halfstep.shadow.lines import outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
+from halfstep.shadow.operators import is_readable
 from halfstep.shadow.walk import largest_error
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
@@ -52,7 +53,7 @@ class GradientSums:
 
 def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
     """Return a loss of one element; None for any other tensor."""
-    if not loss.is_floating_point() or loss.numel() != 1 or loss.layout is not torch.strided:
+    if not loss.is_floating_point() or loss.numel() != 1 or not is_readable(loss):
         return None
     entry, detached = mode.entry(loss), loss.detach()
     value, shadow = float(detached.sum()), float(mode.shadow(detached).sum())
@@ -137,7 +138,7 @@ class Judge:
         self._updates_lost(step)
         if any(defect.symptom in ("loss", "gradient") for defect in self.defects):
             return
-        for weight in weights:
+        for weight in filter(is_readable, weights):
             entry = self._mode.memory.find(weight)
             facts = self._mode.facts(weight)
             if facts is not None and facts.nonfinite and entry is not None:
@@ -198,7 +199,7 @@ class Judge:
         sums = GradientSums([])
         for parameter in parameters:
             gradient = parameter.grad
-            if gradient is None or gradient.layout is not torch.strided:
+            if gradient is None or not is_readable(gradient):
                 continue
             gradient = gradient.detach()
             entry = self._mode.entry(gradient)

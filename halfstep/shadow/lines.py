@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 from halfstep.evidence.loop_inputs import tensors_of_callers
 from halfstep.evidence.source_files import is_of_script
 from halfstep.shadow.operations import Place
+from halfstep.shadow.operators import is_readable
 
 ENGINE = "_engine_run_backward"
 GRAPH = "graph.py"  # of torch.autograd, where the engine is called
@@ -87,7 +88,8 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self._stack: list[str] = []
-        self._roots: WeakKeyDictionary[nn.Module, dict[int, str]] = WeakKeyDictionary()
+        #: Modules that no other module has called, with the names of those in them, by id.
+        self._roots: dict[int, tuple[ref[nn.Module], dict[int, str]]] = {}
         self._handles: list[Any] = []
         self.on_root: Callable[[nn.Module], None] = lambda _: None  # called with each new root
 
@@ -112,28 +114,39 @@ class ModuleNames:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of modules that no other module has called."""
-        for root in list(self._roots):
+        for root in self._modules():
             yield from root.parameters()
 
+    def _modules(self) -> list[nn.Module]:
+        roots = [reference() for reference, _names in self._roots.values()]
+        return [root for root in roots if root is not None]
+
     def _begins(self, module: nn.Module, _arguments: Any) -> None:
-        self._stack.append(self._name(module))
+        try:
+            name = self._name(module)
+        except Exception:  # a class of the script may override anything
+            name = type(module).__name__
+        self._stack.append(name)
 
     def _ends(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         if self._stack:
             self._stack.pop()
 
     def _name(self, module: nn.Module) -> str:
-        for names in self._roots.values():
-            if (name := names.get(id(module))) is not None:
+        for key, (reference, names) in list(self._roots.items()):
+            if reference() is None:
+                del self._roots[key]
+            elif (name := names.get(id(module))) is not None:
                 return name or type(module).__name__
         if not self._stack:
-            self._roots[module] = {id(each): name for name, each in module.named_modules()}
+            names = {id(each): name for name, each in _named_modules(module)}
+            self._roots[id(module)] = ref(module), names
             self.on_root(module)
         return type(module).__name__
 
     def variable(self, tensor: Tensor) -> str:
         """Return the name under which modules or the loop hold a tensor, or ""."""
-        for root in self._roots:
+        for root in self._modules():
             for name, own in (*root.named_parameters(), *root.named_buffers()):
                 if _is_same(own, tensor):
                     return name
@@ -143,10 +156,18 @@ class ModuleNames:
         return ""
 
 
+def _named_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules like named_modules, also those that are not hashable."""
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _named_modules(child, f"{prefix}.{name}" if prefix else name)
+
+
 def _is_same(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
-    if one.layout is not torch.strided or not one.numel():
+    if not (is_readable(one) and is_readable(other) and one.numel()):
         return False
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 

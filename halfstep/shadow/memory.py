@@ -30,6 +30,7 @@ class Entry:
     values: Tensor | None = None  # (elements of the storage,); None: they equal the actual ones
     writers: list[Operation] = field(default_factory=list)
     is_suspect: bool = False  # some element is nonfinite: look again at each use
+    is_unread: bool = False  # older than the step, and so large that only parts were read
     power: int | None = 0  # of the loss scale
 
     def has_expired(self) -> bool:

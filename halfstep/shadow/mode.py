@@ -6,12 +6,16 @@ and random numbers are those of the training. This module imports torch.
 """
 
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _current_autograd_node, _current_graph_task_id
+from torch._C import DisableTorchFunction, _current_autograd_node, _current_graph_task_id
 from torch._C._autograd import _get_sequence_nr
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.shadow.call import Call, Lasting
@@ -19,18 +23,31 @@ from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import Entry, OutOfMemory, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
-from halfstep.shadow.operators import READS, Operator, has_numbers, operator_of, tensors_in
+from halfstep.shadow.operators import (
+    READS,
+    Operator,
+    has_numbers,
+    is_readable,
+    operator_of,
+    tensors_in,
+)
 
 PURGE_EVERY = 64  # operators
 MOST_UNKNOWN = 20  # operators whose error is kept
 NO_PASS = -1
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+#: Tensors without values.
+OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
 #: A whole storage is searched for nonfinite values if it is not much larger than the tensor.
 LARGEST_SEARCH = 4
+LARGEST_READ = 2**16  # elements of a tensor that is read before a selection from it
+MOST_OPERATIONS = 100_000  # of a step
 
 
 class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The operators of one step, in order, with their shadows."""
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -43,6 +60,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory = ShadowMemory(budget_bytes)
         self._module, self._variable = module, variable
         self.is_paused = True
+        self.thread = get_ident()  # whose operators have shadows
         self.is_over_budget = False
         self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
         self.scale = 1.0  # the loss scale, as a number
@@ -66,10 +84,16 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- what is known of tensors
 
-    def entry(self, tensor: Tensor) -> Entry:
-        """Return what is known of a tensor; a new one was made before the step, or unseen."""
+    def entry(self, tensor: Tensor, *, is_part: bool = False) -> Entry:
+        """Return what is known of a tensor; a new one was made before the step, or unseen.
+
+        is_part: only some of it is about to be read.
+        """
         found = self.memory.find(tensor)
         if found is not None and not (has_numbers(tensor) and found.is_unread_bytes()):
+            if found.is_unread and not is_part:
+                found.is_unread = False
+                self.read(tensor, found, examine(tensor, None))
             return found
         entry = self.memory.add(tensor)
         origin = self._operation(OUTSIDE)
@@ -78,7 +102,9 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = self.carried.get(tensor.untyped_storage()._cdata)
         if kept is not None and not kept[0].expired():
             origin.carried = kept[1]
-        if has_numbers(tensor):
+        if is_part and tensor.numel() > LARGEST_READ:
+            entry.is_unread = entry.is_suspect = True
+        elif has_numbers(tensor) and is_readable(tensor):
             self.read(tensor, entry, examine(tensor, None))
             entry.is_suspect = entry.is_suspect or not _is_whole_finite(tensor)
         return entry
@@ -105,20 +131,22 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator) or any(issubclass(each, OWN) for each in types):
+            return func(*args, **kwargs)
         if any(each not in PLAIN for each in types):  # the operators within come here again
             return NotImplemented
-        kwargs = kwargs or {}
-        if self.is_paused or self.is_over_budget:
+        if self.is_paused or self.is_over_budget or get_ident() != self.thread:
             return _run(func, args, kwargs)
         call = None
-        with torch.no_grad():
+        with torch.no_grad(), DisableTorchFunction():
             try:
                 call = self._before(func, args, kwargs)
             except Exception as error:
                 self.failed(operator_of(func).name, error)
         result = _run(func, args, kwargs)
         if call is not None:
-            with torch.no_grad():
+            with torch.no_grad(), DisableTorchFunction():
                 try:
                     call.follow(result)
                 except Exception as error:
@@ -135,12 +163,14 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator.is_view or operator.name in READS:
             return None
         tensors = tensors_in([*args, *kwargs.values()])
-        if any(tensor.layout is not torch.strided for tensor in tensors):
+        if not all(map(is_readable, tensors)):
             return None
         return Call(self, func, operator, args, kwargs, tensors)
 
     def _operation(self, name: str) -> Operation:
         self._number += 1
+        if self._number > MOST_OPERATIONS:
+            raise OutOfMemory(f"the step has more than {MOST_OPERATIONS:,} operators")
         return Operation(self._number, name)
 
     def operation(self, operator: Operator) -> Operation:
@@ -172,7 +202,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, *tensors: Iterable[Tensor]) -> None:
         for group in tensors:
             for tensor in group:
-                if tensor.layout is torch.strided:
+                if is_readable(tensor):
                     self.memory.forget(tensor)
 
 
@@ -190,6 +220,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _is_whole_finite(tensor: Tensor) -> bool:
     """Return whether all of a tensor's storage is known to be finite, not only this view."""
+    if not is_readable(tensor):
+        return True
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     if elements == tensor.numel():
         return True

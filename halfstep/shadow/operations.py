@@ -84,6 +84,7 @@ class Operation:
     result: Facts | None = None
     power: int | None = 0  # of the loss scale in the result; see Scale in mode.py
     has_infinite_argument: bool = False  # as of masked_fill(mask, -inf)
+    is_tainted: bool = False  # something is wrong in its result, or in what led to it
     is_unknown: bool = False  # it could not be run again
     is_first: bool = False  # half precision lost values here that were there before
     #: A value that an element-wise operator lost: its input, and what that is in fp32.

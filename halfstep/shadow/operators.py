@@ -10,9 +10,16 @@ from torch import Tensor
 
 from halfstep.shadow.memory import SHADOW_DTYPES
 
-#: Operators that change running statistics, arguments 3 and 4, without saying so in their schema.
-BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-RUNNING_STATISTICS = (3, 4)
+#: Operators that change running statistics without saying so in their schema, with the positions
+#: of these arguments.
+RUNNING_STATISTICS = {
+    "native_batch_norm": (3, 4),
+    "cudnn_batch_norm": (3, 4),
+    "miopen_batch_norm": (3, 4),
+    "batch_norm_update_stats": (1, 2),
+    "batch_norm_gather_stats": (3, 4),
+    "batch_norm_gather_stats_with_counts": (3, 4),
+}
 #: Results that are memory without values.
 UNWRITTEN = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
@@ -27,6 +34,12 @@ NAMESPACES = frozenset({"aten", "prims"})
 #: Operators in which a difference or a bound becomes 0, whatever their inputs are.
 DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "sub_"})
 DIVISIONS = frozenset({"div", "div_"})  # only a divisor of 0 makes an infinity
+#: Operators that take rows of their first argument, which may be a whole data set.
+SELECTIONS = frozenset({"index", "index_select", "gather", "embedding", "take", "masked_select"})
+#: Operators that write their last argument into a part of the first one.
+FILLS = frozenset(
+    {"fill_", "index_fill_", "masked_fill_", "masked_fill", "index_put_", "index_put", "copy_"}
+)
 PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
 #: Operators that move values, or only change their sign.
 MOVES = frozenset(
@@ -48,7 +61,7 @@ class Operator:
     is_view: bool
     is_random: bool
     is_known: bool  # of torch itself and not opaque, nor a custom operator or a collective
-    is_batch_norm: bool
+    statistics: tuple[int, ...]  # positions of running statistics that it changes
     is_foreach: bool  # changes a list of tensors, each with a version
 
     def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -84,7 +97,7 @@ def operator_of(function: Any) -> Operator:
         is_view=not written and any(result.alias_info for result in schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in function.tags,
         is_known=namespace in NAMESPACES and name not in OPAQUE,
-        is_batch_norm=name in BATCH_NORMS,
+        statistics=RUNNING_STATISTICS.get(name, ()),
         is_foreach=bool(written) and name.startswith("_foreach_"),
     )
 
@@ -106,6 +119,17 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in tensors_in(each)]
     return []
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether a tensor has memory with its values.
+
+    Not if it is sparse, on the meta device, a zero of forward-mode differentiation, or sharded and
+    freed.
+    """
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor._is_zerotensor():
+        return False
+    return not tensor.numel() or tensor.untyped_storage().nbytes() > 0
 
 
 def has_numbers(tensor: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Shadow steps of a training loop. This module imports torch."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.judge import Judge, new_loss
@@ -17,6 +19,7 @@ from halfstep.shadow.lines import ModuleNames
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
+from halfstep.shadow.operators import is_readable
 from halfstep.shadow.walk import first_defect
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
@@ -58,6 +61,7 @@ class Sanitizer:
     def arm(self, step: int) -> None:
         """Begin to run operators with their shadows."""
         self.step, self.is_armed = step, True
+        self.mode.thread = threading.get_ident()
         self.names.install()
         self.mode.is_paused = False
         if not self._is_entered:
@@ -73,6 +77,25 @@ class Sanitizer:
         if _get_current_dispatch_mode() is self.mode:
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._is_entered = False
+
+    def move(self) -> None:
+        """Observe the current thread from now on, instead of the one that was observed before."""
+        self.mode.thread = threading.get_ident()
+        self.mode.reset()
+        self._start()
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
+        self._is_entered = True
+
+    @property
+    def is_other_thread(self) -> bool:
+        """Whether the current thread is not the observed one."""
+        return threading.get_ident() != self.mode.thread
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Run operators that neither this mode nor one of the loop sees."""
+        with torch.no_grad(), DisableTorchFunction(), _disable_current_modes():
+            yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -91,7 +114,7 @@ class Sanitizer:
             return
         is_scaled_loss = scaler is None and self._scaler is not None
         if isinstance(loss, Tensor) and not (self._passes or is_scaled_loss):
-            with self.paused(), torch.no_grad():
+            with self.apart():
                 self._see(loss, scaler)
 
     def _see(self, loss: Tensor, scaler: Any) -> None:
@@ -126,7 +149,7 @@ class Sanitizer:
             return
         for parameter in self.names.parameters():
             gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
+            if gradient is not None and is_readable(gradient):
                 entry = self.mode.memory.find(gradient)
                 if entry is not None and entry.power == 1:
                     self._gradients[id(entry)] = entry
@@ -141,12 +164,12 @@ class Sanitizer:
             return
         self._judged.add(id(optimizer))
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        with self.paused(), torch.no_grad():
+        with self.apart():
             self._judge.judge(self.step, parameters, is_scaled=self.has_scaler)
             for parameter in parameters:
                 self._weights[id(parameter)] = parameter
                 gradient = parameter.grad
-                if gradient is not None and gradient.layout is torch.strided:
+                if gradient is not None and is_readable(gradient):
                     entry = self.mode.entry(gradient)
                     self.mode.memory.forget(gradient)
                     self._gradients.pop(id(entry), None)
@@ -154,7 +177,7 @@ class Sanitizer:
 
     def next_step(self, step: int) -> None:
         """End the step under way: judge what it leaves behind. step: the number of the next one."""
-        with self.paused(), torch.no_grad():
+        with self.apart():
             if not self.mode.is_over_budget:
                 self._judge.end(self.step, self._weights.values())
                 self._carry()

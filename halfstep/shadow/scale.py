@@ -18,9 +18,11 @@ PROPORTIONAL = frozenset(
         *("clone", "copy_", "_to_copy", "detach", "stack", "cat", "index", "select", "where"),
         *("add", "add_", "sub", "sub_", "rsub", "maximum", "minimum", "expand", "index_select"),
         *("amax", "amin", "masked_fill", "masked_fill_", "gather", "relu"),
+        *("triu", "triu_", "tril", "tril_", "std", "take", "diag_embed", "diagonal_scatter"),
         *("cumsum", "flip", "roll", "repeat", "scatter_add_", "index_add_", "embedding"),
     }
 )
+LARGEST = 4  # a squared norm has 2
 FOREACH = "_foreach_"
 
 
@@ -33,6 +35,8 @@ def result_power(
     argument, if that is a Python number.  scale: the current one.
     """
     base = name.removeprefix(FOREACH)
+    if base.endswith("_like") or base.startswith("new_"):
+        return 0
     if base in COPIES:
         powers = powers[1:]
     if number is not None and powers and base in PRODUCTS | QUOTIENTS:
@@ -64,4 +68,4 @@ def _power_of(number: float, scale: float) -> int:
 
 
 def _bounded(power: int) -> int | None:
-    return power if abs(power) <= 1 else None
+    return power if abs(power) <= LARGEST else None

@@ -54,7 +54,9 @@ def app(
     )
     if known is not None:
         report = report.without(known)
-    if isinstance(error, Exception):
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+    elif error is not None:
         traceback.print_exception(error)
     if as_json:
         print(reports.as_json(report))

@@ -145,7 +145,7 @@ def test_nan_in_the_data_has_the_name_of_its_variable() -> None:
 
     row = first(rows_of_loop(train))
     assert (row.kind, row.steps) == ("nonfinite_input", [2])
-    assert "`pictures` holds 8 elements" in row.text
+    assert "`data[1]` holds 8 elements" in row.text
 
 
 def test_a_state_that_stays_nan_is_carried_from_its_step() -> None:
