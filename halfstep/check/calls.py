@@ -79,10 +79,12 @@ class Calls:
         return noted
 
     def _add(self, module: nn.Module) -> None:
-        """Name parameters as a module does."""
+        """Name parameters as a module does, if its classes can be keys."""
         self._guard.held += 1
         try:
             self._loop.add((module,))
+        except TypeError:
+            return
         finally:
             self._guard.held -= 1
 

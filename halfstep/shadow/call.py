@@ -152,6 +152,9 @@ class Call:
         mode, operator = self._mode, self.operator
         outputs = tensors_in(result)
         targets = self._written or outputs
+        if not operator.is_known:  # it may change what its schema does not declare
+            for tensor in self.tensors:
+                mode.memory.forget(tensor)
         if not self._written and outputs and self._is_alias(outputs):
             return
         made = mode.operation(operator)
@@ -159,9 +162,6 @@ class Call:
         made.power = self._power(made)
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
-        if not operator.is_known:  # it may change what its schema does not declare
-            for tensor in self.tensors:
-                mode.memory.forget(tensor)
         for index, tensor in enumerate(targets[: RESULTS.get(operator.name)]):
             if is_readable(tensor) and has_numbers(tensor):
                 self._compare(made, tensor, index, shadows)

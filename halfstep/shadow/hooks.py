@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -93,6 +94,9 @@ class ShadowHooks:
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         if scaler._enabled:
             self._is_scaled = True
+            if scaler._scale is None and isinstance(outputs, Tensor):
+                with self._sanitizer.paused():  # as `scale` does it
+                    scaler._lazy_init_scale_growth_tracker(outputs.device)
             self._call(self._sanitizer.loss, outputs, scaler)
         return original(scaler, outputs)
 

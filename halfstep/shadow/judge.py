@@ -14,7 +14,7 @@ from halfstep.shadow.lines import outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
-from halfstep.shadow.operators import is_readable
+from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.walk import largest_error
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
@@ -138,7 +138,7 @@ class Judge:
         self._updates_lost(step)
         if any(defect.symptom in ("loss", "gradient") for defect in self.defects):
             return
-        for weight in filter(is_readable, weights):
+        for weight in filter(is_readable, map(local, weights)):
             entry = self._mode.memory.find(weight)
             facts = self._mode.facts(weight)
             if facts is not None and facts.nonfinite and entry is not None:
@@ -198,10 +198,9 @@ class Judge:
     def _gradients(self, parameters: Sequence[Tensor]) -> GradientSums:
         sums = GradientSums([])
         for parameter in parameters:
-            gradient = parameter.grad
+            gradient = None if parameter.grad is None else local(parameter.grad).detach()
             if gradient is None or not is_readable(gradient):
                 continue
-            gradient = gradient.detach()
             entry = self._mode.entry(gradient)
             shadow = self._mode.memory.shadow(gradient, entry)
             facts = self._mode.facts(gradient)

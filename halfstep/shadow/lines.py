@@ -115,7 +115,8 @@ class ModuleNames:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of modules that no other module has called."""
         for root in self._modules():
-            yield from root.parameters()
+            for _name, module in _named_modules(root):
+                yield from (each for each in module._parameters.values() if each is not None)
 
     def _modules(self) -> list[nn.Module]:
         roots = [reference() for reference, _names in self._roots.values()]
@@ -147,9 +148,10 @@ class ModuleNames:
     def variable(self, tensor: Tensor) -> str:
         """Return the name under which modules or the loop hold a tensor, or ""."""
         for root in self._modules():
-            for name, own in (*root.named_parameters(), *root.named_buffers()):
-                if _is_same(own, tensor):
-                    return name
+            for prefix, module in _named_modules(root):
+                for name, own in (*module._parameters.items(), *module._buffers.items()):
+                    if own is not None and _is_same(own, tensor):
+                        return f"{prefix}.{name}" if prefix else name
         for name, own in (*tensors_of_callers(), *_attributes()):
             if _is_same(own, tensor):
                 return name

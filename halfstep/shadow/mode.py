@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import DisableTorchFunction, _current_autograd_node, _current_graph_task_id
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import HigherOrderOperator
@@ -24,6 +24,7 @@ from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import Entry, OutOfMemory, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
 from halfstep.shadow.operators import (
+    PLAIN,
     READS,
     Operator,
     has_numbers,
@@ -35,7 +36,6 @@ from halfstep.shadow.operators import (
 PURGE_EVERY = 64  # operators
 MOST_UNKNOWN = 20  # operators whose error is kept
 NO_PASS = -1
-PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 #: Tensors without values.
 OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
 #: A whole storage is searched for nonfinite values if it is not much larger than the tensor.
@@ -139,14 +139,14 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.is_paused or self.is_over_budget or get_ident() != self.thread:
             return _run(func, args, kwargs)
         call = None
-        with torch.no_grad(), DisableTorchFunction():
+        with DisableTorchFunction(), torch.no_grad():
             try:
                 call = self._before(func, args, kwargs)
             except Exception as error:
                 self.failed(operator_of(func).name, error)
         result = _run(func, args, kwargs)
         if call is not None:
-            with torch.no_grad(), DisableTorchFunction():
+            with DisableTorchFunction(), torch.no_grad():
                 try:
                     call.follow(result)
                 except Exception as error:

@@ -6,10 +6,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfstep.shadow.memory import SHADOW_DTYPES
 
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 #: Operators that change running statistics without saying so in their schema, with the positions
 #: of these arguments.
 RUNNING_STATISTICS = {
@@ -124,12 +125,23 @@ def tensors_in(value: Any) -> list[Tensor]:
 def is_readable(tensor: Tensor) -> bool:
     """Return whether a tensor has memory with its values.
 
-    Not if it is sparse, on the meta device, a zero of forward-mode differentiation, or sharded and
-    freed.
+    Not if it is a subclass, sparse, on the meta device, a zero of forward-mode differentiation, or
+    sharded and freed.
     """
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor._is_zerotensor():
+    if (
+        type(tensor) not in PLAIN
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or tensor._is_zerotensor()
+    ):
         return False
     return not tensor.numel() or tensor.untyped_storage().nbytes() > 0
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a sharded tensor; any other as it is."""
+    part = getattr(tensor, "_local_tensor", None)
+    return part if isinstance(part, Tensor) else tensor
 
 
 def has_numbers(tensor: Tensor) -> bool:

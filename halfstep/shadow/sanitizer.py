@@ -19,7 +19,7 @@ from halfstep.shadow.lines import ModuleNames
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
-from halfstep.shadow.operators import is_readable
+from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.walk import first_defect
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
@@ -94,7 +94,7 @@ class Sanitizer:
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Run operators that neither this mode nor one of the loop sees."""
-        with torch.no_grad(), DisableTorchFunction(), _disable_current_modes():
+        with DisableTorchFunction(), torch.no_grad(), _disable_current_modes():
             yield
 
     @contextmanager
@@ -123,10 +123,8 @@ class Sanitizer:
         seen = new_loss(self.mode, loss)
         if seen is not None:
             self._judge.add(seen)
-        if scaler is not None and self._scaler is None:
+        if scaler is not None and self._scaler is None and scaler._scale is not None:
             self._scaler = scaler
-            if scaler._scale is None:
-                scaler._lazy_init_scale_growth_tracker(loss.device)
             self.mode.scale = float(scaler._scale)
             self.mode.entry(scaler._scale).power = 1
 
@@ -168,7 +166,7 @@ class Sanitizer:
             self._judge.judge(self.step, parameters, is_scaled=self.has_scaler)
             for parameter in parameters:
                 self._weights[id(parameter)] = parameter
-                gradient = parameter.grad
+                gradient = None if parameter.grad is None else local(parameter.grad)
                 if gradient is not None and is_readable(gradient):
                     entry = self.mode.entry(gradient)
                     self.mode.memory.forget(gradient)

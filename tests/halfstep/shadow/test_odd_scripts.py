@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 import torch
@@ -55,24 +54,18 @@ def check(folder: Path, source: str, *options: str) -> tuple[int, str, str]:
     return process.returncode, printed, errors
 
 
-def xfail(identifier: str, source: str, reason: str) -> Any:
-    return pytest.param(source, id=identifier, marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
 COMPLETE = [
     pytest.param('if __name__ == "__main__":\n    sys.exit(train() < 0)', id="exits_with_zero"),
     pytest.param("train(steps=40)\nraise ValueError", id="ends_after_the_last_step"),
-    xfail(
-        "forward_mode",
+    pytest.param(
         """
         for _ in range(3):
             torch.func.jvp(net(), (torch.randn(8),), (torch.randn(8),))
         train()
         """,
-        "segmentation fault: the memory of a zero tensor is read",
+        id="forward_mode",
     ),
-    xfail(
-        "freed_weights",
+    pytest.param(
         """
         weights = torch.zeros(128, dtype=torch.float16)
         model = net()
@@ -83,10 +76,9 @@ COMPLETE = [
             weights.untyped_storage().resize_(0)
             train(1, model)
         """,
-        "segmentation fault: freed memory is read at the end of a step",
+        id="freed_weights",
     ),
-    xfail(
-        "like_freed_weights",
+    pytest.param(
         """
         weights = torch.randn(1000, 1000)
         weights.untyped_storage().resize_(0)
@@ -94,10 +86,9 @@ COMPLETE = [
         torch.empty_like(weights)
         train()
         """,
-        "segmentation fault: freed memory is read",
+        id="like_freed_weights",
     ),
-    xfail(
-        "fully_sharded",
+    pytest.param(
         """
         import torch.distributed as dist
         from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
@@ -107,10 +98,9 @@ COMPLETE = [
         train(model=FullyShardedDataParallel(net(), device_id=cpu, mixed_precision=precision))
         dist.destroy_process_group()
         """,
-        "segmentation fault: freed memory is read at the end of a step",
+        id="fully_sharded",
     ),
-    xfail(
-        "fully_sharded_by_dtensors",
+    pytest.param(
         """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -119,10 +109,9 @@ COMPLETE = [
         train(model=fully_shard(net(), mesh=init_device_mesh("cpu", (1,))))
         dist.destroy_process_group()
         """,
-        "raises RuntimeError into the script: FakeTensor is not dispatched",
+        id="fully_sharded_by_dtensors",
     ),
-    xfail(
-        "forked",
+    pytest.param(
         """
         import multiprocessing
         context = multiprocessing.get_context("fork")
@@ -132,10 +121,9 @@ COMPLETE = [
         results.get(timeout=10)
         train()
         """,
-        "the child ends after its 20 steps, and the script waits forever",
+        id="forked",
     ),
-    xfail(
-        "thread",
+    pytest.param(
         """
         import threading
         results = []
@@ -144,7 +132,7 @@ COMPLETE = [
         thread.join()
         print(results[0])
         """,
-        "the thread ends after its 20 steps, and the script goes on without its result",
+        id="thread",
     ),
     pytest.param(
         """
@@ -190,20 +178,13 @@ def test_a_script_is_checked_to_its_end(source: str, tmp_path: Path) -> None:
     "source",
     [
         pytest.param("print('own')\ntrain()", id="print"),
-        xfail(
-            "subprocess",
-            "import subprocess\nsubprocess.run(['echo', 'own'])\ntrain()",
-            "file descriptor 1 is not redirected",
+        pytest.param(
+            "import subprocess\nsubprocess.run(['echo', 'own'])\ntrain()", id="subprocess"
         ),
-        xfail(
-            "original_stdout",
-            "sys.__stdout__.write('own')\ntrain()",
-            "sys.__stdout__ is not redirected",
-        ),
-        xfail(
-            "print_switched_off",
+        pytest.param("sys.__stdout__.write('own')\ntrain()", id="original_stdout"),
+        pytest.param(
             "import builtins\nbuiltins.print = lambda *values, **options: None\ntrain()",
-            "the report is printed by the script's print",
+            id="print_switched_off",
         ),
     ],
 )
@@ -216,12 +197,8 @@ def test_stdout_holds_only_the_json(source: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        xfail(
-            "log_file",
-            "sys.stdout = open('log.txt', 'w')\ntrain()",
-            "the report is written to the script's log",
-        ),
-        xfail("interrupted", "train()\nraise KeyboardInterrupt", "no report is printed"),
+        pytest.param("sys.stdout = open('log.txt', 'w')\ntrain()", id="log_file"),
+        pytest.param("train()\nraise KeyboardInterrupt", id="interrupted"),
     ],
 )
 def test_the_report_is_printed(source: str, tmp_path: Path) -> None:
@@ -229,7 +206,6 @@ def test_the_report_is_printed(source: str, tmp_path: Path) -> None:
     assert "no mistake in 3 steps" in printed
 
 
-@pytest.mark.xfail(strict=True, reason="only an exception is printed")
 def test_the_message_of_an_exit_is_printed(tmp_path: Path) -> None:
     _code, _printed, errors = check(tmp_path, "sys.exit('no data in ./data')")
     assert "no data in ./data" in errors
@@ -305,9 +281,5 @@ def test_two_data_parallel_processes_are_equal_to_the_bit(
     assert all("in 4 steps" in printed for _code, printed in ranks)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="gradients_differ: the schemas of collectives do not say what they write",
-)
 def test_two_data_parallel_processes_have_no_mistake(ranks: list[tuple[int, str]]) -> None:
     assert [code for code, _printed in ranks] == [0, 0]
