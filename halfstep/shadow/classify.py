@@ -78,7 +78,8 @@ def classify(
         )
     if facts.nan and infinities and depth < DEEPEST:
         source = first_infinity(operation)
-        is_mask = source.name == OUTSIDE and operation.name.startswith(SOFTMAXES)
+        is_made = source.name != OUTSIDE or source.carried is not None
+        is_mask = not is_made and operation.name.startswith(SOFTMAXES)
         if not (is_mask or source.has_infinite_argument or source is operation):
             return classify(source, symptom, step, depth + 1)
         return replace(defect, is_infinite=True, origin=site_of(source))

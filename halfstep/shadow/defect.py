@@ -17,6 +17,8 @@ Kind = Literal[
     "update_lost",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",
+    "gradients_cleared_before_step",
+    "gradients_edited_after_step",
     "no_half_operators",
     "overflow_without_effect",
 ]

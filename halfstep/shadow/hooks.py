@@ -116,6 +116,7 @@ class ShadowHooks:
             return original(scaler, optimizer, *args, **kwargs)
         finally:
             self._in_scaler -= scaler._enabled
+            self._call(self._sanitizer.stepped, optimizer)
 
     def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         with self._sanitizer.paused():
@@ -147,8 +148,10 @@ class ShadowHooks:
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if optimizer in self._stepping:  # inner ones may have raised
             del self._stepping[self._stepping.index(optimizer) :]
-        if not (self._stepping or self._in_scaler or self._is_scaled):
-            self._step_ends()
+        if not (self._stepping or self._in_scaler):
+            self._call(self._sanitizer.stepped, optimizer)
+            if not self._is_scaled:
+                self._step_ends()
 
     def _step_ends(self) -> None:
         self._is_scaled = False

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
-from halfstep.shadow.defect import Defect
-from halfstep.shadow.lines import outer_line
+from halfstep.shadow.defect import Defect, Kind
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
@@ -118,20 +117,10 @@ class Judge:
                     )
                     break
 
-    def edited(self, step: int, operation: Operation) -> None:
-        """Record a change of gradients that are still multiplied by the loss scale."""
-        site, (file, line) = site_of(operation), outer_line()
-        if file and not site.caller_file:
-            site = replace(site, caller_file=file, caller_line=line)
-        self._add(
-            Defect(
-                step=step,
-                kind="scaled_gradients_edited",
-                symptom="gradient",
-                site=site,
-                scale=self._mode.scale,
-            )
-        )
+    def changed(self, kind: Kind, step: int, operation: Operation) -> None:
+        """Record a change of gradients at the wrong time."""
+        site, scale = site_of(operation), self._mode.scale
+        self._add(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
 
     def end(self, step: int, weights: Iterable[Tensor]) -> None:
         """Judge what is left at the end of a step. weights: those that it has changed."""

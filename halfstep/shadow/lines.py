@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -54,17 +54,28 @@ def place_of_caller(*, is_backward: bool = False) -> Place:
     return Place() if inner is None else _place(inner)
 
 
-def outer_line() -> tuple[str, int]:
-    """Return the line of the script that called its innermost function; ("", 0) if none did."""
-    frames: list[FrameType] = []
+def loop_code() -> CodeType | None:
+    """Return the innermost function of the script, as that which calls a backward pass."""
+    return next((frame.f_code for frame in _script_frames()), None)
+
+
+def outer_line(code: CodeType | None) -> tuple[str, int]:
+    """Return the line of a function that called the innermost one; ("", 0) if it is that one."""
+    for depth, frame in enumerate(_script_frames()):
+        if frame.f_code is code:
+            return (code.co_filename, frame.f_lineno or 0) if depth else ("", 0)
+    return "", 0
+
+
+def _script_frames() -> Iterator[FrameType]:
+    """Yield the script's frames, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(MOST_FRAMES):
-        if frame is None or len(frames) == 2:
-            break
+        if frame is None:
+            return
         if _kind(frame.f_code.co_filename) == "script":
-            frames.append(frame)
+            yield frame
         frame = frame.f_back
-    return (frames[1].f_code.co_filename, frames[1].f_lineno or 0) if len(frames) == 2 else ("", 0)
 
 
 def _place(frame: FrameType, caller_file: str = "", caller_line: int = 0) -> Place:
@@ -176,14 +187,9 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 def _attributes() -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that `self` holds in the script's frames."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            return
-        if _kind(frame.f_code.co_filename) == "script":
-            for name, value in list(getattr(frame.f_locals.get("self"), "__dict__", {}).items()):
-                yield from _held(f"self.{name}", value)
-        frame = frame.f_back
+    for frame in _script_frames():
+        for name, value in list(getattr(frame.f_locals.get("self"), "__dict__", {}).items()):
+            yield from _held(f"self.{name}", value)
 
 
 def _held(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ NONFINITE: frozenset[Kind] = frozenset(
     {"overflow", "rounding", "undefined", "nonfinite_input", "carried"}
 )
 MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
+LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_edited_after_step"})
 EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited"})
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
@@ -111,7 +112,7 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
     if kind == "loss_differs":
         is_lasting = group.first.value is not None or _is_frequent(group, armed_steps)
         return is_lasting and (first_lost is None or step <= first_lost)
-    if kind == "update_lost":
+    if kind in ("update_lost", *LATE):
         return _is_frequent(group, armed_steps)
     return True
 

@@ -34,7 +34,8 @@ OPAQUE = frozenset({"_cudnn_rnn", "miopen_rnn"})
 NAMESPACES = frozenset({"aten", "prims"})
 #: Operators in which a difference or a bound becomes 0, whatever their inputs are.
 DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "sub_"})
-DIVISIONS = frozenset({"div", "div_"})  # only a divisor of 0 makes an infinity
+#: Operators whose last input is a divisor: only if it is 0 do they make an infinity.
+DIVISIONS = frozenset({"div", "div_", "addcdiv", "addcdiv_"})
 #: Operators that take rows of their first argument, which may be a whole data set.
 SELECTIONS = frozenset({"index", "index_select", "gather", "embedding", "take", "masked_select"})
 #: Operators that write their last argument into a part of the first one.

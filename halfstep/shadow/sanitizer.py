@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.judge import Judge, new_loss
-from halfstep.shadow.lines import ModuleNames
+from halfstep.shadow.lines import ModuleNames, loop_code, outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
@@ -50,6 +51,10 @@ class Sanitizer:
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
+        self._loop_code: CodeType | None = None  # of the function with the backward pass
+        #: Storages of gradients with which an optimizer has stepped, and changes of them since.
+        self._used: dict[int, StorageWeakRef] = {}
+        self._late_edits: dict[int, Operation] = {}
         self._scaler: Any = None  # that has scaled a loss of this step
         self._start()
 
@@ -134,6 +139,9 @@ class Sanitizer:
         A loss that the loop itself has multiplied by a power of 2 is a scaled one.
         """
         self._passes += 1
+        if self._passes == 1:
+            self._report_late_edits()
+            self._loop_code = loop_code()
         if self._scaler is None and self._passes == 1 and len(roots) == len(gradients) == 1:
             factor = self.mode.entry(roots[0]).writers[-1].factor or 0.0
             if factor >= SMALLEST_SCALE and math.frexp(factor)[0] == 0.5:
@@ -164,6 +172,7 @@ class Sanitizer:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         with self.apart():
             self._judge.judge(self.step, parameters, is_scaled=self.has_scaler)
+            self._report_clearing(parameters)
             for parameter in parameters:
                 self._weights[id(parameter)] = parameter
                 gradient = None if parameter.grad is None else local(parameter.grad)
@@ -172,6 +181,33 @@ class Sanitizer:
                     self.mode.memory.forget(gradient)
                     self._gradients.pop(id(entry), None)
                     entry.power = 0
+
+    def stepped(self, optimizer: Any) -> None:
+        """See that an optimizer has stepped: later changes of its gradients have no effect."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = None if parameter.grad is None else local(parameter.grad)
+                if gradient is not None and is_readable(gradient):
+                    storage = gradient.untyped_storage()
+                    self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def _report_late_edits(self) -> None:
+        """Report changes of gradients after their step, of those that were cleared since."""
+        for key, operation in self._late_edits.items():
+            entry = self.mode.memory.entries.get(key)
+            is_cleared = entry is not None and entry.writers[-1].name in CLEARING
+            if is_cleared or self._used[key].expired():  # type: ignore[no-untyped-call]
+                self._judge.changed("gradients_edited_after_step", self.step, operation)
+        self._late_edits.clear()
+        self._used.clear()
+
+    def _report_clearing(self, parameters: Sequence[Tensor]) -> None:
+        """Report that all gradients with which an optimizer steps were cleared after their pass."""
+        gradients = [local(each.grad) for each in parameters if each.grad is not None]
+        entries = [self.mode.memory.find(each) for each in gradients if is_readable(each)]
+        cleared = [self._cleared.get(id(entry)) for entry in entries]
+        if cleared and cleared[0] is not None and None not in cleared:
+            self._judge.changed("gradients_cleared_before_step", self.step, cleared[0])
 
     def next_step(self, step: int) -> None:
         """End the step under way: judge what it leaves behind. step: the number of the next one."""
@@ -198,14 +234,29 @@ class Sanitizer:
         self._gradients: dict[int, Entry] = {}  # scaled ones, by the id of their entries
         self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
         self._judged: set[int] = set()  # ids of optimizers
+        #: What has cleared the gradients of a pass, by the id of their entries.
+        self._cleared: dict[int, Operation] = {}
 
     def _written(self, entry: Entry, operation: Operation) -> None:
         """See a change in place outside of a backward pass."""
-        if id(entry) not in self._gradients or self._passes:
+        if self._passes:
             return
-        if operation.power is None and operation.name not in CLEARING:
-            self._judge.edited(self.step, operation)
-        del self._gradients[id(entry)]
+        key, is_clearing = entry.storage.cdata, operation.name in CLEARING
+        if is_clearing and len(entry.writers) > 1 and entry.writers[-2].is_backward:
+            self._cleared[id(entry)] = self._called(operation)
+        if key in self._used and not is_clearing:
+            self._late_edits[key] = self._called(operation)
+        is_scaled = self._gradients.pop(id(entry), None) is not None
+        if is_scaled and operation.power is None and not is_clearing:
+            self._judge.changed("scaled_gradients_edited", self.step, self._called(operation))
+
+    def _called(self, operation: Operation) -> Operation:
+        """Return an operation with the line of the loop that called its function."""
+        file, line = outer_line(self._loop_code)
+        if not file or operation.place.caller_file:
+            return operation
+        place = replace(operation.place, caller_file=file, caller_line=line)
+        return replace(operation, place=place)
 
     def _constants(self) -> Iterator[Entry]:
         """Yield small tensors that one operator has rounded, and nothing has changed since."""

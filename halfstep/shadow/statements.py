@@ -25,6 +25,8 @@ TITLES: Mapping[Kind, str] = {
     "update_lost": "An update is rounded away",
     "scaled_gradients_edited": "Gradients are edited while they are scaled",
     "scaled_gradients_in_loss": "Scaled gradients are part of the loss",
+    "gradients_cleared_before_step": "Gradients are cleared before the step",
+    "gradients_edited_after_step": "Gradients are edited after the step",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
 }
@@ -42,6 +44,8 @@ ADVICE: Mapping[Kind, str] = {
     "same.",
     "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_in_loss": "Divide them by scaler.get_scale() first.",
+    "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
+    "gradients_edited_after_step": "Edit or clip them before the step, after scaler.unscale_.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
     "overflow_without_effect": "",
 }
@@ -230,6 +234,21 @@ def _scaled_in_loss(observation: Observation) -> str:
     )
 
 
+def _cleared(observation: Observation) -> str:
+    return (
+        f"{steps_of(observation)} {named(observation.first.site)} sets all gradients to 0 between "
+        "the backward pass and the step: no weight moves."
+    )
+
+
+def _late(observation: Observation) -> str:
+    return (
+        f"{steps_of(observation)} {named(observation.first.site)} changes gradients after their "
+        "optimizer has stepped, and they are cleared before the next backward pass: it has no "
+        "effect."
+    )
+
+
 def _no_half(_observation: Observation) -> str:
     return "A GradScaler is used, and no operator of the forward pass ran in fp16 or bf16."
 
@@ -255,6 +274,8 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "update_lost": _update_lost,
     "scaled_gradients_edited": _edited,
     "scaled_gradients_in_loss": _scaled_in_loss,
+    "gradients_cleared_before_step": _cleared,
+    "gradients_edited_after_step": _late,
     "no_half_operators": _no_half,
     "overflow_without_effect": _without_effect,
 }

@@ -53,6 +53,7 @@ KINDS = {
         *("scaled_gradients_clipped", "scaler_call_order", "loss_not_scaled", "no_inf_checks"),
         *("step_outside_scaler", "gradients_not_cleared", "scaler_not_restored", "no_gradient"),
         *("step_left_out", "schedule_in_skipped_steps", "no_optimizer_step", "zero_gradients"),
+        *("gradients_cleared_before_step", "gradients_edited_after_step"),
         *("scaled_gradients_edited", "no_half_operators", "scaler_without_fp16", "calls"),
     },
 }
