@@ -1,16 +1,18 @@
 """One call of an operator in a shadow step, and its second run. This module imports torch."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C import _current_graph_task_id
 
+from halfstep.shadow.arguments import IN_FP64, adapted, in_fp32, in_fp64, mapped
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE, Errors, Input, Operation
+from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
     DIFFERENCES,
     FILLS,
@@ -18,7 +20,6 @@ from halfstep.shadow.operators import (
     PRODUCTS_OF_TWO,
     RESULTS,
     SELECTIONS,
-    SOFTMAXES,
     UNWRITTEN,
     Operator,
     has_numbers,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from halfstep.shadow.mode import ShadowMode
 
 MOST_FP64_RUNS = 20  # of a step
-MOST_ATTRIBUTED = 10_000_000  # elements of a result whose error is attributed
-IN_FP64 = {torch.float32: torch.float64}
+MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
+NO_PASS = -1
 #: A change in place is rounded away if it moves at most this share of elements, and in fp32 at
 #: least the other.
 STILL, MOVED = 0.01, 0.5
@@ -101,7 +102,12 @@ class Call:
                 if tensor.is_floating_point() or tensor.is_complex():
                     memory.materialize(tensor, mode.entry(tensor))
             self._keep_lasting()
-            self._args, self._kwargs = self._shadowed(args, kwargs)
+            own = mapped(args, self._shadow_of, SHADOW_DTYPES)
+            self._args = adapted(operator, own)
+            self._kwargs = mapped(kwargs, self._shadow_of, SHADOW_DTYPES)
+        self._repaired: tuple[Any, Any] | None = None
+        if mode.repair is not None and self._may_run and _current_graph_task_id() == NO_PASS:
+            self._repaired = mode.repair.arguments(operator, tensors, self._written, args, kwargs)
 
     def _input(self, tensor: Tensor, entry: Entry) -> Input:
         facts = None
@@ -128,22 +134,6 @@ class Call:
                 shadow = mode.memory.shadow(tensor, entry).clone()
                 mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow)
 
-    def _shadowed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the second run."""
-        own = mapped(args, self._shadow_of, SHADOW_DTYPES)
-        if self.operator.statistics:
-            own = tuple(
-                value.clone()
-                if i in self.operator.statistics and isinstance(value, Tensor)
-                else value
-                for i, value in enumerate(own)
-            )
-        if self.operator.name in SOFTMAXES and len(own) > 2:
-            own = (*own[:2], False)
-        return own, mapped(kwargs, self._shadow_of, SHADOW_DTYPES)
-
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         return self._mode.shadow(tensor) if has_numbers(tensor) else tensor
 
@@ -162,6 +152,8 @@ class Call:
         made.power = self._power(made)
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
+        if self._repaired is not None and mode.repair is not None:
+            mode.repair.follow(self._func, self._repaired, outputs, self._written)
         for index, tensor in enumerate(targets[: RESULTS.get(operator.name)]):
             if is_readable(tensor) and has_numbers(tensor):
                 self._compare(made, tensor, index, shadows)
@@ -175,7 +167,7 @@ class Call:
             each.facts is not None or any(writer.is_tainted for writer in each.writers)
             for each in made.inputs
         )
-        if not (made.is_tainted or mode.attributes or operator.name in MOVES):
+        if not (made.is_tainted or mode.measures or operator.name in MOVES):
             made.inputs = []  # nothing leads back through it
 
     def _running_statistics(self) -> list[Tensor]:
@@ -267,9 +259,9 @@ class Call:
                     mode.read(part, unread, facts)
                     made.inputs = [Input(unread.writers, facts), *made.inputs]
             self._record(made, tensor, entry, facts)
-        is_attributed = mode.attributes and not made.is_backward and made.errors is None
-        if is_attributed and shadow is not None and tensor.numel() <= MOST_ATTRIBUTED:
-            made.errors = self._errors(tensor, shadow)
+        is_measured = mode.measures and not made.is_backward and shadow is not None
+        if is_measured and tensor.numel() <= MOST_MEASURED:
+            made.own_error = max(made.own_error, self._own_error(tensor))
 
     def _record(self, made: Operation, tensor: Tensor, entry: Entry, facts: Facts) -> None:
         mode = self._mode
@@ -349,25 +341,14 @@ class Call:
                     return value, shadow
         return None
 
-    def _errors(self, actual: Tensor, shadow: Tensor) -> Errors | None:
-        """Return what the operator's own rounding, and each of its inputs, add to the error."""
-        own = next((each for each in self._from_actual() if each.shape == actual.shape), None)
-        if own is None:
-            return None
-        errors = Errors(_distance(own, actual), [])
-        for tensor, entry in zip(self.tensors, self._entries, strict=True):
-            if entry.values is None:
-                continue
-
-            def swapped(each: Tensor, chosen: Tensor = tensor) -> Tensor:
-                return in_fp32(each) if each is chosen else self._shadow_of(each)
-
-            arguments = self._actual, self._actual_kwargs
-            args, kwargs = (mapped(each, swapped, SHADOW_DTYPES) for each in arguments)
-            results = (each for each in self._run(args, kwargs) if each.shape == shadow.shape)
-            if (result := next(results, None)) is not None:
-                errors.inputs.append((_distance(result, shadow), entry.writers))
-        return errors
+    def _own_error(self, actual: Tensor) -> float:
+        """Return the operator's own rounding, relative to its result."""
+        exact = next((each for each in self._from_actual() if each.shape == actual.shape), None)
+        size = 0.0 if exact is None else float(exact.double().norm())
+        if exact is None or not size or not math.isfinite(size):
+            return 0.0
+        distance = float((exact.double() - actual.double()).norm())
+        return distance / size if math.isfinite(distance) else 0.0
 
     def _examined(self, tensor: Tensor, entry: Entry) -> Facts | None:
         is_changed = any(tensor is written for written in self._written)
@@ -381,30 +362,3 @@ class Call:
             mode.on_write(entry, made)
         entry.power = made.power
         return entry
-
-
-def mapped(
-    value: Any, change: Callable[[Tensor], Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
-) -> Any:
-    """Return arguments with changed tensors, and with other dtypes."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: mapped(each, change, dtypes) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(each, change, dtypes) for each in value)
-    return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
-
-
-def in_fp32(tensor: Tensor) -> Tensor:
-    """Return a tensor in half precision in fp32, and any other as it is."""
-    return tensor.to(SHADOW_DTYPES.get(tensor.dtype, tensor.dtype))
-
-
-def in_fp64(tensor: Tensor) -> Tensor:
-    """Return a tensor in fp32 in fp64, and any other as it is."""
-    return tensor.to(IN_FP64.get(tensor.dtype, tensor.dtype))
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).norm())

@@ -71,6 +71,7 @@ class Defect(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_infinite: bool = False  # of "undefined": from an infinity, such as a mask
     loss: float | None = None
     loss_fp32: float | None = None
+    loss_repaired: float | None = None  # with the site's line in fp32
     are_gradients_finite: bool = False  # in fp32
     depends_on_scale: bool = False
     scale: float | None = None

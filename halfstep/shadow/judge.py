@@ -14,14 +14,15 @@ from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, local
-from halfstep.shadow.walk import largest_error
+from halfstep.shadow.repair import Repair
+from halfstep.shadow.search import LineSearch
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
 LOSS_DIFFERS = (0.01, 0.1)
 #: Smaller losses than this share of the first ones are compared with that.
 SMALLEST_LOSS = 0.01
-ATTRIBUTED_STEPS = 3  # after a loss that differs
+REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
 #: The loss has grown if its last values are above this factor of the first ones' median.
@@ -37,6 +38,7 @@ class SeenLoss:
     shadow: float
     writer: Operation
     power: int | None  # of the loss scale
+    repaired: float | None  # with one line in fp32
 
 
 @dataclass(slots=True)
@@ -56,7 +58,8 @@ def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
         return None
     entry, detached = mode.entry(loss), loss.detach()
     value, shadow = float(detached.sum()), float(mode.shadow(detached).sum())
-    return SeenLoss(value, shadow, entry.writers[-1], entry.power)
+    repaired = None if mode.repair is None else mode.repair.loss(detached)
+    return SeenLoss(value, shadow, entry.writers[-1], entry.power, repaired)
 
 
 class Judge:
@@ -65,13 +68,14 @@ class Judge:
     def __init__(self, mode: ShadowMode) -> None:
         self._mode = mode
         self._shadow_losses: list[float] = []
-        self._attribute = 0  # steps in which errors are attributed
+        self._search = LineSearch()
         self.begin()
 
     def begin(self) -> None:
         """Begin a step."""
-        self._mode.attributes = self._attribute > 0
-        self._attribute -= self._attribute > 0
+        line = self._search.line
+        self._mode.measures = self._search.measures
+        self._mode.repair = None if line is None else Repair(line, REPAIR_BYTES)
         self._losses: list[SeenLoss] = []
         self._judged = 0  # of the losses
         self._has_lost_loss = False
@@ -275,13 +279,15 @@ class Judge:
         )
 
     def _rounded(self, defect: Defect, loss: SeenLoss) -> Defect:
-        """Add to a wrong loss where most of its error comes from, if this step attributes it."""
-        self._attribute = ATTRIBUTED_STEPS
-        source = largest_error(loss.writer)
+        """Add to a wrong loss the line with which it is right in fp32, once that is found."""
+        was_found = self._search.found is not None
+        self._search.see(loss.writer, loss.value, loss.shadow, loss.repaired)
+        source = self._search.found
         if source is None:
             return defect
         dtype = str(source.dtype).removeprefix("torch.")
-        return replace(defect, site=site_of(source), dtype=dtype)
+        repaired = None if was_found else loss.repaired
+        return replace(defect, site=site_of(source), dtype=dtype, loss_repaired=repaired)
 
     def _first_loss(self) -> float:
         first = sorted(self._shadow_losses[:FIRST_LOSSES])

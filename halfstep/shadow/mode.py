@@ -32,6 +32,7 @@ from halfstep.shadow.operators import (
     operator_of,
     tensors_in,
 )
+from halfstep.shadow.repair import Repair
 
 PURGE_EVERY = 64  # operators
 MOST_UNKNOWN = 20  # operators whose error is kept
@@ -64,7 +65,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_over_budget = False
         self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
         self.scale = 1.0  # the loss scale, as a number
-        self.attributes = False  # whether the error of each result is attributed to its inputs
+        self.measures = False  # whether each operator's own rounding is measured
+        self.repair: Repair | None = None  # a line that computes in fp32 in this step
         self.on_write: Callable[[Entry, Operation], None] | None = None
         self.unknown: dict[str, str] = {}  # operators that could not be run again, with the error
         self.operators = self.reruns = 0  # in all steps

@@ -59,17 +59,6 @@ class Input:
     facts: Facts | None
 
 
-@dataclass(slots=True)
-class Errors:
-    """The distance of a result from its shadow, by what causes it.
-
-    own: by the rounding of the operator itself.  inputs: by each input, with its writers.
-    """
-
-    own: float
-    inputs: list[tuple[float, list["Operation"]]]
-
-
 @dataclass(slots=True, eq=False)
 class Operation:
     """An operator that ran, in the order of `number`. It holds no tensors."""
@@ -95,7 +84,7 @@ class Operation:
     is_own: bool | None = None
     #: Operations that wrote the input of which a rounding has made a lost or a flushed value.
     rounded: list["Operation"] = field(default_factory=list)
-    errors: Errors | None = None  # of a step in which they are attributed
+    own_error: float = 0.0  # by its rounding, relative to the result; of a step that measures it
     factor: float | None = None  # by which it has multiplied a single number
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
     carried: "Carried | None" = None  # of OUTSIDE

@@ -265,7 +265,7 @@ class Sanitizer:
             if is_small and entry.dtype in SHADOW_DTYPES and len(entry.writers) == 1:
                 [writer] = entry.writers
                 if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
-                    entry.writers = [replace(writer, number=0, inputs=[], errors=None, rounded=[])]
+                    entry.writers = [replace(writer, number=0, inputs=[], rounded=[])]
                     yield entry
 
     def _carry(self) -> None:

@@ -183,9 +183,10 @@ def _loss_differs(observation: Observation) -> str:
         f"{defect.step:,} it is {number(defect.loss)} instead of {number(defect.loss_fp32)}."
     )
     if not defect.site.operator:
-        return f"{text} No value was lost as a whole: it is the sum of roundings."
+        return f"{text} It is the sum of roundings; no single line was found."
     if defect.value is None:
-        return f"{text} Most of the error is rounding in {named(defect.site)}."
+        repaired = number(defect.loss_repaired)
+        return f"{text} With {named(defect.site)} in fp32, from the same inputs, it is {repaired}."
     if defect.value > (defect.limit or 0.0) / 2:
         return f"{text} Half precision first loses {named(defect.site)}, which {_beyond(defect)}."
     where = named(defect.origin or defect.site)

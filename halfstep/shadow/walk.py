@@ -1,6 +1,6 @@
 """From a symptom back to the operator where it began."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
@@ -116,31 +116,19 @@ def _defect(operation: Operation, facts: Facts, *, is_lost: bool) -> Callable[[F
     return lambda other: bool(other.shadow_infinite or other.infinite)
 
 
-def largest_error(operation: Operation) -> Operation | None:
-    """Return the operation whose rounding is most of the error of a result, if that is known."""
-    if operation.errors is None:
-        return None
-    for _ in range(MOST_STEPS):
-        errors = operation.errors
-        size, writers_of = max(errors.inputs, key=lambda each: each[0], default=(0.0, []))
-        before = [each for each in writers_of if each.number < operation.number]
-        if size <= errors.own or not before:
-            break
-        operation = before[-1]
-        if operation.errors is None:
-            break
-    return operation
+def ancestors(operation: Operation) -> Iterator[Operation]:
+    """Yield an operation and all that led to its result, as far as they are known."""
+    open_, seen = [operation], {operation.number}
+    while open_ and len(seen) < MOST_STEPS:
+        current = open_.pop()
+        yield current
+        for each in current.inputs:
+            new = [writer for writer in each.writers if writer.number not in seen]
+            seen.update(writer.number for writer in new)
+            open_ += new
 
 
 def carried_source(operation: Operation) -> Operation | None:
     """Return a tensor that an earlier step has left nonfinite, among all that led to a result."""
-    open_, seen = [operation], {operation.number}
-    while open_ and len(seen) < MOST_STEPS:
-        current = open_.pop()
-        if current.carried is not None and current.result is not None:
-            return current
-        for each in current.inputs:
-            new = [w for w in each.writers if w.number not in seen]
-            seen.update(w.number for w in new)
-            open_ += new
-    return None
+    carried = (each for each in ancestors(operation) if each.carried and each.result)
+    return next(carried, None)

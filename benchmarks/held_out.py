@@ -1,0 +1,39 @@
+"""How `halfstep check` names the causes of loops whose authors had not read the engine.
+
+    python -m benchmarks.held_out [first second …] [--rows]
+
+Prints each case with right, partly, wrong or silent (a healthy one: right or false), remedies that
+the measured facts contradict, and whether a bit has changed.
+"""
+
+import sys
+from collections import Counter
+
+import torch
+
+from tests.diagnosis.held_out_cases import FOLDER, HEALTHY, cases, judge
+
+
+def main(words: list[str]) -> None:
+    """Print the cases of the collections, and their counts."""
+    torch.set_num_threads(1)
+    chosen = [word for word in words if not word.startswith("-")]
+    for collection in chosen or sorted(each.name for each in FOLDER.iterdir() if each.is_dir()):
+        counts: Counter[str] = Counter()
+        for case in cases(collection):
+            judged = judge(case)
+            is_healthy = case.cause == HEALTHY
+            counts[f"healthy {judged.named}" if is_healthy else judged.named] += 1
+            counts["harmful"] += bool(judged.harmful)
+            counts["other bits"] += not judged.is_same
+            notes = [*sorted(judged.harmful), *(() if judged.is_same else ("other bits",))]
+            print(f"{judged.named:7} {case.cause:17} {case.name:36} {' '.join(notes)}", flush=True)
+            if "--rows" in words:
+                for row in judged.rows:
+                    sign = "F" if row.is_fault else "n"
+                    print(f"    {sign} {row.kind} {row.line} {row.text} | {row.advice}")
+        print(collection, dict(counts), f"torch {torch.__version__}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,51 @@
+"""Loops that people who had not read the engine have written, under `halfstep check`.
+
+The first result of a set is evidence, and is in benchmarks/results/held_out.md. From then on it is
+a regression test.
+"""
+
+import pytest
+
+from tests.diagnosis import held_out_cases
+from tests.diagnosis.held_out_cases import Case, cases
+
+COLLECTIONS = ("reported", "first", "second")
+#: Cases that are not named right, with what they get.
+MISSED = {"second/pcgrad_guard": "wrong", "second/moment_adapt": "partly"}
+#: Of different causes, each in a few seconds; the others are extended.
+SAMPLE = {
+    *("reported/carried_state", "reported/normalize_eps", "reported/mean_of_nothing"),
+    *("reported/penalty_on_scaled_gradients", "first/chamfer_tiles", "first/fedavg_server"),
+    *("first/vwap_forecast", "first/master_weights", "first/uncertainty_weights"),
+    *("second/tbptt_sgd", "second/born_again"),
+}
+
+
+def each() -> list[object]:
+    """Return all cases as parameters."""
+    return [
+        pytest.param(
+            case, id=case.name, marks=[] if case.name in SAMPLE else [pytest.mark.extended]
+        )
+        for collection in COLLECTIONS
+        for case in cases(collection)
+    ]
+
+
+@pytest.mark.parametrize("case", each())
+def test_a_case_is_named_and_no_bit_changes(case: Case) -> None:
+    """The first mistake has its cause and line; no advice contradicts what bare runs showed."""
+    judged = held_out_cases.judge(case)
+    assert judged.is_same
+    assert judged.named == MISSED.get(case.name, "right"), [row.text for row in judged.rows]
+    assert not judged.harmful
+
+
+def test_each_set_has_causes_and_healthy_loops() -> None:
+    """Every case has its facts, and every faulty one its marks."""
+    for collection in ("first", "second"):
+        assert sum(case.cause == "none" for case in cases(collection)) >= 5
+    for collection in COLLECTIONS:
+        for case in cases(collection):
+            assert {"summary", "finite_in_fp32", "finite_in_bf16"} <= set(case.facts), case.name
+            assert bool(case.marks()) == (case.cause != "none"), case.name
