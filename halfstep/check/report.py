@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from halfstep.check.calls import Mistake
 from halfstep.diagnosis.finding import Finding
+from halfstep.number_formats import quantity
 from halfstep.shadow.defect import Defect, Site
 from halfstep.shadow.observations import NONFINITE, Observation
 from halfstep.shadow.operations import Place
@@ -70,6 +71,7 @@ class Report(Struct, frozen=True, kw_only=True):
     rows: list[Row]
     unknown_operators: dict[str, str]
     errors: list[str]
+    steps_over_budget: int = 0  # whose shadow values need too much memory
     known: int = 0  # rows that the baseline has, which are left out
 
     @property
@@ -181,6 +183,9 @@ def _left_out(report: Report) -> list[str]:
     if names := list(report.unknown_operators):
         more = f" and {len(names) - UNKNOWN_LISTED} more" if len(names) > UNKNOWN_LISTED else ""
         lines.append(f"Not examined: {', '.join(names[:UNKNOWN_LISTED])}{more}")
+    if report.steps_over_budget:
+        steps = quantity(report.steps_over_budget, "step")
+        lines.append(f"Not examined: {steps} with too many operators or too large tensors")
     if report.known:
         lines.append(f"{report.known} in the baseline, not shown")
     return lines

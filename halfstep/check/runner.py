@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
-
-from halfstep.check.report import Report, relative, rows_of
+from halfstep.check.report import Report, relative
 from halfstep.check.session import CheckedLoop, Schedule
 
 
@@ -54,17 +52,7 @@ def check_script(
             error = ended if ended.code not in (None, 0) else None
         except (Exception, KeyboardInterrupt) as raised:
             error = raised
-    unexamined = loop.unexamined()
-    calls, others = loop.calls.mistakes()
-    report = Report(
-        script=script if is_module else relative(script),
-        torch=str(torch.__version__),
-        steps=loop.steps,
-        rows=rows_of(calls, loop.found(), others),
-        unknown_operators=unexamined.operators,
-        errors=unexamined.errors,
-    )
-    return report, error
+    return loop.report(script if is_module else relative(script)), error
 
 
 @contextmanager

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import torch
 from msgspec import Struct
 
 from halfstep.check.calls import Calls
+from halfstep.check.report import Report, rows_of
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.hooks import ShadowHooks
 from halfstep.shadow.observations import NONFINITE, Observation, Observations
@@ -88,6 +90,20 @@ class CheckedLoop:
             operators=self._sanitizer.mode.unknown,
             errors=self._errors,
             steps_over_budget=self._over_budget,
+        )
+
+    def report(self, script: str = "") -> Report:
+        """Return what was found. script: its name."""
+        unexamined = self.unexamined()
+        calls, others = self.calls.mistakes()
+        return Report(
+            script=script,
+            torch=str(torch.__version__),
+            steps=self.steps,
+            rows=rows_of(calls, self.found(), others),
+            unknown_operators=unexamined.operators,
+            errors=unexamined.errors,
+            steps_over_budget=unexamined.steps_over_budget,
         )
 
     def _observe(self, defects: Sequence[Defect]) -> None:

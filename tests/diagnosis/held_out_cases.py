@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halfstep.check.report import Row, rows_of
+from halfstep.check.report import Row
 from halfstep.check.session import CheckedLoop, Schedule
 from halfstep.diagnosis.finding import Finding
 from tests.diagnosis.remedies import offered
@@ -128,10 +128,9 @@ def judge(case: Case) -> Judged:
     bare = run(case)
     loop = CheckedLoop(Schedule(steps=0))
     checked = run(case, loop)
-    calls, others = loop.calls.mistakes()
-    rows = rows_of(calls, loop.found(), others)
-    errors = loop.unexamined().errors
-    assert not errors, errors
+    report = loop.report()
+    assert not report.errors, report.errors
+    rows = report.rows
     faults = [row for row in rows if row.is_fault and row.kind != KEEPS_BF16]
     harmful = {word for row in faults for word in _contradicted(case, row)}
     return Judged(case, rows, named(case, rows), harmful, bare == checked)

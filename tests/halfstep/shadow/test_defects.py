@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halfstep.check.report import Row, rows_of
+from halfstep.check.report import Row
 from halfstep.check.session import CheckedLoop, Schedule
 from halfstep.shadow.sanitizer import Sanitizer
 
@@ -30,9 +30,9 @@ def rows_of_loop(train: Callable[[], None]) -> list[Row]:
     with loop:
         train()
     assert loop.steps
-    assert not loop.unexamined().errors
-    calls, others = loop.calls.mistakes()
-    return rows_of(calls, loop.found(), others)
+    report = loop.report()
+    assert not report.errors
+    return report.rows
 
 
 def check(loss_of: Loss, *, scale: float = 16.0, steps: int = 2, weight: float = 1.0) -> list[Row]:
@@ -255,6 +255,42 @@ def test_a_scale_by_hand_that_overflows_once_is_no_mistake() -> None:
                 scale /= 4
 
     assert not any(row.is_fault for row in rows_of_loop(train))
+
+
+def test_gradients_that_are_cleared_before_the_step() -> None:
+    """With the line of the loop; none of the weights moves."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            net(torch.ones(2, 4)).mean().backward()
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.count) == ("gradients_cleared_before_step", 4)
+    assert row.source == "optimizer.zero_grad(set_to_none=False)"
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_a_clip_after_the_step_has_no_effect(*, set_to_none: bool) -> None:
+    """Whether gradients are set to None or to 0 afterwards; a decay of kept ones is none."""
+
+    def train(*, clears: bool) -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(5):
+            net(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            if clears:
+                optimizer.zero_grad(set_to_none=set_to_none)
+
+    row = first(rows_of_loop(lambda: train(clears=True)))
+    assert row.kind == "gradients_edited_after_step"
+    kinds = [each.kind for each in rows_of_loop(lambda: train(clears=False))]
+    assert "gradients_edited_after_step" not in kinds
 
 
 def test_gradients_below_the_range_underflow() -> None:
