@@ -71,6 +71,7 @@ class Report(Struct, frozen=True, kw_only=True):
     rows: list[Row]
     unknown_operators: dict[str, str]
     errors: list[str]
+    reproductions: list[str] = []  # scripts that were written
     steps_over_budget: int = 0  # whose shadow values need too much memory
     known: int = 0  # rows that the baseline has, which are left out
 
@@ -180,6 +181,7 @@ def as_github(report: Report) -> Iterator[str]:
 
 def _left_out(report: Report) -> list[str]:
     lines = [f"The check failed: {error}" for error in report.errors]
+    lines += [f"Reproduction: {path}" for path in report.reproductions]
     if names := list(report.unknown_operators):
         more = f" and {len(names) - UNKNOWN_LISTED} more" if len(names) > UNKNOWN_LISTED else ""
         lines.append(f"Not examined: {', '.join(names[:UNKNOWN_LISTED])}{more}")

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
+
 from halfstep.check.report import Report, relative
 from halfstep.check.session import CheckedLoop, Schedule
 
@@ -24,11 +26,13 @@ def check_script(
     *,
     is_module: bool = False,
     is_quiet: bool = False,
+    reproduce: Path | None = None,
 ) -> tuple[Report, BaseException | None]:
     """Run a script or module, and return the report with the error that ended it, if any.
 
     The script runs in this process, with runs of its own `halfstep.watch` switched off.
-    is_quiet: what the script prints goes to stderr.
+    is_quiet: what the script prints goes to stderr.  reproduce: folder of scripts that show the
+    mistakes with torch alone.
     """
     os.environ["HALFSTEP_MODE"] = "disabled"
     sys.argv = [script, *arguments]
@@ -39,7 +43,7 @@ def check_script(
             raise ChecksDone  # elsewhere it would end a thread for whose result the script waits
 
     error: BaseException | None = None
-    loop = CheckedLoop(schedule, on_done=end)
+    loop = CheckedLoop(schedule, on_done=end, keeps_inputs=reproduce is not None)
     with streams(is_quiet=is_quiet), loop:
         try:
             if is_module:
@@ -52,7 +56,11 @@ def check_script(
             error = ended if ended.code not in (None, 0) else None
         except (Exception, KeyboardInterrupt) as raised:
             error = raised
-    return loop.report(script if is_module else relative(script)), error
+    report = loop.report(script if is_module else relative(script))
+    if reproduce is not None:
+        paths = [str(path) for path in loop.reproduce(reproduce)]
+        report = msgspec.structs.replace(report, reproductions=paths)
+    return report, error
 
 
 @contextmanager

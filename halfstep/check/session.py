@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ from halfstep.shadow.defect import Defect
 from halfstep.shadow.hooks import ShadowHooks
 from halfstep.shadow.observations import NONFINITE, Observation, Observations
 from halfstep.shadow.sanitizer import Sanitizer
+from halfstep.shadow.statements import named, statement_of
 
 NO_HALF_AFTER = 2  # steps with a scaler and without an operator in half precision
 
@@ -46,11 +48,21 @@ class Unexamined(Struct, frozen=True, kw_only=True):
 class CheckedLoop:
     """Observes the loop that runs while it is entered."""
 
-    def __init__(self, schedule: Schedule, on_done: Callable[[], None] = lambda: None) -> None:
-        """on_done: called once the last step to check has ended."""
+    def __init__(
+        self,
+        schedule: Schedule,
+        on_done: Callable[[], None] = lambda: None,
+        *,
+        keeps_inputs: bool = False,
+    ) -> None:
+        """on_done: called once the last step to check has ended.
+
+        keeps_inputs: of operators that lose values, for `reproduce`.
+        """
         self._schedule, self._on_done = schedule, on_done
         self._observations = Observations()
         self._sanitizer = Sanitizer(self._observe)
+        self._sanitizer.mode.keeps_inputs = keeps_inputs
         self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed)
         self.calls = Calls(self._sanitizer, self._failed)
         self._is_observed = False
@@ -105,6 +117,17 @@ class CheckedLoop:
             errors=unexamined.errors,
             steps_over_budget=unexamined.steps_over_budget,
         )
+
+    def reproduce(self, folder: Path) -> list[Path]:
+        """Write a script for each mistake whose operator can be run alone; return their paths."""
+        paths = []
+        for observation in self.found():
+            site, kept = observation.first.site, self._sanitizer.reproductions
+            if observation.is_fault and site in kept:
+                name = f"{Path(site.file).stem}-{site.line}-{site.operator.strip('_')}"
+                title = statement_of(observation).title
+                paths.append(kept[site].write(folder, name, title, named(site)))
+        return paths
 
     def _observe(self, defects: Sequence[Defect]) -> None:
         self._observations.add(defects)

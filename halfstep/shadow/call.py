@@ -28,12 +28,14 @@ from halfstep.shadow.operators import (
     is_readable,
     tensors_in,
 )
+from halfstep.shadow.reproduction import reproduction
 from halfstep.shadow.scale import common_power, result_power
 
 if TYPE_CHECKING:
     from halfstep.shadow.mode import ShadowMode
 
 MOST_FP64_RUNS = 20  # of a step
+MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1
 #: A change in place is rounded away if it moves at most this share of elements, and in fp32 at
@@ -284,6 +286,10 @@ class Call:
             is_lost = ~torch.isfinite(tensor) & torch.isfinite(mode.shadow(tensor))
             made.sample = self._rounded(made, tensor, is_lost)
             mode.first_lost.append(made)
+            if mode.keeps_inputs and not self._written and len(mode.reproductions) < MOST_KEPT:
+                actual, exact = (self._actual, self._actual_kwargs), (self._args, self._kwargs)
+                if (kept := reproduction(self._func, actual, exact)) is not None:
+                    mode.reproductions.append((made, kept))
             # Only now: is an input 0 that is another value in fp32?
             made.inputs = [
                 Input(each.writers, each.facts or self._examined(tensor, entry))

@@ -69,7 +69,7 @@ def classify(
         count=facts.nonfinite,
         elements=facts.elements,
     )
-    if facts.lost and not is_undefined:
+    if facts.lost and not is_undefined and (is_lost or not facts.shadow_nonfinite):
         return _lost(operation, facts, defect)
     if operation.beyond_fp32 is not None:
         limit = FP32.max
@@ -137,6 +137,7 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
     return replace(
         defect,
         kind="rounding",
+        dtype=str(origin.dtype or operation.dtype).removeprefix("torch."),
         value=value,
         sample=None if flushed else operation.sample,
         origin=site_of(origin),

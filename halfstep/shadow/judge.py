@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
-from halfstep.shadow.defect import Defect, Kind
+from halfstep.shadow.defect import Defect, Kind, Site
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
+from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.search import LineSearch
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
@@ -23,6 +24,7 @@ LOSS_DIFFERS = (0.01, 0.1)
 #: Smaller losses than this share of the first ones are compared with that.
 SMALLEST_LOSS = 0.01
 REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
+REPRODUCED: tuple[Kind, ...] = ("overflow", "rounding", "loss_differs", "scale_too_large")
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
 #: The loss has grown if its last values are above this factor of the first ones' median.
@@ -69,6 +71,7 @@ class Judge:
         self._mode = mode
         self._shadow_losses: list[float] = []
         self._search = LineSearch()
+        self.reproductions: dict[Site, Reproduction] = {}  # by the site of a defect
         self.begin()
 
     def begin(self) -> None:
@@ -162,6 +165,9 @@ class Judge:
     def _add(self, defect: Defect) -> None:
         if not any(_is_same(defect, other) for other in self.defects):
             self.defects.append(defect)
+        for operation, kept in self._mode.reproductions:
+            if defect.kind in REPRODUCED and site_of(operation) == defect.site:
+                self.reproductions.setdefault(defect.site, kept)
 
     def _with_loss(self, defect: Defect, loss: SeenLoss | None, sums: GradientSums) -> Defect:
         """Add the step's loss, and keep only remedies that make all of the step finite."""
@@ -265,7 +271,7 @@ class Judge:
 
     def _lost_before(self, defect: Defect, operation: Operation) -> Defect:
         """Add to a wrong loss where values were lost."""
-        lost, facts = classify(operation, "loss", defect.step), operation.result
+        lost, facts = classify(operation, "loss", defect.step, is_lost=True), operation.result
         return replace(
             defect,
             site=lost.site,
@@ -312,7 +318,7 @@ class Judge:
             facts = operation.result
             if operation.is_backward or facts is None or operation.dtype not in SHADOW_DTYPES:
                 continue
-            defect = classify(operation, "value", step)
+            defect = classify(operation, "value", step, is_lost=True)
             if defect.kind == "overflow" and defect.value and not self.defects:
                 self._add(replace(defect, kind="overflow_without_effect", helps=()))
 

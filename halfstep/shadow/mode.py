@@ -33,6 +33,7 @@ from halfstep.shadow.operators import (
     tensors_in,
 )
 from halfstep.shadow.repair import Repair
+from halfstep.shadow.reproduction import Reproduction
 
 PURGE_EVERY = 64  # operators
 MOST_UNKNOWN = 20  # operators whose error is kept
@@ -65,6 +66,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_over_budget = False
         self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
         self.scale = 1.0  # the loss scale, as a number
+        self.keeps_inputs = False  # of operators that lose values, for a reproduction
         self.measures = False  # whether each operator's own rounding is measured
         self.repair: Repair | None = None  # a line that computes in fp32 in this step
         self.on_write: Callable[[Entry, Operation], None] | None = None
@@ -78,6 +80,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._number = self.fp64_runs = 0
         self._forward: dict[int, Operation] = {}  # by autograd's sequence number
         self.first_lost: list[Operation] = []  # where half precision first lost values
+        self.reproductions: list[tuple[Operation, Reproduction]] = []
         #: Half-precision tensors that are older than the step and were changed in it: as they were.
         self.lasting: dict[int, Lasting] = {}
         self.scalars: list[Operation] = []  # of the forward pass, nonfinite

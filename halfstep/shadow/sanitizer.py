@@ -14,13 +14,14 @@ from torch._C import DisableTorchFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from halfstep.shadow.defect import Defect
+from halfstep.shadow.defect import Defect, Site
 from halfstep.shadow.judge import Judge, new_loss
 from halfstep.shadow.lines import ModuleNames, loop_code, outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
 from halfstep.shadow.operators import is_readable, local
+from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.walk import first_defect
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
@@ -57,6 +58,11 @@ class Sanitizer:
         self._late_edits: dict[int, Operation] = {}
         self._scaler: Any = None  # that has scaled a loss of this step
         self._start()
+
+    @property
+    def reproductions(self) -> dict[Site, Reproduction]:
+        """The operators of defects with their inputs, where these are kept."""
+        return self._judge.reproductions
 
     @property
     def has_scaler(self) -> bool:

@@ -185,3 +185,14 @@ def test_a_missing_script_is_named(folder: Path) -> None:
     ended = check(folder, "absent.py")
     assert ended.returncode == 2
     assert "absent.py is no file" in ended.stderr
+
+
+def test_a_reproduction_shows_the_mistake_with_torch_alone(folder: Path) -> None:
+    """The operator as it is, and in fp32, from the inputs of its step."""
+    ended = check(folder, "--reproduce", "bug", "train.py")
+    path = folder / "bug" / f"train-{LINE}-div.py"
+    assert f"Reproduction: {path.relative_to(folder)}" in ended.stdout
+    assert "halfstep" not in path.read_text().replace("`halfstep check --reproduce`", "")
+    shown = warm.run([sys.executable, str(path)], timeout=SECONDS).stdout
+    assert "as it is: 8 of 32 elements are not finite" in shown
+    assert "in fp32: 0 of 32 elements are not finite" in shown

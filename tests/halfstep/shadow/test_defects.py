@@ -113,6 +113,17 @@ def test_what_is_undefined_in_fp32_gets_no_advice_of_precision(loss_of: Loss) ->
     assert row.advice.startswith("Avoid the undefined case")
 
 
+def test_what_is_infinite_in_fp32_too_is_not_blamed_on_a_rounding() -> None:
+    """The logarithm of a softmax: most of its zeros are zeros of fp32, one is of fp16."""
+
+    def loss_of(w: Tensor) -> Tensor:
+        scores = w.half() * torch.tensor([0.0, -30.0, -200.0, -300.0], dtype=HALF)
+        return scores.float().softmax(0).half().float().log().mean()
+
+    row = first(check(loss_of))
+    assert (row.kind, row.loss_fp32) == ("undefined", -math.inf)
+
+
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
 def test_a_fully_masked_row_is_undefined_in_every_precision(dtype: torch.dtype) -> None:
     def loss_of(w: Tensor) -> Tensor:
