@@ -16,6 +16,7 @@ class AdviceWords:
     compare: str  # comparing precisions
     load_faster: str  # faster data loading
     draw_faster: str  # faster batches from tensors
+    find_operator: str  # finding the operator of a symptom that was not observed
 
     def scaler(self, setting: str) -> str:
         """Return the name of a setting of the loss scaler."""
@@ -34,6 +35,7 @@ RECIPE = AdviceWords(
     "data.prefetch",
     draw_faster=" A batch() that draws from tensors is fastest if they are on the device "
     "(docs/how-to/recipes.md).",
+    find_operator="",
 )
 SCRIPT = AdviceWords(
     in_fp32="under torch.autocast(device, enabled=False) with float32 inputs",
@@ -46,4 +48,6 @@ SCRIPT = AdviceWords(
     load_faster="Raise num_workers of the DataLoader up to the number of cores, then "
     "prefetch_factor",
     draw_faster="",
+    find_operator=" To find the operator and its line, run the script with `halfstep check --steps "
+    "0 --until-skip`.",
 )

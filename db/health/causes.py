@@ -209,7 +209,7 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         if not numbers and not has_zeros:
             yield from _skips(signs, words)
         if not signs.has_scaler and not numbers:
-            yield from _first_lost(signs)
+            yield from _first_lost(signs, words)
     yield from other_mistakes(signs)
 
 
@@ -258,13 +258,13 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     elif adam := signs.one(events.AdamEps):
         yield _adam_eps(adam)
     elif first_step := signs.one(events.FirstNonfinite):
-        yield from _first_nonfinite(signs, first_step)
+        yield from _first_nonfinite(signs, first_step, words)
     elif "unobserved" in kinds and len(set(kinds)) == 1:
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
             f"At step {origins[0].step:,} the loss was finite, but gradients were not. The graph "
             "has more than 200,000 nodes, too many to observe all: the operation may be an "
-            "unobserved one, on another rank, or a gradient hook.",
+            f"unobserved one, on another rank, or a gradient hook.{words.find_operator}",
             is_certain=False,
             part="skipped",
         )
@@ -283,7 +283,7 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield Finding(
             "A gradient is undefined at every loss scale",
             f"The loss was finite at each of the last {len(signs.skips):,} skips, but gradients "
-            f"were not.{text} The operation was not observed.",
+            f"were not.{text} The operation was not observed.{words.find_operator}",
             cause="singular_gradient",
             fix=fixes.SINGULAR,
             is_certain=False,
@@ -304,14 +304,14 @@ def _at_any_scale(signs: Signs) -> str:
     )
 
 
-def _first_lost(signs: Signs) -> Iterator[Finding]:
+def _first_lost(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the first non-finite step of a run without a scaler, by its recorded steps."""
     if signs.first_lost is not None:
         step, loss_is_finite = signs.first_lost
         event = events.FirstNonfinite(
             step=step, loss_nonfinite=not loss_is_finite, culprits=[], finite=step - 1
         )
-        yield from _first_nonfinite(signs, event)
+        yield from _first_nonfinite(signs, event, words)
 
 
 def _is_undefined(origin: events.Origin) -> bool:
@@ -354,7 +354,9 @@ def _adam_eps(event: events.AdamEps) -> Finding:
     )
 
 
-def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Finding]:
+def _first_nonfinite(
+    signs: Signs, event: events.FirstNonfinite, words: AdviceWords
+) -> Iterator[Finding]:
     if event.loss_nonfinite and signs.lost:
         return  # the weights are finite
     precision = signs.precision or "this precision"
@@ -378,7 +380,8 @@ def _first_nonfinite(signs: Signs, event: events.FirstNonfinite) -> Iterator[Fin
     yield Finding(
         title,
         f"{text} Without a scaler such a step is applied to the weights, so everything after it is "
-        "a consequence. Continue from a checkpoint before this step, or restart.",
+        "a consequence. Continue from a checkpoint before this step, or restart."
+        f"{words.find_operator}",
         before=event.step,
         cause="nonfinite_without_scaler",
         fix=fixes.DIVERGED if grown else fixes.FIRST_NONFINITE,
@@ -446,7 +449,7 @@ def _forward(
             "The loss of a skipped step was not finite",
             f"{text}It is unknown whether the batch contained NaN or inf or the forward pass "
             "overflowed: on a GPU, inputs are checked only in the first steps and after a skip, "
-            "modules only after a skip. Check the batch of that step.",
+            f"modules only after a skip. Check the batch of that step.{words.find_operator}",
             before=before,
             part="skipped",
             is_certain=False,
@@ -516,7 +519,7 @@ def _forward(
         )
         text += (
             f", and look for activations near 65,504; if it happens again, run the module in fp32, "
-            f"{words.in_fp32}, or use bf16."
+            f"{words.in_fp32}, or use bf16.{words.find_operator}"
         )
     verb = "overflows" if is_lasting else "overflowed"
     yield Finding(

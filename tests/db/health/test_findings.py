@@ -10,6 +10,7 @@ from msgspec import convert
 
 from db.database import Database
 from db.health import advice_words, causes, findings, scaling_health
+from db.health.advice_words import AdviceWords
 from db.health.findings import Evidence
 from db.health.losses import LostLosses, lost_losses
 from db.queue import queue
@@ -612,6 +613,16 @@ def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:
         assert not found.is_certain
     assert "unknown" in titles[0]
     assert "outside this process" in titles[1]
+
+
+@pytest.mark.parametrize("words", [advice_words.SCRIPT, advice_words.RECIPE])
+def test_an_operator_that_was_not_observed_is_found_by_a_check(words: AdviceWords) -> None:
+    """A script's finding says so; a recipe's skip is replayed."""
+    nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
+    event = {"step": 7, "scale": 1.0, "direction": "backward", "kind": "unobserved"} | nothing
+    signs = causes.Signs(events=[convert(event, Origin)], has_scaler=True)
+    [found] = causes.named(signs, words)
+    assert ("halfstep check" in found.text) is (words is advice_words.SCRIPT)
 
 
 @pytest.mark.parametrize(
