@@ -7,6 +7,7 @@ from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import DIFFERENCES, DIVISIONS, MOVES
 
 MOST_STEPS = 10_000
+MOST_ANCESTORS = 100_000
 
 
 def first_defect(operation: Operation) -> Operation:
@@ -119,7 +120,7 @@ def _defect(operation: Operation, facts: Facts, *, is_lost: bool) -> Callable[[F
 def ancestors(operation: Operation) -> Iterator[Operation]:
     """Yield an operation and all that led to its result, as far as they are known."""
     open_, seen = [operation], {operation.number}
-    while open_ and len(seen) < MOST_STEPS:
+    while open_ and len(seen) < MOST_ANCESTORS:
         current = open_.pop()
         yield current
         for each in current.inputs:
