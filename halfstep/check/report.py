@@ -17,10 +17,12 @@ from halfstep.shadow.observations import NONFINITE, Observation
 from halfstep.shadow.operations import Place
 from halfstep.shadow.statements import statement_of
 from halfstep.telemetry import plain_json
+from halfstep.telemetry.events import Schedule
 from halfstep.telemetry.plain_json import json_safe
 
 STEPS_LISTED = 100
 UNKNOWN_LISTED = 5
+OFTEN = 0.1  # share of skipped steps from which on a schedule that advances in them matters
 #: Kinds from which gradients of 0 follow.
 ZEROING = NONFINITE | {"gradients_underflow"}
 
@@ -119,9 +121,11 @@ def row_of(observation: Observation) -> Row:
 
 def row_of_call(finding: Finding, place: Place) -> Row:
     """Return a mistake in the calls of the loop as a row. place: of the call that showed it."""
+    event = finding.evidence
+    is_rare = isinstance(event, Schedule) and event.skipped < OFTEN * event.step
     return Row(
         kind=finding.cause or "calls",
-        is_fault=finding.is_certain_fault,
+        is_fault=finding.is_certain_fault and not is_rare,
         title=finding.title,
         text=finding.text,
         fix=finding.fix,

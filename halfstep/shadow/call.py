@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from halfstep.shadow.mode import ShadowMode
 
 MOST_FP64_RUNS = 20  # of a step
+DIFFERENT_INTEGERS = 0.01  # share of a tensor
 MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1
@@ -161,6 +162,8 @@ class Call:
                 self._compare(made, tensor, index, shadows)
             elif self._written and is_readable(tensor):
                 mode.memory.forget(tensor)  # numbers changed as integers
+            elif shadows is not None and operator.name == "_to_copy" and not made.is_backward:
+                self._compare_integers(made, tensor, shadows[index])
         for tensor in self._running_statistics():
             entry = self._changed(made, tensor)
             if (facts := examine(tensor, None)) is not None:
@@ -264,6 +267,14 @@ class Call:
         is_measured = mode.measures and not made.is_backward and shadow is not None
         if is_measured and tensor.numel() <= MOST_MEASURED:
             made.own_error = max(made.own_error, self._own_error(tensor))
+
+    def _compare_integers(self, made: Operation, integers: Tensor, shadow: Tensor) -> None:
+        """Keep an operator whose integers, as of an index, are others in fp32."""
+        if is_readable(integers) and integers.dtype != torch.bool and integers.numel():
+            share = float((integers != shadow).double().mean())
+            if share > DIFFERENT_INTEGERS:
+                made.dtype = next((each.dtype for each in self.tensors if is_half(each)), None)
+                self._mode.integers.append((made, share))
 
     def _record(self, made: Operation, tensor: Tensor, entry: Entry, facts: Facts) -> None:
         mode = self._mode

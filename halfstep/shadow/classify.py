@@ -76,7 +76,7 @@ def classify(
         return replace(
             defect, kind="overflow", dtype="float32", value=operation.beyond_fp32, limit=limit
         )
-    if facts.nan and infinities and depth < DEEPEST:
+    if facts.nonfinite and infinities and depth < DEEPEST:
         source = first_infinity(operation)
         is_made = source.name != OUTSIDE or source.carried is not None
         is_mask = not is_made and operation.name.startswith(SOFTMAXES)
@@ -130,17 +130,19 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
     if not flushed and operation.sample is None:
         return replace(defect, kind="overflow", helps=_for(operation, ("fp32", "bf16")))
     value = max((each.smallest or 0.0 for each in flushed), default=None)
-    origin = first_flushed(operation) if flushed else first_rounded(operation)
+    rounded = first_rounded(first_flushed(operation) if flushed else operation)
+    origin = first_flushed(operation) if flushed else rounded
     is_range = value is not None and origin.dtype is not None
     is_range = is_range and value < torch.finfo(origin.dtype).smallest_normal  # type: ignore[operator, arg-type]
     helps = ("fp32", "bf16") if is_range and value > BF16.smallest_normal else ("fp32",)  # type: ignore[operator]
     return replace(
         defect,
         kind="rounding",
-        dtype=str(origin.dtype or operation.dtype).removeprefix("torch."),
+        dtype=str(rounded.dtype or operation.dtype).removeprefix("torch."),
         value=value,
         sample=None if flushed else operation.sample,
         origin=site_of(origin),
+        rounded_in=None if rounded is origin else site_of(rounded),
         helps=_for(operation, helps),
     )
 

@@ -12,6 +12,7 @@ Kind = Literal[
     "carried",
     "scale_too_large",
     "loss_differs",
+    "integers_differ",
     "gradients_underflow",
     "gradients_differ",
     "update_lost",
@@ -68,6 +69,7 @@ class Defect(Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit: float | None = None
     sample: tuple[float, float] | None = None
     origin: Site | None = None
+    rounded_in: Site | None = None  # where the input of the origin was rounded, if elsewhere
     is_infinite: bool = False  # of "undefined": from an infinity, such as a mask
     loss: float | None = None
     loss_fp32: float | None = None

@@ -132,6 +132,21 @@ class Judge:
     def end(self, step: int, weights: Iterable[Tensor]) -> None:
         """Judge what is left at the end of a step. weights: those that it has changed."""
         self._updates_lost(step)
+        if self._mode.integers:
+            operation, share = self._mode.integers[0]
+            dtype = str(operation.dtype).removeprefix("torch.")
+            site = site_of(operation)
+            self._add(
+                Defect(
+                    step=step,
+                    kind="integers_differ",
+                    symptom="value",
+                    site=site,
+                    dtype=dtype,
+                    share=share,
+                    helps=("fp32",),
+                )
+            )
         if any(defect.symptom in ("loss", "gradient") for defect in self.defects):
             return
         for weight in filter(is_readable, map(local, weights)):
@@ -281,6 +296,7 @@ class Judge:
             value=lost.value,
             limit=lost.limit,
             origin=lost.origin,
+            rounded_in=lost.rounded_in,
             helps=lost.helps,
         )
 

@@ -43,8 +43,12 @@ class Entry:
         return not is_number and [each.name for each in self.writers] == [OUTSIDE]
 
     def written_by(self, operation: Operation) -> None:
-        """Record a change in place."""
-        self.writers = [*self.writers[1 - WRITERS_KEPT :], operation]
+        """Record a change in place; of many the ones that wrote something wrong are kept."""
+        kept = self.writers
+        if len(kept) >= WRITERS_KEPT:
+            oldest = next((i for i, each in enumerate(kept) if each.result is None), 0)
+            kept = [*kept[:oldest], *kept[oldest + 1 :]]
+        self.writers = [*kept, operation]
 
 
 class ShadowMemory:

@@ -80,6 +80,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._number = self.fp64_runs = 0
         self._forward: dict[int, Operation] = {}  # by autograd's sequence number
         self.first_lost: list[Operation] = []  # where half precision first lost values
+        self.integers: list[tuple[Operation, float]] = []  # that are others in fp32, with the share
         self.reproductions: list[tuple[Operation, Reproduction]] = []
         #: Half-precision tensors that are older than the step and were changed in it: as they were.
         self.lasting: dict[int, Lasting] = {}

@@ -14,10 +14,13 @@ NONFINITE: frozenset[Kind] = frozenset(
 )
 MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
 LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_edited_after_step"})
+#: Kinds from which gradients that differ follow.
+EXPLAINING: frozenset[Kind] = frozenset({"loss_differs", "gradients_underflow"})
 EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited"})
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
 NOT_FALLING = 3
+SLOWEST_FALL = 0.75  # of the scale from one overflow to the next step's
 #: Steps with a mild symptom, of those observed, that make it a fault.
 MILD_STEPS, MILD_SHARE = 3, 0.1
 
@@ -46,8 +49,10 @@ class Observation:
             fits = defect.fits_below
             self.smallest_fit = fits if self.smallest_fit is None else min(self.smallest_fit, fits)
         if defect.scale is not None:
-            if self.latest_scale is not None and defect.scale >= self.latest_scale:
-                self.not_falling += 1
+            if self.latest_scale is not None:
+                is_next = len(self.steps) > 1 and defect.step == self.steps[-2] + 1
+                limit = SLOWEST_FALL if is_next else 1.0
+                self.not_falling += defect.scale >= limit * self.latest_scale
             self.latest_scale = defect.scale
 
 
@@ -73,7 +78,7 @@ class Observations:
         first_lost = min((each.steps[0] for each in faults), default=None)
         for each in groups:
             each.is_fault = _is_fault(each, armed_steps, first_lost)
-        if any(each.is_fault and each.first.kind == "loss_differs" for each in groups):
+        if any(each.is_fault and each.first.kind in EXPLAINING for each in groups):
             for each in groups:
                 each.is_fault &= each.first.kind != "gradients_differ"
         sites = {each.first.site for each in groups if each.is_fault}
@@ -112,7 +117,7 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
     if kind == "loss_differs":
         is_lasting = group.first.value is not None or _is_frequent(group, armed_steps)
         return is_lasting and (first_lost is None or step <= first_lost)
-    if kind in ("update_lost", *LATE):
+    if kind in ("update_lost", "integers_differ", *LATE):
         return _is_frequent(group, armed_steps)
     return True
 

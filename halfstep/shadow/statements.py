@@ -20,6 +20,7 @@ TITLES: Mapping[Kind, str] = {
     "carried": "{variable} stays not finite",
     "scale_too_large": "The loss scale is too large and does not fall",
     "loss_differs": "The loss is finite and wrong",
+    "integers_differ": "Integers are computed in {dtype}",
     "gradients_underflow": "Gradients underflow",
     "gradients_differ": "Gradients differ from fp32",
     "update_lost": "An update is rounded away",
@@ -127,6 +128,8 @@ def _rounding(observation: Observation) -> str:
         text += f"a value that is {number(defect.value)} in fp32 becomes 0 by rounding"
     if defect.origin is not None and defect.origin != defect.site:
         text += f" in {named(defect.origin)}"
+    if defect.rounded_in is not None:
+        text += f"; {named(defect.rounded_in)} is rounded"
     return f"{text}{_in_fp32(defect)}."
 
 
@@ -192,6 +195,14 @@ def _loss_differs(observation: Observation) -> str:
     where = named(defect.origin or defect.site)
     return (
         f"{text} A value that is {number(defect.value)} in fp32 becomes 0 by rounding in {where}."
+    )
+
+
+def _integers(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} makes integers from {_dtype(defect)} that are "
+        f"others in fp32: {percent(defect.share)} of them in step {defect.step:,}."
     )
 
 
@@ -270,6 +281,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "carried": _carried,
     "scale_too_large": _scale_too_large,
     "loss_differs": _loss_differs,
+    "integers_differ": _integers,
     "gradients_underflow": _gradients_underflow,
     "gradients_differ": _gradients_differ,
     "update_lost": _update_lost,

@@ -88,7 +88,7 @@ def first_flushed(operation: Operation) -> Operation:
         if found is None or (count and operation.name in DIFFERENCES):
             break
         operation, inputs = found, found.inputs
-    return first_rounded(operation)
+    return operation
 
 
 def first_rounded(operation: Operation) -> Operation:
@@ -97,10 +97,10 @@ def first_rounded(operation: Operation) -> Operation:
     if found is None or found.name == OUTSIDE:
         return operation
     for _ in range(MOST_STEPS):
-        before = found.inputs[0].writers[-1] if found.name in MOVES and found.inputs else None
-        if before is None or before.name == OUTSIDE:
+        sources = [each.writers[-1] for each in found.inputs] if found.name in MOVES else []
+        if len(sources) != 1 or sources[0].name == OUTSIDE:
             break
-        found = before
+        [found] = sources
     return found
 
 
