@@ -201,8 +201,8 @@ def _loss_differs(observation: Observation) -> str:
 def _integers(observation: Observation) -> str:
     defect = observation.first
     return (
-        f"{steps_of(observation)} {named(defect.site)} makes integers from {_dtype(defect)} that are "
-        f"others in fp32: {percent(defect.share)} of them in step {defect.step:,}."
+        f"{steps_of(observation)} {named(defect.site)} makes integers from {_dtype(defect)} that "
+        f"are others in fp32: {percent(defect.share)} of them in step {defect.step:,}."
     )
 
 
