@@ -20,7 +20,7 @@ from halfstep.precision_lab.suggestions import (
     NOISE_UNITS,
     ROUNDING_UNIT,
     Suggestions,
-    suggest,
+    suggestions_of,
 )
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
@@ -63,7 +63,9 @@ class PrecisionSuggestion(BaseModel):
     """A module that should stay in fp32."""
 
     name: str
-    error: Annotated[Number, Field(description="The largest of its local errors")]
+    error: Annotated[
+        Number, Field(description="The largest of its local errors; 0 if none is known")
+    ]
     evidence: list[str]
 
 
@@ -139,7 +141,7 @@ def of_run(session: Session, run: Run, step: int | None = None) -> PrecisionDiff
     steps, diff = _steps(session, run.id), _diff(session, run, step)
     if diff is None:
         return PrecisionDiffs(steps=steps, diff=None)
-    suggestions = [each._asdict() for each in suggest(diff.rows, diff.dtype)]
+    suggestions = [each._asdict() for each in suggestions_of(diff)]
     fields = fields_of(diff) | {"suggestions": suggestions}
     return PrecisionDiffs(steps=steps, diff=PrecisionDiff.model_validate(fields))
 
@@ -150,7 +152,7 @@ def table(session: Session, run: Run) -> DiffTable | None:
     if diff is None:
         return None
     rows, unit = diff.rows, ROUNDING_UNIT[diff.dtype]
-    suggestions = suggest(rows, diff.dtype)
+    suggestions = suggestions_of(diff)
     names = {each.name for each in suggestions}
     finite = [float(row.error) for row in rows if math.isfinite(float(row.error))]
     most = max(MOST_UNITS, *(error / unit for error in finite), 1)
