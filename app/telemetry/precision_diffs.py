@@ -84,6 +84,9 @@ class PrecisionDiff(BaseModel):
         Number, Field(description="The same with the suggested modules in fp32, if any")
     ]
     suggestions: list[PrecisionSuggestion]
+    remains: Annotated[
+        str, Field(description="What stays wrong with the suggested modules in fp32; else empty")
+    ]
     notes: list[str]
     causes: Annotated[
         list[PlanModule],
@@ -141,8 +144,11 @@ def of_run(session: Session, run: Run, step: int | None = None) -> PrecisionDiff
     steps, diff = _steps(session, run.id), _diff(session, run, step)
     if diff is None:
         return PrecisionDiffs(steps=steps, diff=None)
-    suggestions = [each._asdict() for each in suggestions_of(diff)]
-    fields = fields_of(diff) | {"suggestions": suggestions}
+    suggestions = suggestions_of(diff)
+    fields = fields_of(diff) | {
+        "suggestions": [each._asdict() for each in suggestions],
+        "remains": suggestions.remains,
+    }
     return PrecisionDiffs(steps=steps, diff=PrecisionDiff.model_validate(fields))
 
 
