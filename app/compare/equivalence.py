@@ -23,6 +23,8 @@ CONFIDENCE, EQUIVALENCE_CONFIDENCE = 0.95, 0.9
 POWER = 0.8
 #: Confidence of the interval of the standard deviation, for the range of that number.
 DEVIATION_CONFIDENCE = 0.8
+#: Parts of the distribution of a deviation over which that probability is summed.
+QUANTILES = 512
 #: Limit of that number.
 MOST_PAIRS = 1000
 #: Larger values have squares that could overflow.
@@ -141,16 +143,23 @@ def _pairs_needed(size: float, deviation: float, margin: float, pairs: int) -> i
 
 
 def _power(size: float, deviation: float, margin: float, pairs: int) -> float:
-    """Return with what probability one of the tests decides, by noncentral t-distributions."""
+    """Return with what probability the pairs are equivalent, lower or higher.
+
+    The measured deviation is independent of the mean: its distribution is cut into QUANTILES
+    parts of equal probability, and in each the mean is normal.
+    """
     from scipy import special
 
     freedom, error = pairs - 1, deviation / math.sqrt(pairs)
-    two_sided = special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
-    differs = 1 - special.nctdtr(freedom, size / error, two_sided)
-    if size >= margin:
-        return float(differs)
-    one_sided = special.stdtrit(freedom, (1 + EQUIVALENCE_CONFIDENCE) / 2)
-    equivalent = special.nctdtr(freedom, (size - margin) / error, -one_sided) - special.nctdtr(
-        freedom, (size + margin) / error, one_sided
+    shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    measured = np.sqrt(special.chdtri(freedom, shares) / freedom)  # in units of the true deviation
+    two_sided, one_sided = (
+        special.stdtrit(freedom, (1 + confidence) / 2) * measured
+        for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
     )
-    return float(max(equivalent, differs))
+    # Not decided: the absolute mean is between these, in standard errors.
+    low = np.minimum(np.maximum(margin / error - one_sided, 0), two_sided)
+    at = size / error
+    undecided = special.ndtr(two_sided - at) - special.ndtr(low - at)
+    undecided += special.ndtr(-low - at) - special.ndtr(-two_sided - at)
+    return float(1 - undecided.mean())

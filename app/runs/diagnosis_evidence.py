@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from markupsafe import Markup
 from sqlalchemy import func, select
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.html.formats import scale
 from db.files import checkpoints
+from db.health import causes, findings
 from db.tables import FLAGGED, Run, ScalerEvent, Step
 from db.telemetry import frozen_steps, series
 from db.telemetry.stored_events import StoredEvents
@@ -38,21 +39,25 @@ class DiagnosisEvidence:
 
 def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
     """Return the evidence of an ended run."""
-    lost = _first_nonfinite_step(session, run.id)
+    lost = _first_flagged_step(session, run.id, "nonfinite")
     is_below = run.scale is not None and run.scale < 1
     below = _first_event(session, run.id, ScalerEvent.scale_after < 1) if is_below else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
-    streak = _last_streak([skip.step for skip in skips], run)
+    first = _first_flagged_step(session, run.id, "skipped") if run.skipped else None
+    streak = _last_streak([skip.step for skip in skips], run, first)
     rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]
     rows += _replay(StoredEvents(session, run).first(Replay, most=SKIPS_READ))
-    return DiagnosisEvidence(rows, list(_moments(session, run, lost, below, streak)))
+    below_at = below.step if below else None
+    return DiagnosisEvidence(rows, list(_moments(session, run, lost, below_at, first, streak)))
 
 
-def _first_nonfinite_step(session: Session, run_id: int) -> int | None:
+def _first_flagged_step(
+    session: Session, run_id: int, flag: Literal["nonfinite", "skipped"]
+) -> int | None:
     query = (
         select(func.min(Step.step))
-        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
-        .where(Step.run_id == run_id, FLAGGED["nonfinite"])
+        .with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
+        .where(Step.run_id == run_id, FLAGGED[flag])
     )
     return session.scalar(query)
 
@@ -62,14 +67,19 @@ def _first_event(session: Session, run_id: int, condition: Any) -> ScalerEvent |
     return session.scalars(query.order_by(ScalerEvent.step, ScalerEvent.id).limit(1)).first()
 
 
-def _last_streak(steps: Sequence[int], run: Run) -> int | None:
-    """Return from which step on each was skipped, if it is among these. steps: newest first."""
+def _last_streak(steps: Sequence[int], run: Run, first_skip: int | None) -> int | None:
+    """Return from which step on all were skipped; None if the last was not, or if unknown.
+
+    steps: of the latest skips, newest first.
+    """
+    if first_skip is not None and run.skipped == run.step - first_skip + 1:
+        return first_skip if first_skip < run.step else None
     first = run.step + 1
     for step in dict.fromkeys(steps):
         if step != first - 1:
             return first if first < run.step else None
         first = step
-    return first if first < run.step and run.skipped <= len(steps) else None
+    return None  # it is longer than what was read
 
 
 def _loss(session: Session, run: Run, lost: int | None) -> Iterator[tuple[str, str]]:
@@ -86,9 +96,9 @@ def _skips(run: Run, skips: Sequence[ScalerEvent], streak: int | None) -> Iterat
     text = f"{count(run.skipped)} of {count(run.own_steps)} steps"
     if streak is not None:
         text += f", each from step {count(streak)} on"
-    lost = sum(skip.loss_nonfinite for skip in skips)
+    lost, latest = causes.lost_skips(skips[: findings.SKIPS_READ])
     if lost:
-        text += f"; the loss was not finite in {count(lost)} of the last {count(len(skips))}"
+        text += f"; the loss was not finite in {count(lost)} of the last {count(latest)} skips"
     yield "Skipped", text
 
 
@@ -115,19 +125,26 @@ def _replay(replays: Sequence[Replay]) -> Iterator[tuple[str, str | Markup]]:
 
 
 def _moments(
-    session: Session, run: Run, lost: int | None, below: ScalerEvent | None, streak: int | None
+    session: Session,
+    run: Run,
+    lost: int | None,
+    below: int | None,
+    first_skip: int | None,
+    streak: int | None,
 ) -> Iterator[Moment]:
+    is_one_streak = streak == first_skip
     known = [
         (lost, "loss not finite", "bad"),
-        (streak, "skips begin", "bad"),
-        (below.step if below else None, "scale below 1", "warn"),
+        (streak, "skips begin" if is_one_streak else "every step skipped", "bad"),
+        (below, "scale below 1", "warn"),
     ]
     trouble = [Moment(step, label, tone) for step, label, tone in known if step is not None]
     if not trouble:
         return
-    first = min(moment.step for moment in trouble)
-    saved = checkpoints.newest_step(session, run.id, before=first)
+    saved = checkpoints.newest_step(session, run.id, before=min(moment.step for moment in trouble))
     if saved is not None:
-        yield Moment(saved, "checkpoint", "good")
+        trouble.append(Moment(saved, "checkpoint", "good"))
+    if first_skip is not None and not is_one_streak:
+        trouble.append(Moment(first_skip, "first skip", "quiet"))
     yield from sorted(trouble, key=lambda moment: moment.step)
     yield Moment(run.step, "end", "quiet")

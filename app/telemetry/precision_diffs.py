@@ -20,7 +20,7 @@ from halfstep.precision_lab.suggestions import (
     NOISE_UNITS,
     ROUNDING_UNIT,
     Suggestions,
-    suggest,
+    suggestions_of,
 )
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
@@ -63,7 +63,9 @@ class PrecisionSuggestion(BaseModel):
     """A module that should stay in fp32."""
 
     name: str
-    error: Annotated[Number, Field(description="The largest of its local errors")]
+    error: Annotated[
+        Number, Field(description="The largest of its local errors; 0 if none is known")
+    ]
     evidence: list[str]
 
 
@@ -82,6 +84,9 @@ class PrecisionDiff(BaseModel):
         Number, Field(description="The same with the suggested modules in fp32, if any")
     ]
     suggestions: list[PrecisionSuggestion]
+    remains: Annotated[
+        str, Field(description="What stays wrong with the suggested modules in fp32; else empty")
+    ]
     notes: list[str]
     causes: Annotated[
         list[PlanModule],
@@ -139,8 +144,11 @@ def of_run(session: Session, run: Run, step: int | None = None) -> PrecisionDiff
     steps, diff = _steps(session, run.id), _diff(session, run, step)
     if diff is None:
         return PrecisionDiffs(steps=steps, diff=None)
-    suggestions = [each._asdict() for each in suggest(diff.rows, diff.dtype)]
-    fields = fields_of(diff) | {"suggestions": suggestions}
+    suggestions = suggestions_of(diff)
+    fields = fields_of(diff) | {
+        "suggestions": [each._asdict() for each in suggestions],
+        "remains": suggestions.remains,
+    }
     return PrecisionDiffs(steps=steps, diff=PrecisionDiff.model_validate(fields))
 
 
@@ -150,7 +158,7 @@ def table(session: Session, run: Run) -> DiffTable | None:
     if diff is None:
         return None
     rows, unit = diff.rows, ROUNDING_UNIT[diff.dtype]
-    suggestions = suggest(rows, diff.dtype)
+    suggestions = suggestions_of(diff)
     names = {each.name for each in suggestions}
     finite = [float(row.error) for row in rows if math.isfinite(float(row.error))]
     most = max(MOST_UNITS, *(error / unit for error in finite), 1)

@@ -254,7 +254,7 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             fix=fixes.INPUTS,
         )
     elif undefined := [origin for origin in origins if _is_undefined(origin)]:
-        yield _singular(undefined[0], len(undefined))
+        yield _singular(signs, undefined[0], len(undefined))
     elif adam := signs.one(events.AdamEps):
         yield _adam_eps(adam)
     elif first_step := signs.one(events.FirstNonfinite):
@@ -280,9 +280,10 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             fix=fixes.SINGULAR if _at_any_scale(signs) else "",
         )
     elif "overflow" not in kinds and (text := _at_any_scale(signs)):
+        _, total = lost_skips(signs.skips)
         yield Finding(
             "A gradient is undefined at every loss scale",
-            f"The loss was finite at each of the last {len(signs.skips):,} skips, but gradients "
+            f"The loss was finite at each of the last {total:,} skips, but gradients "
             f"were not.{text} The operation was not observed.{words.find_operator}",
             cause="singular_gradient",
             fix=fixes.SINGULAR,
@@ -320,7 +321,17 @@ def _is_undefined(origin: events.Origin) -> bool:
     return origin.kind == "singular" or is_hidden
 
 
-def _singular(event: events.Origin, count: int) -> Finding:
+def lost_skips(skips: Sequence[ScalerEvent]) -> tuple[int, int]:
+    """Return in how many skipped steps the loss was not finite, and how many steps these are.
+
+    Each optimizer of a step has a skip of its own.
+    """
+    lost = {skip.step for skip in skips if skip.loss_nonfinite}
+    return len(lost), len({skip.step for skip in skips})
+
+
+def _singular(signs: Signs, event: events.Origin, count: int) -> Finding:
+    lost, total = lost_skips(signs.skips)
     where = " of ".join(filter(None, (event.operation, event.module)))
     source = f", at {event.source}" if event.source else ""
     return Finding(
@@ -335,7 +346,8 @@ def _singular(event: events.Origin, count: int) -> Finding:
             else "Its type represents far larger numbers, so this is not an overflow: an infinite "
             "factor from the forward pass, such as the logarithm of 0 behind a mask, times 0 is "
             "NaN."
-        ),
+        )
+        + (f" {_lost_losses(lost, total)}." if lost else ""),
         before=event.step,
         cause="singular_gradient",
         fix=fixes.SINGULAR,
@@ -406,31 +418,30 @@ def _grown(signs: Signs) -> str:
 
 def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield overflows: of the forward pass always, of the backward pass if they cost many steps."""
-    forward = [skip for skip in signs.skips if skip.loss_nonfinite]
     origins = [o for o in signs.several(events.Origin) if o.direction == "forward"]
     is_unwell = signs.health in ("collapsing", "dead") or signs.is_costly
     buffers = list(precision_findings.nonfinite_buffers(signs.one(events.NonfiniteBuffers), words))
     yield from buffers if not is_unwell else ()
-    if forward:
-        yield from _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
+    if any(skip.loss_nonfinite for skip in signs.skips):
+        yield from _forward(signs, origins, words, is_lasting=is_unwell)
     elif signs.skips and is_unwell:
         yield _backward(signs, words)
     yield from buffers if is_unwell else ()
 
 
+def _lost_losses(lost: int, total: int) -> str:
+    return f"At {lost:,} of the last {total:,} skips the loss itself was not finite"
+
+
 def _forward(
     signs: Signs,
-    count: int,
     origins: Sequence[events.Origin],
     words: AdviceWords,
     *,
     is_lasting: bool,
 ) -> Iterator[Finding]:
-    total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
-    text = (
-        f"At {count:,} of the last {total:,} skips the loss itself was not finite, most recently "
-        f"at step {last:,}"
-    )
+    last = max(s.step for s in signs.skips if s.loss_nonfinite)
+    text = f"{_lost_losses(*lost_skips(signs.skips))}, most recently at step {last:,}"
     module, grown, has_large, is_certain = None, "", False, False
     if signs.lost:
         text += (
@@ -557,7 +568,7 @@ def outside(signs: Signs) -> str:
 
 
 def _backward(signs: Signs, words: AdviceWords) -> Finding:
-    total = len(signs.skips)
+    _, total = lost_skips(signs.skips)
     overflow = [o for o in signs.several(events.Origin) if o.kind == "overflow"]
     text = (
         f"At each of the last {total:,} skips the gradients were not finite, while every observed "

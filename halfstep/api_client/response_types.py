@@ -735,6 +735,7 @@ class PrecisionDiff(TypedDict):
     cosine: float | str | None
     suggested_error: float | str | None  # The same with the suggested modules in fp32, if any
     suggestions: list[PrecisionSuggestion]
+    remains: str  # What stays wrong with the suggested modules in fp32; else empty
     notes: list[str]
     causes: "list[PlanModule]"  # By the error that each causes alone; empty: not measured
     rows: list[PrecisionDiffRow]  # In order of the calls

@@ -42,12 +42,14 @@ if is_last_micro_batch:
 """
 SCALER_STATE = """\
 scaler = torch.amp.GradScaler(device)                 # once, before all epochs
-torch.save({..., "scaler": scaler.state_dict()}, path)
+torch.save({"model": model.state_dict(), "scaler": scaler.state_dict()}, path)
 scaler.load_state_dict(torch.load(path)["scaler"])    # on resume
 """
 SINGULAR = """\
-norm = (x.square().sum(-1) + 1e-12).sqrt()            # not x.square().sum(-1).sqrt()
-log = x.clamp_min(1e-12).log()
+# fp16 rounds 1e-12 to 0, and the gradient at 0 is up to 1 / eps: take a smaller one only in fp32
+norm = (x.square().sum(-1) + 1e-4).sqrt()             # not x.square().sum(-1).sqrt()
+unit = F.normalize(x, dim=-1, eps=1e-2)
+log = x.clamp_min(1e-4).log()
 safe = torch.where(x > 0, x, 1.0)                     # before the root: with only a where()
 root = torch.where(x > 0, safe.sqrt(), 0.0)           # around it the gradient at 0 is NaN
 """
@@ -62,7 +64,7 @@ with torch.autocast(device, enabled=False):           # around the module that o
     out = module(x.float())
 """
 LARGE_INPUT = """\
-x = (x - mean) / std                                  # over the training data, before autocast
+x = (x - mean) / std.clamp_min(1e-3)                  # over the training data, before autocast
 """
 UNDEFINED_FORWARD = """\
 with torch.autocast(device, enabled=False):

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.finding import Finding
-from halfstep.number_formats import number
+from halfstep.number_formats import number, quantity
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
@@ -245,6 +245,13 @@ def _scaler_lost(signs: LoopSigns) -> Iterator[Finding]:
         )
 
 
+def _none_in(event: events.NoGradient) -> str:
+    """Return the start of a sentence; at step 0 the scaler refused every step of the optimizer."""
+    if not event.step:
+        return "None"
+    return f"In {quantity(event.steps, 'step')} up to step {event.step:,}, none"
+
+
 def _gradients(signs: LoopSigns) -> Iterator[Finding]:
     for event in signs.several(events.NoGradient):
         is_all = event.count == event.of
@@ -253,8 +260,7 @@ def _gradients(signs: LoopSigns) -> Iterator[Finding]:
             f"No parameter of {event.optimizer} received a gradient"
             if is_all
             else f"{event.count:,} parameters of {event.optimizer} receive no gradient",
-            f"In {event.steps:,} steps up to step {event.step:,}, none of "
-            f"{'its' if is_all else 'these'} parameters received "
+            f"{_none_in(event)} of {'its' if is_all else 'these'} parameters received "
             f"a gradient{names}. The autograd graph does not reach them: detach, no_grad, .item() "
             "or a module that is not called. Rarely used experts may receive one later.",
             cause="no_gradient",

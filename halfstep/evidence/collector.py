@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.buffer_evidence import BufferEvidence
 from halfstep.evidence.input_evidence import InputEvidence, is_finite
-from halfstep.evidence.optimizer_checks import STEPS_OF_A_PARAMETER, OptimizerChecks
+from halfstep.evidence.optimizer_checks import OptimizerChecks
 from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
@@ -176,10 +176,7 @@ class Collector:
         if step:
             self._buffers.read(step, at_end=True)
         for gradients, has_changed in known:
-            needing = sum(p.requires_grad for p in gradients.parameters)
-            if needing and len(gradients.without_gradient) == needing and gradients.steps:
-                gradients.steps = STEPS_OF_A_PARAMETER
-                self.checks.measured(step, gradients, has_changed=has_changed)
+            self.checks.ended(step, gradients, has_changed=has_changed)
 
     def drain(self, *, wait: bool) -> None:
         """Report completed copies from a device."""

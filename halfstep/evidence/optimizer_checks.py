@@ -72,13 +72,20 @@ class OptimizerChecks:
 
         has_changed: a backward pass has changed them; a step may clear them itself.
         """
-        without, steps = gradients.without_gradient, gradients.steps
-        if has_changed and len(without) == len(gradients.parameters):
-            return
-        if not without or steps not in (STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER):
-            return
-        needing = sum(p.requires_grad for p in gradients.parameters)
-        if len(without) < needing and steps < STEPS_OF_A_PARAMETER:
+        is_all = len(gradients.without_gradient) >= _needing(gradients)
+        if gradients.steps == STEPS_OF_A_PARAMETER or (
+            is_all and gradients.steps == STEPS_WITHOUT_GRADIENT
+        ):
+            self._without_gradient(step, gradients, has_changed=has_changed)
+
+    def ended(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
+        """Check an optimizer of a loop that has ended, however few steps it made."""
+        if gradients.steps and len(gradients.without_gradient) == _needing(gradients):
+            self._without_gradient(step, gradients, has_changed=has_changed)
+
+    def _without_gradient(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
+        without = gradients.without_gradient
+        if not without or (has_changed and len(without) == len(gradients.parameters)):
             return
         names = [gradients.names[i] for i in sorted(without)]
         self._once(
@@ -87,8 +94,8 @@ class OptimizerChecks:
                 optimizer=gradients.name,
                 parameters=names[:NAMES],
                 count=len(names),
-                of=needing,
-                steps=steps,
+                of=_needing(gradients),
+                steps=gradients.steps,
             )
         )
 
@@ -109,3 +116,7 @@ class OptimizerChecks:
             self._on_event(
                 OutsideOptimizers(step=step, count=len(outside), parameters=outside[:NAMES])
             )
+
+
+def _needing(gradients: Gradients) -> int:
+    return sum(p.requires_grad for p in gradients.parameters)

@@ -1,7 +1,7 @@
 """Precision diff: one batch in two precisions, module by module. This module imports torch."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,24 @@ from halfstep.precision_lab.error_statistics import (
 from halfstep.precision_lab.module_patterns import ModuleTree
 from halfstep.precision_lab.module_survey import Survey
 from halfstep.precision_lab.passes import MOST_CALLS, LowPass, ReferencePass
+from halfstep.precision_lab.plan_measurement import (
+    Bounds,
+    Measurement,
+    Situation,
+    suppress_errors_of_code,
+)
+from halfstep.precision_lab.plan_result import FP32_COST
+from halfstep.precision_lab.plan_search import PrecisionSearch
 from halfstep.precision_lab.report import PrecisionReport
-from halfstep.precision_lab.suggestions import LOSS, ROUNDING_UNIT, suggest
+from halfstep.precision_lab.suggestions import (
+    LOSS,
+    MAX_ERROR,
+    MIN_COSINE,
+    ROUNDING_UNIT,
+    STAYING_SHARE,
+    is_within,
+    suggest,
+)
 from halfstep.telemetry.events import (
     PLAN_MODULES,
     PRECISION_ROWS,
@@ -49,6 +65,10 @@ SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 UNREPAIRED = (
     "With the suggested modules in fp32, the whole gradient is not much better: they cast to half "
     "precision themselves, pass on half-precision inputs, or contribute little to it."
+)
+LOSS_UNREPAIRED = (
+    "(loss): its own operations lose precision, and fp32 around them does not repair the gradient: "
+    "they cast to half precision themselves, or their inputs are in it."
 )
 COMPILED = "Measured without torch.compile, whose fused kernels may round less often."
 UNDERFLOW = "Gradients underflow at the loss scale {scale}: a larger one fixes this without fp32."
@@ -105,18 +125,20 @@ def diff_of(
     given: Any = None,
     names: Mapping[nn.Module, str] | None = None,
     causes: int = 0,
+    is_searched: bool = True,
 ) -> PrecisionDiff:
     """Return the event of a precision diff.
 
     closure: returns the loss; called several times.  given: what it reads, which is restored if
     the model overwrites it.  names: of the modules; by default the paths within their model.
-    causes: as of `precision_diff`.
+    causes: as of `precision_diff`.  is_searched: where the modules with large local errors do not
+    explain a gradient beyond the bounds, suggest those of a precision plan, in many passes.
     """
     check_arguments(dtype, scale, reference)
     if not 0 <= causes <= PLAN_MODULES:
         raise ValueError(f"causes = {causes}: must be a number of modules from 0 to {PLAN_MODULES}")
     check_models(models)
-    diff = _Diff(models, closure, dtype, reference, given, names)
+    diff = _Diff(models, closure, dtype, reference, given, names, is_searched=is_searched)
     with diff.preserved():
         event = diff.event(step, scale)
         return replace(event, causes=diff.causes(event, causes)) if causes else event
@@ -144,6 +166,8 @@ class _Diff(Comparison):
         reference: torch.dtype,
         given: Any,
         own_names: Mapping[nn.Module, str] | None,
+        *,
+        is_searched: bool,
     ) -> None:
         super().__init__(models, closure, reference, given, own_names, ROUNDING_UNIT[LOW[dtype]])
         floats = {p.dtype for model in models for p in model.parameters() if p.is_floating_point()}
@@ -152,6 +176,7 @@ class _Diff(Comparison):
                 f"dtype = {dtype}: the model has weights of type {wrong.pop()}; pass their type"
             )
         self._dtype = dtype
+        self._is_searched = is_searched and not floats & LOW.keys()
         self._mix = Mix(None if floats == {dtype} else dtype)  # None: it needs no autocast
         self._own_notes = [COMPILED] if self.is_compiled else []  # those before any pass
         self.notes = list(self._own_notes)
@@ -189,16 +214,8 @@ class _Diff(Comparison):
         totals = gradient_sums(gradients, references, setting.scale)
         rows = self._rows(reference, low, references, gradients, totals)
         whole = whole_errors(totals)
-        suggestions = suggest(rows, LOW[self._dtype])
-        names = [each.name for each in suggestions]
-        fixed = None
-        if names and self._mix.dtype:
-            own = {m: torch.float32 for m, name in setting.names.items() if name in names}
-            repaired = Mix(self._dtype, own, is_loss_in_fp32=LOSS in names)
-            fixed = self.errors(repaired, setting.scale, references).error
         self._note(reference, low, len(rows), whole)
-        if fixed is not None and not fixed < whole.error / 2:
-            self.notes.append(UNREPAIRED)
+        names, fixed = self._suggested(rows, references, whole)
         return PrecisionDiff(
             step=step,
             dtype=LOW[self._dtype],  # type: ignore[arg-type]
@@ -209,10 +226,52 @@ class _Diff(Comparison):
             error=whole.error,
             cosine=whole.cosine,
             suggested=names,
-            suggested_error=fixed,
+            suggested_error=fixed and fixed.error,
             notes=self.notes,
             rows=rows[:PRECISION_ROWS],
         )
+
+    def _suggested(
+        self, rows: list[PrecisionRow], references: Mapping[int, Tensor], whole: Errors
+    ) -> tuple[list[str], Errors | None]:
+        """Return the modules that should stay in fp32, and the errors with them there.
+
+        The errors are None without modules, and of half-precision weights.
+        """
+        names = [each.name for each in suggest(rows, LOW[self._dtype])]
+        if self._mix.dtype is None:
+            return names, None
+        fixed = self._repaired(names, references) if names else None
+        if LOSS in names and fixed is not None:
+            others = [name for name in names if name != LOSS]
+            without = self._repaired(others, references) if others else None
+            if not fixed.error < STAYING_SHARE * (without or whole).error:
+                names, fixed = others, without
+                self.notes.append(LOSS_UNREPAIRED)
+        now = fixed or whole
+        if self._is_searched and not is_within(now.error, now.cosine):
+            planned = list(dict.fromkeys([*names, *self._planned()]))
+            after = self._repaired(planned, references) if len(planned) > len(names) else now
+            is_better = after.error < STAYING_SHARE * now.error
+            if is_better or is_within(after.error, after.cosine):
+                return planned, after
+        if fixed is not None and not fixed.error < whole.error / 2:
+            self.notes.append(UNREPAIRED)
+        return names, fixed
+
+    def _repaired(self, names: Collection[str], references: Mapping[int, Tensor]) -> Errors:
+        """Return the errors of the gradient with some modules in fp32."""
+        own = {m: torch.float32 for m, name in self.setting.names.items() if name in names}
+        mix = Mix(self._dtype, own, is_loss_in_fp32=LOSS in names)
+        return self.errors(mix, self.setting.scale, references)
+
+    def _planned(self) -> list[str]:
+        """Return the modules that a precision plan of this batch takes out of low precision."""
+        with suppress_errors_of_code():
+            bounds, scale = Bounds(MAX_ERROR, MIN_COSINE), max(self.setting.scale, 1.0)
+            measurement = Measurement([Situation(self)], bounds, FP32_COST, scale)
+            return list(PrecisionSearch(measurement, self._dtype).run().state)
+        return []
 
     def causes(self, event: PrecisionDiff, count: int) -> list[PlanModule]:
         """Return the errors of the gradient that modules cause alone, the largest first.

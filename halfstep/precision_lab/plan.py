@@ -29,14 +29,11 @@ from halfstep.precision_lab.plan_measurement import (
     Measurement,
     Situation,
 )
-from halfstep.precision_lab.plan_result import PlanModule, PlanPoint, PrecisionPlan
+from halfstep.precision_lab.plan_result import FP32_COST, PlanModule, PlanPoint, PrecisionPlan
 from halfstep.precision_lab.plan_search import PrecisionSearch
 from halfstep.precision_lab.preservation import RandomState
-from halfstep.precision_lab.suggestions import suggest
+from halfstep.precision_lab.suggestions import MAX_ERROR, MIN_COSINE, suggest
 
-MAX_ERROR = 0.1
-MIN_COSINE = 0.99
-FP32_COST = 8.0
 MOST_BATCHES = 16
 MODULES_SHOWN = 1000
 
@@ -159,6 +156,7 @@ def _causes(found: Candidate, dtype: torch.dtype) -> list[str]:
             found.point.init_scale,
             given=comparison.given,
             names=comparison.setting.names,
+            is_searched=False,
         )
     return [
         f"{PRECISIONS[dtype]}: a precision diff names {each}. If fp32 does not help, the code "

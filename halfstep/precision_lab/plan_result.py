@@ -10,6 +10,7 @@ from halfstep.number_formats import scale as scale_text
 from halfstep.precision_lab.suggestions import LOSS
 from halfstep.telemetry.plain_json import JsonObject, json_safe
 
+FP32_COST = 8.0
 HTML_ROWS = 10
 NAMES_SHOWN = 6
 POINT_COLUMNS = ("Precision", "Modules", "Error", "Cosine", "Time", "Memory", "Loss scale")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halfstep.number_formats import number, percent
-from halfstep.precision_lab.suggestions import ROUNDING_UNIT, Suggestions, suggest
+from halfstep.precision_lab.suggestions import ROUNDING_UNIT, Suggestions, suggestions_of
 from halfstep.telemetry.events import PlanModule, PrecisionDiff, PrecisionRow
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class PrecisionReport:
 
     @cached_property
     def _suggestions(self) -> Suggestions:
-        return suggest(self.rows, self.event.dtype)
+        return suggestions_of(self.event)
 
     def suggest(self) -> Suggestions:
-        """Return the modules that should stay in fp32, with the evidence; none if none needs it."""
+        """Return the modules that should stay in fp32, with the evidence, and what stays wrong."""
         return self._suggestions
 
     def row(self, name: str, direction: str = "forward", call: int = 1) -> PrecisionRow:

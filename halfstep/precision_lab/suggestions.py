@@ -1,10 +1,11 @@
-"""Modules that should stay in fp32, by the rows of a precision diff."""
+"""Modules that should stay in fp32, by a precision diff."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from halfstep.number_formats import number, percent
-from halfstep.telemetry.events import PrecisionRow
+from halfstep.telemetry.events import PrecisionDiff, PrecisionRow
 
 #: Largest relative error of rounding one number.
 ROUNDING_UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -12,6 +13,8 @@ ROUNDING_UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 NOISE_UNITS = 8
 #: Share of its local error that a suggested module may still have in fp32.
 STAYING_SHARE = 0.5
+#: Bounds of the error and the cosine similarity of the whole gradient, as of a precision plan.
+MAX_ERROR, MIN_COSINE = 0.1, 0.99
 LOSS = "(loss)"
 OF_DIRECTION = {
     "forward": "its results",
@@ -24,7 +27,7 @@ class Suggestion(NamedTuple):
     """A module that should stay in fp32."""
 
     name: str  # LOSS: the loss function's own operations
-    error: float  # the largest of its local errors
+    error: float  # the largest of its local errors; 0 if none is known
     evidence: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -34,12 +37,54 @@ class Suggestion(NamedTuple):
 class Suggestions(list[Suggestion]):
     """Suggestions, the largest local error first."""
 
+    def __init__(self, suggestions: Iterable[Suggestion] = (), remains: str = "") -> None:
+        super().__init__(suggestions)
+        self.remains = remains  # what stays wrong with these in fp32, as a sentence
+
     def __str__(self) -> str:
-        if self:
-            return "\n".join(map(str, self))
+        lines = [*map(str, self), *filter(None, [self.remains])]
+        if lines:
+            return "\n".join(lines)
         return f"No module needs fp32: no local error above {NOISE_UNITS} rounding units."
 
     __repr__ = __str__
+
+
+def suggestions_of(diff: PrecisionDiff) -> Suggestions:
+    """Return the modules that a diff suggests, with the evidence, and what remains wrong."""
+    known = {each.name: each for each in suggest(diff.rows, diff.dtype)}
+    found = [known.get(name) or _of_whole(name, diff) for name in diff.suggested]
+    return Suggestions(found, _remains(diff))
+
+
+def _of_whole(name: str, diff: PrecisionDiff) -> Suggestion:
+    """Return a suggestion for which no local error is evidence, but that of the whole gradient."""
+    own = [float(row.local) for row in diff.rows if row.name == name and row.local is not None]
+    after = f"{number(float(diff.suggested_error))} " if diff.suggested_error is not None else ""
+    text = f"gradient error {after}with the suggested modules in fp32, {number(float(diff.error))} "
+    return Suggestion(name, max(own, default=0.0), (f"{text}without",))
+
+
+def _remains(diff: PrecisionDiff) -> str:
+    """Return what is wrong with the gradient in spite of the suggestions, or ""."""
+    if not diff.suggested:
+        if is_within(float(diff.error), float(diff.cosine)):
+            return ""
+        return (
+            f"The gradient {_wrong(float(diff.error))}, and no module was found whose fp32 helps."
+        )
+    if diff.suggested_error is None or float(diff.suggested_error) <= MAX_ERROR:
+        return ""
+    return f"With these in fp32, the gradient still {_wrong(float(diff.suggested_error))}."
+
+
+def _wrong(error: float) -> str:
+    return f"has an error of {number(error)}" if math.isfinite(error) else "is not finite"
+
+
+def is_within(error: float, cosine: float) -> bool:
+    """Return whether a gradient is within the bounds of a plan. cosine: NaN of a zero gradient."""
+    return error <= MAX_ERROR and not cosine < MIN_COSINE
 
 
 def suggest(rows: Iterable[PrecisionRow], dtype: str) -> Suggestions:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep import precision_diff
+from halfstep.precision_lab.suggestions import LOSS, MAX_ERROR
 from tests.gpu.device import DEVICE, rng_state
 from tests.halfstep.precision_lab.cases_made import PLANTED
 from tests.halfstep.precision_lab.models_made import MODELS, Transformer, next_token, tokens
@@ -67,5 +68,7 @@ def test_planted_loss_of_precision_is_named(name: str) -> None:
     with DEVICE:
         torch.manual_seed(0)
         report = precision_diff(case.make(), case.batch(), case.loss, case.dtype, scale=case.scale)
-    named = set() if DEVICE.type == "cuda" and case.is_fp32_on_cuda else case.named
-    assert {each.name for each in report.suggest()} == named
+    expected = set() if DEVICE.type == "cuda" and case.is_fp32_on_cuda else case.named
+    names = {each.name for each in report.suggest()}
+    assert expected - {LOSS} <= names  # a loss function that casts by itself is in a note
+    assert expected >= names or report.error > MAX_ERROR

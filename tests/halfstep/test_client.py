@@ -926,6 +926,9 @@ def test_precision_diff_is_read_and_requested(
     assert "Suggested for fp32: head: local error of its results not finite" in table
     assert "∞" in table
     assert json.loads(halfstep(*command, "--json", **known).stdout)["step"] == 3
+    wrong = make_precision_diff(4, suggested=[], suggested_error=None, error=1.17)
+    record(database, running, events=[wrong])
+    assert "The gradient has an error of 1.17" in halfstep(*command, **known).stdout
     assert halfstep(*command, "--request", **known).stdout == (
         f"run {running.id}: requested a precision diff of the next step\n"
     )

@@ -19,7 +19,6 @@ from halfstep.number_formats import number
 from halfstep.precision_lab.diff import diff_of
 from halfstep.precision_lab.plan_event import event_of
 from halfstep.precision_lab.plan_measurement import Bounds
-from halfstep.precision_lab.suggestions import suggest
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, PrecisionDiff
@@ -146,8 +145,7 @@ def _load(modules: Mapping[str, torch.nn.Module], state: Mapping[str, Any], path
 
 def in_words(diff: PrecisionDiff) -> str:
     """Return the result of a diff as a line of the run's log."""
-    names = [each.name for each in suggest(diff.rows, diff.dtype)]
     return (
         f"Step {diff.step}: gradient error {number(diff.error)}, cosine {number(diff.cosine, 6)}; "
-        f"suggested modules for fp32: {', '.join(names[:10]) or 'none'}."
+        f"suggested modules for fp32: {', '.join(diff.suggested[:10]) or 'none'}."
     )

@@ -76,6 +76,7 @@ class PrecisionDiffs(Observer):
                     context.scaler.get_scale() if context.scaler.is_enabled() else 1.0,
                     step=step,
                     names=self._names,
+                    is_searched=False,  # the training waits
                 )
         finally:
             try:

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from halfstep.client import Client
 from halfstep.precision_lab.comparison import Comparison
-from halfstep.precision_lab.plan import FP32_COST, MOST_BATCHES, plan_of
+from halfstep.precision_lab.plan import MOST_BATCHES, plan_of
 from halfstep.precision_lab.plan_measurement import Bounds, Situation
 from halfstep.precision_lab.plan_result import (
+    FP32_COST,
     MODULE_COLUMNS,
     POINT_COLUMNS,
     PlanPoint,

@@ -131,6 +131,8 @@ def precision_diff(
         return
     for each in diff["suggestions"]:
         print(f"Suggested for fp32: {each['name']}: {each['evidence'][0]}")
+    if remains := diff.get("remains"):  # a server of another version sends none
+        print(remains)
     if diff["causes"]:
         titles = ("Causes alone", "Error", "Operations", "Memory")
         print_list(diff["causes"][:CAUSES_SHOWN], titles, _cause_row, as_json=False)

@@ -76,11 +76,17 @@ def _wrongly_equivalent(counts: Iterable[int], margin: float) -> float:
     return float(np.mean(is_equivalent))
 
 
-@pytest.mark.parametrize(("pairs", "difference", "margin"), [(3, 0.2, 1.5), (4, 0.9, 1.0)])
+@pytest.mark.parametrize(
+    ("pairs", "difference", "margin"),
+    [(3, 0.2, 1.5), (4, 0.9, 1.0), (5, 0.5, 1.0), (6, 0.4, 0.8), (3, 1.2, 1.0)],
+)
 def test_the_further_pairs_decide_as_often_as_estimated(
     pairs: int, difference: float, margin: float
 ) -> None:
-    """With the true difference and deviation as measured, in 80 %, and one pair less in fewer."""
+    """With the true difference and deviation as measured, in 80 %, and one pair less in fewer.
+
+    A decision is any of the three: a difference of half the margin is found by either test.
+    """
     values = difference + np.linspace(-1, 1, pairs) / np.linspace(-1, 1, pairs).std(ddof=1)
     result = compare_pairs(values.tolist(), [0.0] * pairs, margin)
     assert result.deviation == pytest.approx(1.0)
@@ -94,8 +100,9 @@ def test_the_further_pairs_decide_as_often_as_estimated(
         means, deviations = simulated(difference, pairs + count)
         narrow, wide = (half_width(deviations, pairs + count, c) for c in (0.9, 0.95))
         rates.append(np.mean((np.abs(means) + narrow < margin) | (np.abs(means) > wide)))
-    assert rates[0] < 0.85
-    assert rates[1] >= 0.8 - NOISE
+    noise = 3 * math.sqrt(0.8 * 0.2 / EXPERIMENTS)
+    assert rates[0] < 0.8 + noise
+    assert rates[1] >= 0.8 - noise
 
 
 @given(

@@ -273,13 +273,19 @@ def test_page_without_suggestion_says_so(
     """A diff of healthy modules suggests nothing; a run without a diff has no section."""
     assert section_of(browser.get("/runs/1").text) == ""
     rows = [make_precision_row("a<b>"), make_precision_row("a<b>", call=2, error=float("nan"))]
-    record(database, running, events=[make_precision_diff(50, rows=rows, suggested=[])])
+    sound = {"rows": rows, "suggested": [], "suggested_error": None}
+    diff = make_precision_diff(50, **sound, error=1e-3, cosine=1.0)
+    record(database, running, events=[diff])
     section = section_of(browser.get("/runs/1").text)
     assert "No module needs fp32" in section
     assert 'width="nan"' not in section
     assert "a&lt;b&gt;" in section
     assert "call 2" in section
     assert "Fork with" not in section
+    record(database, running, events=[make_precision_diff(60, **sound, error=1.17, cosine=0.6)])
+    section = section_of(browser.get("/runs/1").text)
+    assert "No module needs fp32" not in section
+    assert "The gradient has an error of 1.17, and no module was found" in section
 
 
 def test_a_diff_that_cannot_be_read_costs_only_itself(

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
+from halfstep.diagnosis.loop_mistakes import LoopSigns, other_mistakes
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
 from tests.diagnosis.trial import unreadable
 from tests.halfstep.watching.watch_made import Script, Written
+from tests.spool_made import event_of
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -312,6 +314,33 @@ def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> 
     assert len(written.steps) == 20
     [event] = written.of("no_gradient")
     assert (event["count"], event["of"], event["optimizer"]) == (2, 2, "SGD")
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_short_loop_without_any_gradient_reports_its_own_steps(
+    tmp_path: Path, is_scaled: bool
+) -> None:
+    """Not the number after which one parameter is reported; a scaler refuses such a step."""
+    net, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), GradScaler("cpu")
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for _ in range(3):
+            loss = net(torch.ones(1, 2)).detach().sum() + other.sum()
+            if is_scaled:
+                scaler.scale(loss).backward()
+                with pytest.raises(AssertionError, match="No inf checks"):
+                    scaler.step(optimizer)
+            else:
+                loss.backward()
+                optimizer.step()
+    written = Written(tmp_path / "it")
+    [event] = written.of("no_gradient")
+    assert event["step"] == len(written.steps) == (0 if is_scaled else 3)
+    assert event["steps"] <= 3
+    signs = LoopSigns(events=[event_of({**event, "event": "no_gradient"})])
+    [found] = other_mistakes(signs)
+    start = "None of" if is_scaled else "In 3 steps up to step 3, none of"
+    assert found.text.startswith(f"{start} its parameters received a gradient")
 
 
 def test_a_loop_without_an_optimizer_gets_a_message(

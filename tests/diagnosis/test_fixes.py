@@ -1,0 +1,96 @@
+"""Code of fixes, in half precision: constants that fp16 can represent, finite values at 0."""
+
+import ast
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from halfstep.diagnosis import fixes
+
+SNIPPETS = {name: text for name, text in vars(fixes).items() if name.isupper()}
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "diagnosis.md").read_text()
+SECTIONS = dict(re.findall(r"^## ([^\n]+)\n.*?```python\n(.*?)```", TEXT, re.M | re.S))
+CODE = SNIPPETS | SECTIONS
+HALF = [torch.float16, torch.bfloat16]
+#: At the singular point, at the smallest number of fp16, about the bounds, and far above.
+POINTS = [0.0, 2.0**-24, 1e-4, 1e-3, 1.0, 100.0]
+
+
+def constants(code: str) -> Iterator[float]:
+    """Yield the floating-point literals of some code."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, float):
+            yield node.value
+
+
+def run(snippet: str, **names: Any) -> dict[str, Any]:
+    """Execute a snippet and return its variables."""
+    names |= {"torch": torch, "F": F, "device": "cpu"}
+    exec(snippet, names)
+    return names
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_no_constant_vanishes_in_fp16(name: str) -> None:
+    """One that rounds to 0 bounds nothing, and one that rounds to 1 is 1 itself."""
+    for constant in constants(CODE[name]):
+        rounded = torch.tensor(constant, dtype=torch.float16).item()
+        assert math.isfinite(rounded), constant
+        assert (rounded == 0) == (constant == 0), constant
+        assert (rounded == 1) == (constant == 1), constant
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", ["norm", "unit", "log", "root"])
+def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    """Root, logarithm and normalization, with their gradients, also of all zeros."""
+    points = torch.tensor([[0.0] * len(POINTS), POINTS], dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", dtype):
+        result: Tensor = run(fixes.SINGULAR, x=points)[name]
+    result.sum().backward()
+    assert result.isfinite().all()
+    assert points.grad is not None
+    assert points.grad.dtype == dtype
+    assert points.grad.isfinite().all()
+
+
+def test_inputs_of_a_constant_column_are_finite() -> None:
+    """Its deviation is 0; after the fix each fits fp16."""
+    x = torch.tensor([[1e6, 3.0], [-1e6, 3.0]])
+    x = run(fixes.LARGE_INPUT, x=x, mean=x.mean(0), std=x.std(0))["x"]
+    assert x.half().isfinite().all()
+
+
+@pytest.mark.parametrize("gradient", [0.0, 1e-7, 1e-4, 1.0])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_eps_of_the_fix_keeps_half_precision_weights_finite(
+    gradient: float, optimizer: type[torch.optim.Adam]
+) -> None:
+    """Where the square of a gradient is 0 in fp16, the update is divided by eps."""
+    [eps] = constants(fixes.ADAM_EPS.partition("# or: ")[2])
+    model = nn.Linear(2, 1).half()
+    steps = optimizer(model.parameters(), eps=eps)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        steps.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_fp32_regions_of_fixes_take_half_precision() -> None:
+    """Under autocast a module and a loss are called with numbers beyond fp16."""
+    out = torch.full((4, 2), 6e4, dtype=torch.float16)
+    module, y = nn.Linear(2, 2), torch.zeros(4, 2)
+    with torch.autocast("cpu", torch.float16):
+        results = run(fixes.FORWARD, module=module, x=out)
+        run(fixes.UNDEFINED_FORWARD, module=module, x=out)
+        loss = run(fixes.FORWARD_LOSS, loss_function=F.mse_loss, out=out, y=y)["loss"]
+    assert results["out"].dtype == loss.dtype == torch.float32
+    assert loss.isfinite()
