@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.recording.gradients import Gradients
-from halfstep.watching.current_step import CurrentStep
+from halfstep.watching.current_step import MOST_CLIPS, ClipOfStep, CurrentStep
 from halfstep.watching.measurement import Measurement, number_on_host
 from halfstep.watching.row_writer import RowWriter
 from halfstep.watching.state import LoopState
@@ -21,22 +21,29 @@ class Clips:
         self._state, self._rows, self._measurement = state, rows, measurement
         #: Norms that a clip is about to use, of the gradients that it was given.
         self.norms: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+        self.total: Tensor | None = None  # the L2 norm that a clip is about to use
 
     def clipping(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         """Measure gradients before a clip, and report a clip of still scaled gradients."""
         state = self._state
         clip, self.norms = self.norms, None
+        total, self.total = self.total, None
         if "clip" in state.best_effort.lost:
             return
         try:
             several = [parameters] if isinstance(parameters, Tensor) else parameters
             norms = None if clip is None else clip[1]
+            of_step = None
+            if total is not None and total is total_norm:
+                limit = number_on_host(max_norm) if isinstance(max_norm, Tensor) else max_norm
+                if not isinstance(limit, Tensor):  # else the host would have to wait for it
+                    of_step = ClipOfStep(list(map(id, several)), several, float(limit))
             if self._rows.recorder is None:  # no optimizer is known yet
                 scaler = state.current.scaler if state.passes.is_scaled else None
                 scale = None if scaler is None else scaler._scale
-                state.first_clips.measure(several, max_norm, scale, norms)
+                state.first_clips.measure(several, max_norm, scale, norms, of_step)
                 return
-            ids = list(map(id, several))
+            ids = list(map(id, several)) if of_step is None else of_step.ids
             for identity, gradients in state.known.items():
                 is_plain = norms is not None and len(norms) == len(ids) and gradients.is_in_order
                 if is_plain and gradients.clipped == ids:
@@ -44,11 +51,20 @@ class Clips:
                 else:
                     of_clip = None if norms is None else gradients.norms_of_clip(several, norms)
                 row = state.row_of.get(identity)
+                is_clipped = of_clip is not None or gradients.is_among(several)
+                if is_clipped and of_step is not None:
+                    if row is not None and (identity in row.measured or identity in row.pending):
+                        clips = row.clips
+                    else:
+                        clips = state.clips_ahead.setdefault(identity, {})
+                    clips[id(of_step)] = of_step
+                    if len(clips) > MOST_CLIPS:  # of a loop that clips without steps
+                        del clips[next(iter(clips))]
                 if row is not None and identity in row.pending and of_clip is not None:
                     row.pending.discard(identity)
                     state.has_pending = bool(row.pending)
                     self._measurement.measure(row, gradients.optimizer, None, of_clip)
-                elif of_clip is not None or gradients.is_among(several):
+                elif is_clipped:
                     self._measure_clipped(gradients, row, max_norm, total_norm, of_clip)
         except Exception as error:
             state.best_effort.lose("clip", error)

@@ -44,6 +44,8 @@ class Measurement:
             gradients, norms = self._rows.meet(optimizer), None
             row.measured.pop(identity, None)
             state.before_clip.pop(identity, None)
+        if state.clips_ahead:
+            row.clips.update(state.clips_ahead.pop(identity, {}))
         if row.rate is None:
             rate = groups[0].get("lr") if groups else None
             if type(rate) is not float:
@@ -72,6 +74,9 @@ class Measurement:
             before = first.take(gradients.parameters) if first.known else None
             if before:
                 norms = gradients.spread([each.norm for each in before])
+                for each in before:
+                    if each.step is not None:
+                        row.clips[id(each.step)] = each.step
                 if (scale := before[0].scale) is not None:
                     state.evidence.scaled_clip(step, gradients.name, before[0].max_norm)
                 present = (i for i, p in enumerate(gradients.parameters) if p.grad is not None)

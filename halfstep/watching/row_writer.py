@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,11 +13,20 @@ from halfstep.recording.gradients import Gradients, parameter_names
 from halfstep.recording.reader import Reader, ScalerRule
 from halfstep.recording.recorder import OnSteps, Recorder
 from halfstep.recording.ring import RING_ROWS
-from halfstep.recording.row import LOSS, SCALE, Layout
-from halfstep.watching.current_step import CurrentStep, Value
+from halfstep.recording.row import LOSS, SCALE, Clip, Layout
+from halfstep.watching.current_step import ClipOfStep, CurrentStep, Value
 from halfstep.watching.state import LoopState
 
+CLIPS_KNOWN = 8  # different clips of a step
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
+
+
+class _Clipped(NamedTuple):
+    """Gradients that a clip has had."""
+
+    ids: list[int]  # of their parameters
+    columns: list[int]  # of their norms, from the layout's first; empty if they are not all known
+    optimizers: set[int]  # ids of those that have them
 
 
 class RowWriter:
@@ -31,6 +41,9 @@ class RowWriter:
         self.recorder: Recorder | None = None
         self.explicit: list[Value] = []  # losses of the open row that override the observed ones
         self.closed_row = state.unscaled  # the row that was closed last
+        self._clipped: list[_Clipped] = []  # gradients that clips of this layout have had
+        self._usual: tuple[ClipOfStep, _Clipped] | None = None  # the only clip of the last row
+        self._has_clips = False  # the last row had clips
 
     def meet(self, optimizer: Optimizer) -> Gradients:
         """Register a new or changed optimizer, and allocate its rows."""
@@ -62,6 +75,8 @@ class RowWriter:
             self.reader, layout, gradients.device, self._started_at, self._on_steps
         )
         state.one = self.recorder.one
+        self._clipped.clear()
+        self._usual, self._has_clips = None, False
         return gradients
 
     def _name(self, optimizer: Optimizer) -> str:
@@ -106,6 +121,15 @@ class RowWriter:
                 factors.append(factor)
                 if counts:
                     self.reader.count(number, gradients.name, counts)
+        if row.clips or self._has_clips:
+            is_usual = self._usual is not None and len(row.clips) == 1
+            if is_usual and self._usual is not None:  # inlined: each call adds to every step
+                before, known = self._usual
+                [clip] = row.clips.values()
+                is_usual = clip.max_norm == before.max_norm and clip.ids == before.ids
+                is_usual = is_usual and known.optimizers <= row.measured.keys()
+            if not is_usual:
+                self._note_clips(number, row)
         passes = state.passes
         observed: Sequence[Tensor] = ()
         for observed in row.losses.values():
@@ -139,6 +163,37 @@ class RowWriter:
         recorder.write(loss, scale, found_inf, factors, norms, others, scale_after)
         if row.scaler is None and recorder.ring.readable is not None:
             self._count_nonfinite(row, number)
+
+    def _note_clips(self, number: int, row: CurrentStep) -> None:
+        """Pass on those clips of a row whose gradients it has all."""
+        clips: list[Clip] = []
+        self._usual = None
+        for clip in row.clips.values():
+            known = next((each for each in self._clipped if each.ids == clip.ids), None)
+            if known is None:
+                known = self._clipped_of(clip.ids, clip.parameters)
+                self._clipped = [known, *self._clipped[: CLIPS_KNOWN - 1]]
+            if known.columns and known.optimizers <= row.measured.keys():
+                clips.append(Clip(known.columns, clip.max_norm))
+                self._usual = (clip._replace(parameters=()), known) if len(row.clips) == 1 else None
+        self.reader.clips(number, clips)
+        self._has_clips = bool(clips)
+
+    def _clipped_of(self, ids: list[int], parameters: Sequence[Tensor]) -> "_Clipped":
+        """Look for the norms of clipped gradients; none unless all of them are here and whole."""
+        column = 0
+        places: dict[int, tuple[int, int] | None] = {}  # column and optimizer, by parameter
+        for identity, gradients in self._state.known.items():
+            for parameter in gradients.parameters:
+                is_shared = id(parameter) in places
+                places[id(parameter)] = None if is_shared else (column, identity)
+                column += 1
+        having = [p for p in parameters if p.grad is not None or id(p) in places]
+        found = [places.get(id(p)) for p in having]
+        if None in found or any(hasattr(p, "to_local") for p in having):
+            return _Clipped(ids, [], set())
+        columns, optimizers = zip(*(each for each in found if each), strict=True)
+        return _Clipped(ids, list(columns), set(optimizers))
 
     def _scale_was_set(self, row: CurrentStep, number: int) -> None:
         """Note that the loop has changed the scale since the last update."""
