@@ -34,6 +34,7 @@ class CurrentStep:
         "clips",
         "counted",
         "direct",
+        "divisors",
         "found_inf",
         "has_replaced",
         "is_by_hand",
@@ -62,6 +63,7 @@ class CurrentStep:
         self.counted: list[tuple[Exponents, Tensor]] = []  # filled in steps with a histogram
         self.clips: dict[int, ClipOfStep] = {}  # by the clip's id: several optimizers may share it
         self.losses: dict[int, list[Tensor]] = {}  # by optimizer
+        self.divisors: dict[int, float] = {}  # of the losses, by optimizer; 1 if there is none
         self.measured: dict[int, Measured] = {}
         self.pending: set[int] = set()  # unscaled optimizers whose norms the clip will compute
         self.stepped: set[int] = set()  # optimizers whose step the loop called
@@ -71,6 +73,6 @@ class CurrentStep:
         self.is_by_hand = False  # the loop moved the weights, and no optimizer stepped
         #: What is emptied for the next step.
         self.of_step: tuple[dict[int, Any] | set[int], ...] = (
-            *(self.clips, self.losses, self.measured, self.found_inf),
+            *(self.clips, self.losses, self.divisors, self.measured, self.found_inf),
             *(self.pending, self.stepped, self.direct),
         )

@@ -64,7 +64,10 @@ class Measurement:
             if carried:
                 name = gradients.name
                 state.evidence.uncleared(state.closed_steps + 1, name, before_pass, carried)
-        row.losses.setdefault(identity, losses)  # an ascent's loss is the step's
+        if identity not in row.losses:  # an ascent's loss is the step's
+            row.losses[identity] = losses
+            if state.passes.divisor != 1:
+                row.divisors[identity] = state.passes.accumulation(len(losses))
         gradients.steps += 1
         step = state.closed_steps + 1
         measured = state.before_clip.pop(identity, None) if state.before_clip else None

@@ -132,8 +132,10 @@ class RowWriter:
                 self._note_clips(number, row)
         passes = state.passes
         observed: Sequence[Tensor] = ()
-        for observed in row.losses.values():
+        divisor = 1.0
+        for identity, observed in row.losses.items():
             if observed:
+                divisor = row.divisors.get(identity, 1.0) if row.divisors else 1.0
                 break
         losses: Sequence[Value] = observed
         if passes.is_settled and len(passes.references) == 1:  # as `kept` does
@@ -156,10 +158,17 @@ class RowWriter:
         if recorder.layout.has_rate:
             others.append(row.rate if isinstance(row.rate, Tensor) else zero)
         if recorder.layout.has_own_losses:
-            others += [recorder.mean(row.losses.get(identity) or ()) for identity in state.known]
+            others += [
+                recorder.mean(row.losses.get(identity) or ()) * row.divisors[identity]
+                if identity in row.divisors
+                else recorder.mean(row.losses.get(identity) or ())
+                for identity in state.known
+            ]
         loss = losses[0] if len(losses) == 1 else math.nan
         if not isinstance(loss, Tensor):
             loss = recorder.mean(losses)
+        if divisor != 1 and not self.explicit:
+            loss = loss * divisor
         recorder.write(loss, scale, found_inf, factors, norms, others, scale_after)
         if row.scaler is None and recorder.ring.readable is not None:
             self._count_nonfinite(row, number)

@@ -522,3 +522,31 @@ def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
     written = Written(tmp_path / "it")
     assert (written.steps["scale"] == 1).all()
     assert not written.of("scaler")
+
+
+@pytest.mark.parametrize("has_scaler", [True, False])
+@pytest.mark.parametrize("divides", ["/", "*", "not", "mean"])
+def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
+    tmp_path: Path, has_scaler: bool, divides: str
+) -> None:
+    """Also in the last step of an epoch, which has fewer passes; a mean by hand is no division."""
+    net = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    truth = []
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for passes in [4, 4, 1, 4, 3] * 6:
+            losses = []
+            for _ in range(passes):
+                loss = net(torch.randn(1, 3)).square()
+                loss = loss.sum() / 4 if divides == "mean" else loss.mean()
+                losses.append(loss.item())
+                if divides in "/*":
+                    loss = loss / 4 if divides == "/" else loss * 0.25
+                scaler.scale(loss).backward()
+            truth.append(sum(losses) / passes)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert watch.folder is not None
+    assert Written(watch.folder).steps["loss"] == pytest.approx(truth, rel=1e-5)
