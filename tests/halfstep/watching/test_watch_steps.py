@@ -550,3 +550,28 @@ def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
             optimizer.zero_grad()
     assert watch.folder is not None
     assert Written(watch.folder).steps["loss"] == pytest.approx(truth, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [60, 120])
+def test_parameters_that_an_optimizer_gets_while_training_are_inside(
+    tmp_path: Path, steps: int
+) -> None:
+    """As of points that are split and pruned, whose old tensors keep their gradients."""
+    cloud = nn.Module()
+    cloud.points = nn.Parameter(torch.ones(4, 3))
+    cloud.size = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.Adam([{"params": [cloud.points]}, {"params": [cloud.size]}])
+    kept = []
+    with halfstep.watch(cloud, folder=tmp_path) as watch:
+        for step in range(steps):
+            if step % 20 == 19 or step == steps - 1:
+                kept.append(cloud.points)
+                cloud.points = nn.Parameter(torch.cat([cloud.points, cloud.points]).detach())
+                optimizer.param_groups[0]["params"] = [cloud.points]
+                watch.add(cloud)
+            (cloud.points.square().mean() * cloud.size).backward()
+            if step < steps - 1:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+    assert watch.folder is not None
+    assert Written(watch.folder).of("outside_optimizers") == []
