@@ -545,6 +545,10 @@ class BackwardPasses:
         self._examine()
         self._own.pop(optimizer, None)
 
+    def end_first_iteration(self) -> None:
+        """Forget the passes of the first iteration: an optimizer of it is gone."""
+        self._early, self._early_marks = None, {}
+
     def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Tensor] | None:
         losses: list[Tensor] = []
         self._is_pass_scaled = self._is_pass_unscaled = False

@@ -1,6 +1,7 @@
 """Rows of a watched loop, written by its recorder. This module imports torch."""
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from halfstep.watching.current_step import ClipOfStep, CurrentStep, Value
 from halfstep.watching.state import LoopState
 
 CLIPS_KNOWN = 8  # different clips of a step
+OWN_REFERENCES = 2  # to an optimizer that only its Gradients keep alive, and sys.getrefcount's
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 
 
@@ -50,19 +52,21 @@ class RowWriter:
         state = self._state
         state.start()
         known = state.known.get(id(optimizer))
+        before = list(state.known)
+        if known is None:
+            for identity in self._gone():
+                self._forget(identity)
         name = self._name(optimizer) if known is None else known.name
         if known is not None:  # a parameter was replaced
             state.names |= parameter_names(state.modules)
         gradients = Gradients(optimizer, name, state.names)
+        if self._takes_place(optimizer, gradients, before):
+            return gradients
         if not self.drain(RELAY_SECONDS):
             raise RuntimeError(
                 f"the device has not finished its steps in {duration(RELAY_SECONDS)}"
             )
-        state.passes.forget(id(optimizer)) if known is not None else None
-        state.known[id(optimizer)] = gradients
-        state.best_effort(
-            "optimizers", state.evidence.checks.meets, state.closed_steps + 1, gradients
-        )
+        self._know(optimizer, gradients)
         layout = Layout(
             {gradients.name: gradients.names for gradients in state.known.values()},
             has_rate=isinstance(gradients.rate(), Tensor),
@@ -78,6 +82,72 @@ class RowWriter:
         self._clipped.clear()
         self._usual, self._has_clips = None, False
         return gradients
+
+    def _know(self, optimizer: Optimizer, gradients: Gradients) -> None:
+        state, identity = self._state, id(optimizer)
+        if identity in state.known:
+            state.passes.forget(identity)
+        state.known[identity] = gradients
+        state.best_effort(
+            "optimizers", state.evidence.checks.meets, state.closed_steps + 1, gradients
+        )
+
+    def _takes_place(
+        self, optimizer: Optimizer, gradients: Gradients, before: Sequence[int]
+    ) -> bool:
+        """Register an optimizer that changes no row's layout; return False if it does.
+
+        It has other parameters now, or is made for each task. The device need not finish its rows.
+        before: the ids of the optimizers of the layout, in its order.
+        """
+        state, recorder, identity = self._state, self.recorder, id(optimizer)
+        if recorder is None or recorder.device != gradients.device:
+            return False
+        names = list(recorder.layout.optimizers)
+        if recorder.layout.optimizers.get(gradients.name) != gradients.names:
+            return False
+        place = names.index(gradients.name)
+        order = [*before[:place], identity, *before[place + 1 :]]
+        has_rate = isinstance(gradients.rate(), Tensor)
+        if has_rate != recorder.layout.has_rate or {*order} != {*state.known, identity}:
+            return False
+        self._know(optimizer, gradients)
+        known = dict(state.known)
+        state.known.clear()
+        state.known.update((each, known[each]) for each in order)
+        self._clipped.clear()
+        self._usual = None
+        return True
+
+    def close_of_gone(self) -> None:
+        """Close the open row without a scaler if an optimizer that stepped in it is gone."""
+        if not self._state.unscaled.stepped.isdisjoint(self._gone()):
+            self.close_unscaled()
+
+    def _gone(self) -> list[int]:
+        """Return the ids of optimizers that the loop has dropped, and that no open row has."""
+        state = self._state
+        if state.wanted is not None:
+            return []
+        scaled = [row.measured for row in state.open_rows.values()]
+        return [
+            identity
+            for identity, gradients in state.known.items()
+            if sys.getrefcount(gradients.optimizer) <= OWN_REFERENCES
+            and not any(identity in measured for measured in scaled)
+        ]
+
+    def _forget(self, identity: int) -> None:
+        """Forget an optimizer by its id."""
+        state = self._state
+        state.passes.forget(identity)
+        state.passes.end_first_iteration()
+        state.clipping.discard(identity)
+        for each in (
+            *(state.known, state.row_of, state.before_clip),
+            *(state.clips_ahead, state.uncleared),
+        ):
+            each.pop(identity, None)
 
     def _name(self, optimizer: Optimizer) -> str:
         state = self._state

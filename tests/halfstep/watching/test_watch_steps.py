@@ -1,5 +1,6 @@
 """Rows of a watched loop: loss, whether the step was applied, and overflowed parameters."""
 
+import copy
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -575,3 +576,56 @@ def test_parameters_that_an_optimizer_gets_while_training_are_inside(
                 optimizer.zero_grad(set_to_none=False)
     assert watch.folder is not None
     assert Written(watch.folder).of("outside_optimizers") == []
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("has_scaler", [True, False])
+@pytest.mark.parametrize("steps_each", [1, 5, 12])
+def test_each_step_of_an_optimizer_made_for_each_task_is_a_row(
+    tmp_path: Path, copies: bool, has_scaler: bool, steps_each: int
+) -> None:
+    """As in Reptile, where each task trains a copy of the net, or the net itself."""
+    meta = nn.Linear(3, 1)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    losses, norms = [], []
+    with halfstep.watch(meta, folder=tmp_path) as watch:
+        for _ in range(60 // steps_each):
+            net = copy.deepcopy(meta) if copies else meta
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            for _ in range(steps_each):
+                optimizer.zero_grad()
+                loss = net(torch.randn(4, 3)).square().mean()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1).item())
+                losses.append(loss.item())
+                scaler.step(optimizer)
+                scaler.update()
+    assert len(watch._loop.state.known) == 1
+    assert watch.folder is not None
+    written = Written(watch.folder)
+    assert written.steps["loss"] == pytest.approx(losses)
+    later = steps_each if copies else 0  # a first clip of a new optimizer precedes its first step
+    assert written.steps["grad_norm"][:later] == pytest.approx(norms[:later], rel=1e-5)
+    assert written.of("outside_optimizers") == written.of("no_step") == []
+
+
+def test_an_optimizer_that_stays_shares_the_row_of_those_of_tasks(tmp_path: Path) -> None:
+    """The outer optimizer of MAML steps after the inner steps of each task."""
+    meta, outer_steps = nn.Linear(3, 1), 0
+    outer = torch.optim.Adam(meta.parameters(), lr=0.01)
+    with halfstep.watch(meta, folder=tmp_path) as watch:
+        for _ in range(12):
+            net = copy.deepcopy(meta)
+            inner = torch.optim.SGD(net.parameters(), lr=0.01)
+            for _ in range(5):
+                inner.zero_grad()
+                net(torch.randn(4, 3)).square().mean().backward()
+                inner.step()
+            for own, other in zip(meta.parameters(), net.parameters(), strict=True):
+                own.grad = (own - other).detach()
+            outer.step()
+            outer_steps += 1
+    assert [each.name for each in watch._loop.state.known.values()] == ["SGD", "Adam"]
+    assert watch.folder is not None
+    assert len(Written(watch.folder).steps) == 60
