@@ -39,10 +39,9 @@ class Clips:
                 if not isinstance(limit, Tensor):  # else the host would have to wait for it
                     of_step = ClipOfStep(list(map(id, several)), several, float(limit))
             if self._rows.recorder is None:  # no optimizer is known yet
-                scaler = state.current.scaler if state.passes.is_scaled else None
-                scale = None if scaler is None else scaler._scale
-                state.first_clips.measure(several, max_norm, scale, norms, of_step)
+                self._measure_first(several, max_norm, norms, of_step)
                 return
+            is_first = True
             ids = list(map(id, several)) if of_step is None else of_step.ids
             for identity, gradients in state.known.items():
                 is_plain = norms is not None and len(norms) == len(ids) and gradients.is_in_order
@@ -52,6 +51,7 @@ class Clips:
                     of_clip = None if norms is None else gradients.norms_of_clip(several, norms)
                 row = state.row_of.get(identity)
                 is_clipped = of_clip is not None or gradients.is_among(several)
+                is_first = is_first and not is_clipped
                 if is_clipped and of_step is not None:
                     if row is not None and (identity in row.measured or identity in row.pending):
                         clips = row.clips
@@ -66,6 +66,8 @@ class Clips:
                     self._measurement.measure(row, gradients.optimizer, None, of_clip)
                 elif is_clipped:
                     self._measure_clipped(gradients, row, max_norm, total_norm, of_clip)
+            if is_first:  # of an optimizer that is not known yet
+                self._measure_first(several, max_norm, norms, of_step)
         except Exception as error:
             state.best_effort.lose("clip", error)
 
@@ -73,8 +75,21 @@ class Clips:
         """Recognize gradients that a clip has changed."""
         state = self._state
         state.best_effort("loss", state.passes.clipped)
-        if self._rows.recorder is None:
+        if state.first_clips.known:
             state.best_effort("clip", state.first_clips.clipped)
+
+    def _measure_first(
+        self,
+        parameters: Sequence[Tensor],
+        max_norm: Any,
+        norms: Sequence[Tensor] | None,
+        clip: ClipOfStep | None,
+    ) -> None:
+        """Measure gradients of which no optimizer is known."""
+        state = self._state
+        scaler = state.current.scaler if state.passes.is_scaled else None
+        scale = None if scaler is None else scaler._scale
+        state.first_clips.measure(parameters, max_norm, scale, norms, clip)
 
     def clipping_values(self, gradients: Sequence[Tensor]) -> None:
         """Report a clip of the elements of still scaled gradients."""

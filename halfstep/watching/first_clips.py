@@ -84,6 +84,8 @@ class FirstClips:
                     is_known = False
                 else:
                     taken.append(before)
+        if is_known:
+            self._clips = 0
         return taken if is_known else []
 
     def forget(self) -> None:

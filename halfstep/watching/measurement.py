@@ -41,9 +41,9 @@ class Measurement:
             else gradients.is_current()
         )
         if gradients is None or not is_same:  # its parameters are no longer those measured before
-            gradients, norms = self._rows.meet(optimizer), None
             row.measured.pop(identity, None)
             state.before_clip.pop(identity, None)
+            gradients, norms = self._rows.meet(optimizer), None
         if state.clips_ahead:
             row.clips.update(state.clips_ahead.pop(identity, {}))
         if row.rate is None:

@@ -55,7 +55,7 @@ class RowWriter:
         before = list(state.known)
         if known is None:
             for identity in self._gone():
-                self._forget(identity)
+                self._forget(identity, optimizer)
         name = self._name(optimizer) if known is None else known.name
         if known is not None:  # a parameter was replaced
             state.names |= parameter_names(state.modules)
@@ -121,8 +121,11 @@ class RowWriter:
 
     def close_of_gone(self) -> None:
         """Close the open row without a scaler if an optimizer that stepped in it is gone."""
-        if not self._state.unscaled.stepped.isdisjoint(self._gone()):
+        state = self._state
+        if not state.unscaled.stepped.isdisjoint(self._gone()):
+            clips, state.first_clips.known = state.first_clips.known, {}  # of the next row
             self.close_unscaled()
+            state.first_clips.known = clips
 
     def _gone(self) -> list[int]:
         """Return the ids of optimizers that the loop has dropped, and that no open row has."""
@@ -137,9 +140,13 @@ class RowWriter:
             and not any(identity in measured for measured in scaled)
         ]
 
-    def _forget(self, identity: int) -> None:
-        """Forget an optimizer by its id."""
+    def _forget(self, identity: int, successor: Optimizer) -> None:
+        """Forget an optimizer by its id; its clipped gradients may be a successor's."""
         state = self._state
+        own = [list(map(id, group["params"])) for group in successor.param_groups]
+        if state.known[identity].has_groups(own) and identity in state.before_clip:
+            state.before_clip[id(successor)] = state.before_clip[identity]
+            state.clips_ahead[id(successor)] = state.clips_ahead.get(identity, {})
         state.passes.forget(identity)
         state.passes.end_first_iteration()
         state.clipping.discard(identity)
