@@ -321,7 +321,8 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
 
         points: downsample to a chart of this width, 32 to 5,000, with every extreme; by default
         every step.  The series flags is a sum of 1, the step was skipped; 2, its loss is not
-        finite; 4, its norm exceeds fp32; 256, the first optimizer skipped; 512, the second did; …
+        finite; 4, its norm exceeds fp32; 16, its loss is unknown; 32, its norm is; 256, the first
+        optimizer skipped; 512, the second did; …
         """
         from halfstep.api_client import series  # with numpy
 

@@ -75,6 +75,8 @@ class Signs(LoopSigns):
     #: The first step of a run without a scaler with a number that is not finite; was its loss?
     first_lost: tuple[int, bool] | None = None
     finite_at: int | None = None  # the last step, if its loss is known to be finite
+    #: A step with a finite loss after the first without, whose gradients are unknown.
+    finite_again: int | None = None
     lost: LostLosses | None = None  # applied steps with a non-finite loss and finite gradients
     growth: Growth | None = None  # of the loss before the first that was not finite
 
@@ -107,6 +109,7 @@ def read(
         if replay.exact and (replay.found or replay.loss_nonfinite)
     ]
     first = _first_nonfinite_loss(session, run)
+    finite_at = None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step
     return Signs(
         events=found,
         skips=skips,
@@ -123,7 +126,8 @@ def read(
         may_replay=may_replay,
         first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run, first),
         resumed=_resumed(session, run),
-        finite_at=None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step,
+        finite_at=finite_at,
+        finite_again=None if first is None else _finite_again(session, run, first, finite_at),
         lost=lost_losses(session, run),
         growth=None if first is None else growth_before(session, run, first),
     )
@@ -145,6 +149,18 @@ def _first_nonfinite_step(session: Session, run: Run, step: int | None) -> tuple
     before = frozen_steps.rows_at(session, run.id, [step - 1])
     was_nan = any(math.isnan(row.with_nan().grad_norm or 0.0) for row in before)
     return (step - 1, True) if was_nan else (step, False)
+
+
+def _finite_again(session: Session, run: Run, step: int, last: int | None) -> int | None:
+    """Return a step with a finite loss after one without, whose gradients are unknown.
+
+    It is the next or the last one.  last: the last step, if its loss is finite.
+    """
+    rows = frozen_steps.read_rows(session, run.id, first=step, most=2)
+    if not rows or rows[0].with_nan().grad_norm is not None:
+        return None
+    finite = [row.step for row in rows if row.loss is not None and math.isfinite(row.loss)]
+    return next(iter(finite), last if last is not None and last > step else None)
 
 
 def _is_costly(figures: Figures | None) -> bool:
@@ -371,6 +387,16 @@ def _first_nonfinite(
 ) -> Iterator[Finding]:
     if event.loss_nonfinite and signs.lost:
         return  # the weights are finite
+    if event.loss_nonfinite and signs.finite_again:
+        yield Finding(
+            f"The loss was not finite at step {event.step:,}",
+            f"{_before(event.finite)}At step {signs.finite_again:,} the loss was finite again, so "
+            "the weights are finite. Check the batch of that step for numbers that are not finite, "
+            "and for a mean over zero elements, such as an empty mask.",
+            before=event.step,
+            is_fault=True,
+        )
+        return
     precision = signs.precision or "this precision"
     names = names_of([parameter.name for parameter in event.culprits])
     if event.loss_nonfinite:

@@ -10,7 +10,13 @@ from sqlalchemy.orm import Session
 
 from db.tables import FLAGGED, RECIPE, TRAIN, Diagnosis, Run, ScalerEvent, Step
 from halfstep.diagnosis.loop_mistakes import ZERO_STEPS
-from halfstep.telemetry.flags import NONFINITE_LOSS, NORM_OVERFLOW, NOT_STEPPED, SKIPPED
+from halfstep.telemetry.flags import (
+    NONFINITE_LOSS,
+    NORM_OVERFLOW,
+    NOT_STEPPED,
+    SKIPPED,
+    UNKNOWN_NORM,
+)
 from halfstep.telemetry.scaling_health import (
     CALIBRATED_AFTER,
     CALIBRATING_FOR,
@@ -61,7 +67,7 @@ def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
         run.id
         for run in some_runs
         if run.last_flags & NONFINITE_LOSS
-        and not run.last_flags & (SKIPPED | NOT_STEPPED | NORM_OVERFLOW)
+        and not run.last_flags & (SKIPPED | NOT_STEPPED | NORM_OVERFLOW | UNKNOWN_NORM)
     ]
     rows = session.connection().execute(_last_norms_query(), {"run_ids": ids}) if ids else ()
     return {run_id for run_id, norm in rows if norm is None or math.isinf(norm)}  # NULL: NaN

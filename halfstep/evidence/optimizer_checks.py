@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from halfstep.recording.gradients import Gradients
 from halfstep.telemetry.events import (
@@ -36,6 +37,8 @@ class OptimizerChecks:
         self._on_event, self._once = on_event, report_once
         self.modules: tuple[nn.Module, ...] = ()
         self._has_outside = False  # parameters were reported that no optimizer has
+        #: Parameters that an optimizer has or had: a loop may replace both while it trains.
+        self._inside: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
         """Record an exception from a method of the scaler."""
@@ -57,7 +60,8 @@ class OptimizerChecks:
             )
 
     def meets(self, step: int, gradients: Gradients) -> None:
-        """Check an optimizer when it is first measured."""
+        """Check an optimizer when it is first measured, or has other parameters."""
+        self._inside.update(dict.fromkeys(gradients.parameters))
         half = [p for p in gradients.parameters if p.dtype == torch.float16]
         if not half:
             return
@@ -107,7 +111,10 @@ class OptimizerChecks:
         An optimizer may step copies in fp32 of parameters in half precision, or of all of them.
         """
         having = [p for p in names if p.requires_grad and p.grad is not None]
-        stepped = {id(p) for each in known for p in each.parameters}
+        for each in known:
+            for group in each.optimizer.param_groups:
+                self._inside.update(dict.fromkeys(group["params"]))
+        stepped = {id(p) for p in self._inside}
         if stepped.isdisjoint(map(id, names)):
             return
         outside = [names[p] for p in having if id(p) not in stepped and p.dtype not in HALF_TYPES]

@@ -67,6 +67,10 @@ class Gradients:
         groups = self.optimizer.param_groups
         return [list(map(id, group["params"])) for group in groups] == self._groups
 
+    def has_groups(self, groups: list[list[int]]) -> bool:
+        """Return whether the measured groups are these, by their parameters' ids."""
+        return groups == self._groups
+
     def is_among(self, parameters: Sequence[Tensor]) -> bool:
         """Return whether the first own parameter is among others."""
         first = self.parameters[0] if self.parameters else None

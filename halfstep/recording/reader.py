@@ -9,7 +9,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from halfstep.recording.layers import Layers
-from halfstep.recording.row import Layout, Rows, Values
+from halfstep.recording.row import Clip, Layout, Rows, Values
 from halfstep.telemetry.events import (
     Culprit,
     Event,
@@ -83,6 +83,8 @@ class Reader:
         self._layers = Layers(name for names in layout.optimizers.values() for name in names)
         self._skip_flags = [SKIPPED | optimizer_skipped(i) for i in range(len(self._names))]
         self._counts: dict[int, dict[str, Counts]] = {}  # by row
+        #: Clips of a row and of those after it.
+        self._clips: list[tuple[int, Sequence[Clip]]] = []
         self._scaler_of: dict[int, int] = {}  # by row, only for scalers other than the first
         self._last_scales: dict[int, np.float32] = {}  # by scaler, after its last row
         self.skipped = 0  # steps in which any optimizer was skipped
@@ -113,6 +115,11 @@ class Reader:
         """Store the nonfinite counts of an optimizer's parameters. row: its number."""
         self._counts.setdefault(row, {})[optimizer] = counts
 
+    def clips(self, row: int, clips: Sequence[Clip]) -> None:
+        """Store the clips of a row, which usually are those of the row before. row: its number."""
+        if clips != (self._clips[-1][1] if self._clips else []):
+            self._clips.append((row, clips))
+
     def note(self, row: int) -> RowNotes:
         """Return a row's notes, changeable until it is read. row: its number."""
         return self._notes.setdefault(row, RowNotes())
@@ -124,6 +131,8 @@ class Reader:
     def read(self, first: int, rows: Rows, records: Steps) -> list[Event]:
         """Fill records from rows, and return the scaler's events. first: the first row's number."""
         values = Values(self._layout, rows)
+        if self._clips:
+            self._clip(first, rows, values)
         records["loss"], records["scale"] = values.loss, values.scale
         records["grad_norm"] = _joint(values.totals)
         records["grad_norm_clipped"] = _joint(values.clipped)
@@ -142,6 +151,16 @@ class Reader:
         self._counts = {row: counts for row, counts in self._counts.items() if row >= end}
         self._scaler_of = {row: i for row, i in self._scaler_of.items() if row >= end}
         return events
+
+    def _clip(self, first: int, rows: Rows, values: Values) -> None:
+        """Apply the stored clips to the norms of rows."""
+        after = first + len(rows)
+        ends = [start for start, _ in self._clips[1:]]
+        for (start, clips), end in zip(self._clips, [*ends, after], strict=True):
+            span = slice(max(start - first, 0), max(min(end, after) - first, 0))
+            if clips and span.start < span.stop:
+                values.clip(self._layout, rows, span, clips)
+        self._clips = self._clips[sum(end <= after for end in ends) :]
 
     def _layer_norms(self, rows: Rows, records: Steps) -> list[Event]:
         """Return layer_norms events for those steps that are a multiple of layers_every."""

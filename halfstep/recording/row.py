@@ -10,8 +10,8 @@ factor: what the norms still include, the loss scale or 1; NaN if the norms were
 The host does all arithmetic: totals, the division by the factor, and the clipped norm.
 """
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,13 @@ def _following(columns: slice, count: int) -> slice:
     return slice(columns.stop, columns.stop + count)
 
 
+class Clip(NamedTuple):
+    """A clip of gradients by the L2 norm over all of them."""
+
+    columns: list[int]  # of their norms, from the layout's first
+    max_norm: float
+
+
 class Values:
     """Values of N rows of a layout, in fp32 unless stated otherwise."""
 
@@ -86,6 +93,24 @@ class Values:
             #: (N, O): L2 norm of unscaled gradients, NaN if it was not taken.
             self.totals = unscaled.astype(np.float32)
             self.clipped = self._clipped(layout, rows)  # (N, O): the same after the clip
+
+    def clip(self, layout: Layout, rows: Rows, span: slice, clips: Sequence[Clip]) -> None:
+        """Compute the norms after clips, which follow each other, of a span of the rows."""
+        norms = rows[span, layout.norms].astype(np.float64)
+        is_clipped = np.zeros(len(norms), bool)
+        with np.errstate(all="ignore"):
+            for columns, max_norm in clips:
+                totals = np.sqrt(np.square(norms[:, columns]).sum(axis=1))
+                coefficient = max_norm / (totals + CLIP_EPSILON)
+                is_clipped |= ~(coefficient >= 1)
+                norms[:, columns] *= np.minimum(coefficient, 1)[:, None]
+            counts = [len(names) for names in layout.optimizers.values()]
+            own = np.split(norms, np.cumsum(counts)[:-1], axis=1)
+            totals = np.stack([np.sqrt(np.square(each).sum(axis=1)) for each in own], axis=1)
+            clipped = (totals / rows[span, layout.factors]).astype(np.float32)
+        if self.clipped is self.totals:
+            self.clipped = self.totals.copy()
+        self.clipped[span] = np.where(is_clipped[:, None], clipped, self.clipped[span])
 
     def _clipped(self, layout: Layout, rows: Rows) -> Rows:
         if layout.has_clipped:

@@ -41,6 +41,9 @@ UNSCALABLE = frozenset(
         *("LogSigmoid", "Sigmoid", "Tanh", "Log", "Exp", "Pow", "Addmm", "Convolution"),
     )
 )
+#: What divides a loss by the number of its accumulated passes: loss / 4, or loss * 0.25.
+DIVISIONS = ("DivBackward0", "MulBackward0")
+DIVISOR_ERROR = 1e-4
 MOST_NODES = 32  # read of a root's graph
 COPIED_ROWS = 16  # the first ones, which show whether the loop changes its losses in place
 
@@ -260,6 +263,9 @@ class BackwardPasses:
         self.copies_until = COPIED_ROWS  # rows until which losses are copied; -1: for ever
         self.rows = 0
         self.is_settled = False  # losses are references, and the first ones did not change
+        #: What the loop has divided the losses of the passes since the step by, 1 if unknown.
+        self.divisor = 1.0
+        self._accumulation = 1.0  # the divisor of a step that had as many passes
 
     @property
     def is_under_way(self) -> bool:
@@ -288,6 +294,10 @@ class BackwardPasses:
                 return _copy_of_rare(loss)
             if not loss.is_floating_point():
                 return None
+            if self.since_step or self._accumulation > 1:
+                divisor = _divisor(loss)
+                is_first = self.since_step == (self._accumulation == 1)
+                self.divisor = divisor if is_first or divisor == self.divisor else 1.0
             value = loss.detach()
             if self.copies_until < 0:
                 return value.clone()
@@ -296,6 +306,15 @@ class BackwardPasses:
             return value if self.rows >= self.copies_until else value.clone()
         except Exception:  # a subclass without these methods
             return None
+
+    def accumulation(self, losses: int) -> float:
+        """Return what a step's losses were divided by to accumulate gradients, else 1.
+
+        losses: their number.  A last step of fewer passes is divided as those before.
+        """
+        if losses > 1 and self.divisor == losses:
+            self._accumulation = self.divisor
+        return self.divisor if self.divisor == self._accumulation else 1.0
 
     def kept(self, losses: Sequence[Tensor]) -> Sequence[float | Tensor]:
         """Return the losses of a row that is about to be written, as they were; none if unknown."""
@@ -526,6 +545,10 @@ class BackwardPasses:
         self._examine()
         self._own.pop(optimizer, None)
 
+    def end_first_iteration(self) -> None:
+        """Forget the passes of the first iteration: an optimizer of it is gone."""
+        self._early, self._early_marks = None, {}
+
     def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Tensor] | None:
         losses: list[Tensor] = []
         self._is_pass_scaled = self._is_pass_unscaled = False
@@ -619,6 +642,30 @@ def _copy_of_rare(loss: Tensor) -> Tensor | None:
         return None
     loss = loss.detach().float()
     return loss.mean() if loss.ndim else loss + 0.0
+
+
+def _divisor(loss: Tensor) -> float:
+    """Return the number that a loss was divided by last, 1 if by none.
+
+    A sum that is divided is a mean, not an accumulation.
+    """
+    node: Any = loss.grad_fn
+    name = "" if node is None else node.name()
+    if node is None or name not in DIVISIONS:
+        return 1.0
+    try:
+        saved: Any = node._raw_saved_other
+        other = saved.data if saved.unpack_hook is None else None  # a hook is the loop's own
+    except (AttributeError, RuntimeError):  # an older torch, or a graph that is gone
+        return 1.0
+    if not isinstance(other, Tensor) or other.ndim or not other.is_cpu:
+        return 1.0
+    before = next((each for each, _ in node.next_functions if each is not None), None)
+    number = float(other)
+    if before is None or before.name().startswith("SumBackward") or not number:
+        return 1.0
+    divisor = number if name == DIVISIONS[0] else 1 / number
+    return round(divisor) if abs(divisor - round(divisor)) < DIVISOR_ERROR else 1.0
 
 
 def _may_be_product(root: Tensor) -> bool:

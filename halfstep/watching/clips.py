@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.recording.gradients import Gradients
-from halfstep.watching.current_step import CurrentStep
+from halfstep.watching.current_step import MOST_CLIPS, ClipOfStep, CurrentStep
 from halfstep.watching.measurement import Measurement, number_on_host
 from halfstep.watching.row_writer import RowWriter
 from halfstep.watching.state import LoopState
@@ -21,22 +21,28 @@ class Clips:
         self._state, self._rows, self._measurement = state, rows, measurement
         #: Norms that a clip is about to use, of the gradients that it was given.
         self.norms: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
+        self.total: Tensor | None = None  # the L2 norm that a clip is about to use
 
     def clipping(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         """Measure gradients before a clip, and report a clip of still scaled gradients."""
         state = self._state
         clip, self.norms = self.norms, None
+        total, self.total = self.total, None
         if "clip" in state.best_effort.lost:
             return
         try:
             several = [parameters] if isinstance(parameters, Tensor) else parameters
             norms = None if clip is None else clip[1]
+            of_step = None
+            if total is not None and total is total_norm:
+                limit = number_on_host(max_norm) if isinstance(max_norm, Tensor) else max_norm
+                if not isinstance(limit, Tensor):  # else the host would have to wait for it
+                    of_step = ClipOfStep(list(map(id, several)), several, float(limit))
             if self._rows.recorder is None:  # no optimizer is known yet
-                scaler = state.current.scaler if state.passes.is_scaled else None
-                scale = None if scaler is None else scaler._scale
-                state.first_clips.measure(several, max_norm, scale, norms)
+                self._measure_first(several, max_norm, norms, of_step)
                 return
-            ids = list(map(id, several))
+            is_first = True
+            ids = list(map(id, several)) if of_step is None else of_step.ids
             for identity, gradients in state.known.items():
                 is_plain = norms is not None and len(norms) == len(ids) and gradients.is_in_order
                 if is_plain and gradients.clipped == ids:
@@ -44,12 +50,24 @@ class Clips:
                 else:
                     of_clip = None if norms is None else gradients.norms_of_clip(several, norms)
                 row = state.row_of.get(identity)
+                is_clipped = of_clip is not None or gradients.is_among(several)
+                is_first = is_first and not is_clipped
+                if is_clipped and of_step is not None:
+                    if row is not None and (identity in row.measured or identity in row.pending):
+                        clips = row.clips
+                    else:
+                        clips = state.clips_ahead.setdefault(identity, {})
+                    clips[id(of_step)] = of_step
+                    if len(clips) > MOST_CLIPS:  # of a loop that clips without steps
+                        del clips[next(iter(clips))]
                 if row is not None and identity in row.pending and of_clip is not None:
                     row.pending.discard(identity)
                     state.has_pending = bool(row.pending)
                     self._measurement.measure(row, gradients.optimizer, None, of_clip)
-                elif of_clip is not None or gradients.is_among(several):
+                elif is_clipped:
                     self._measure_clipped(gradients, row, max_norm, total_norm, of_clip)
+            if is_first:  # of an optimizer that is not known yet
+                self._measure_first(several, max_norm, norms, of_step)
         except Exception as error:
             state.best_effort.lose("clip", error)
 
@@ -57,8 +75,21 @@ class Clips:
         """Recognize gradients that a clip has changed."""
         state = self._state
         state.best_effort("loss", state.passes.clipped)
-        if self._rows.recorder is None:
+        if state.first_clips.known:
             state.best_effort("clip", state.first_clips.clipped)
+
+    def _measure_first(
+        self,
+        parameters: Sequence[Tensor],
+        max_norm: Any,
+        norms: Sequence[Tensor] | None,
+        clip: ClipOfStep | None,
+    ) -> None:
+        """Measure gradients of which no optimizer is known."""
+        state = self._state
+        scaler = state.current.scaler if state.passes.is_scaled else None
+        scale = None if scaler is None else scaler._scale
+        state.first_clips.measure(parameters, max_norm, scale, norms, clip)
 
     def clipping_values(self, gradients: Sequence[Tensor]) -> None:
         """Report a clip of the elements of still scaled gradients."""

@@ -1,6 +1,7 @@
 """State of the step under way. This module imports torch."""
 
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
@@ -11,6 +12,16 @@ from halfstep.watching.exponents import Exponents
 #: A number, or a 0-dim tensor that the host reads once it has arrived.
 Value: TypeAlias = float | Tensor
 
+MOST_CLIPS = 16  # of a step
+
+
+class ClipOfStep(NamedTuple):
+    """A clip by the L2 norm of the gradients of some parameters."""
+
+    ids: list[int]  # of the parameters
+    parameters: Sequence[Tensor]
+    max_norm: float
+
 
 class CurrentStep:
     """Step state of one scaler, or of the optimizers that no scaler steps.
@@ -20,8 +31,10 @@ class CurrentStep:
 
     __slots__ = (
         "ascents",
+        "clips",
         "counted",
         "direct",
+        "divisors",
         "found_inf",
         "has_replaced",
         "is_by_hand",
@@ -48,7 +61,9 @@ class CurrentStep:
         #: Identity and version of the scale after the last update: unless it was set by hand.
         self.version: tuple[int, int] | None = None
         self.counted: list[tuple[Exponents, Tensor]] = []  # filled in steps with a histogram
+        self.clips: dict[int, ClipOfStep] = {}  # by the clip's id: several optimizers may share it
         self.losses: dict[int, list[Tensor]] = {}  # by optimizer
+        self.divisors: dict[int, float] = {}  # of the losses, by optimizer; 1 if there is none
         self.measured: dict[int, Measured] = {}
         self.pending: set[int] = set()  # unscaled optimizers whose norms the clip will compute
         self.stepped: set[int] = set()  # optimizers whose step the loop called
@@ -58,6 +73,6 @@ class CurrentStep:
         self.is_by_hand = False  # the loop moved the weights, and no optimizer stepped
         #: What is emptied for the next step.
         self.of_step: tuple[dict[int, Any] | set[int], ...] = (
-            *(self.losses, self.measured, self.found_inf),
+            *(self.clips, self.losses, self.divisors, self.measured, self.found_inf),
             *(self.pending, self.stepped, self.direct),
         )

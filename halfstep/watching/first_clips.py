@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from halfstep.watching.current_step import ClipOfStep
+
 #: Clips without an observed step, after which no further one is measured.
 MOST_CLIPS = 16
 
@@ -24,6 +26,7 @@ class BeforeClip(NamedTuple):
     nonfinite: tuple[int, int] | None = None  # elements that are inf, and NaN, on a CPU
     clipped: weakref.ref[Tensor] | None = None  # the gradient, and its version after the clip
     version: int = 0
+    step: ClipOfStep | None = None  # the clip; None if its norm is another
 
     def is_current(self, gradient: Tensor) -> bool:
         """Return whether a gradient is as the clip has left it."""
@@ -45,8 +48,12 @@ class FirstClips:
         max_norm: Any,
         scale: Tensor | None,
         norms: Sequence[Tensor] | None,
+        clip: ClipOfStep | None,
     ) -> None:
-        """Measure gradients that are about to be clipped. norms: those that the clip computed."""
+        """Measure gradients that are about to be clipped.
+
+        norms: those that the clip computed.  clip: None if it is not by the L2 norm.
+        """
         self._clips += 1
         if self._clips <= MOST_CLIPS:
             self._clipped = [p for p in parameters if p.grad is not None]
@@ -56,7 +63,7 @@ class FirstClips:
                 counts = None
                 if norm.is_cpu and not math.isfinite(norm) and gradient is not None:
                     counts = int(gradient.isinf().sum()), int(gradient.isnan().sum())
-                self.known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts)
+                self.known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts, step=clip)
 
     def clipped(self) -> None:
         """Remember which gradients the clip has left; any other value is measured again."""
@@ -77,6 +84,8 @@ class FirstClips:
                     is_known = False
                 else:
                     taken.append(before)
+        if is_known:
+            self._clips = 0
         return taken if is_known else []
 
     def forget(self) -> None:

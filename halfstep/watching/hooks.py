@@ -277,25 +277,29 @@ class Hooks:
             foreach: bool | None = None,
         ) -> Any:
             """Return torch's total norm, and pass on the norms that it consists of."""
-            clips.norms = None
+            clips.norms = clips.total = None
             is_plain = norm_type == 2.0 and foreach is not False and not error_if_nonfinite
             if (
                 torch.compiler.is_compiling()
                 or not (hooks._is_armed and is_plain and isinstance(tensors, list))
                 or (cuda._initialized and is_capturing())
             ):
-                return total(tensors, norm_type, error_if_nonfinite, foreach)
+                result = total(tensors, norm_type, error_if_nonfinite, foreach)
+                if hooks._is_armed and norm_type == 2.0 and not torch.compiler.is_compiling():
+                    clips.total = result
+                return result
             try:
                 # As torch does for tensors of one kind. Norms of half precision are rounded.
                 [((device, dtype), ([own], _))] = group([tensors]).items()
                 if dtype in EXACT and has_foreach_support(own, device):
                     norms = torch._foreach_norm(own, 2.0)
                     result = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-                    clips.norms = tensors, norms
+                    clips.norms, clips.total = (tensors, norms), result
                     return result
             except Exception:  # torch raises it, too
                 return total(tensors, norm_type, error_if_nonfinite, foreach)
-            return total(tensors, norm_type, error_if_nonfinite, foreach)
+            clips.total = total(tensors, norm_type, error_if_nonfinite, foreach)
+            return clips.total
 
         @functools.wraps(clip)
         def clipped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:

@@ -41,9 +41,11 @@ class Measurement:
             else gradients.is_current()
         )
         if gradients is None or not is_same:  # its parameters are no longer those measured before
-            gradients, norms = self._rows.meet(optimizer), None
             row.measured.pop(identity, None)
             state.before_clip.pop(identity, None)
+            gradients, norms = self._rows.meet(optimizer), None
+        if state.clips_ahead:
+            row.clips.update(state.clips_ahead.pop(identity, {}))
         if row.rate is None:
             rate = groups[0].get("lr") if groups else None
             if type(rate) is not float:
@@ -62,7 +64,10 @@ class Measurement:
             if carried:
                 name = gradients.name
                 state.evidence.uncleared(state.closed_steps + 1, name, before_pass, carried)
-        row.losses.setdefault(identity, losses)  # an ascent's loss is the step's
+        if identity not in row.losses:  # an ascent's loss is the step's
+            row.losses[identity] = losses
+            if state.passes.divisor != 1:
+                row.divisors[identity] = state.passes.accumulation(len(losses))
         gradients.steps += 1
         step = state.closed_steps + 1
         measured = state.before_clip.pop(identity, None) if state.before_clip else None
@@ -72,6 +77,9 @@ class Measurement:
             before = first.take(gradients.parameters) if first.known else None
             if before:
                 norms = gradients.spread([each.norm for each in before])
+                for each in before:
+                    if each.step is not None:
+                        row.clips[id(each.step)] = each.step
                 if (scale := before[0].scale) is not None:
                     state.evidence.scaled_clip(step, gradients.name, before[0].max_norm)
                 present = (i for i, p in enumerate(gradients.parameters) if p.grad is not None)

@@ -98,10 +98,11 @@ class OptimizerSteps:
             self._measurement.measure(row, optimizer)
             row.stepped.add(identity)
             return
-        if self._leader is None:
-            self._leader = identity
         if identity not in state.known:  # it may step in only some iterations
             self._iterations = 0
+            self._rows.close_of_gone()  # or be made for each task
+        if self._leader not in state.known:
+            self._leader = identity
         if row.stepped and (identity in row.stepped or identity == self._leader):
             self._rows.close_unscaled()
             self._iterations += 1

@@ -1,8 +1,10 @@
 """Rows of a watched loop, written by its recorder. This module imports torch."""
 
 import math
+import sys
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,11 +14,21 @@ from halfstep.recording.gradients import Gradients, parameter_names
 from halfstep.recording.reader import Reader, ScalerRule
 from halfstep.recording.recorder import OnSteps, Recorder
 from halfstep.recording.ring import RING_ROWS
-from halfstep.recording.row import LOSS, SCALE, Layout
-from halfstep.watching.current_step import CurrentStep, Value
+from halfstep.recording.row import LOSS, SCALE, Clip, Layout
+from halfstep.watching.current_step import ClipOfStep, CurrentStep, Value
 from halfstep.watching.state import LoopState
 
+CLIPS_KNOWN = 8  # different clips of a step
+OWN_REFERENCES = 2  # to an optimizer that only its Gradients keep alive, and sys.getrefcount's
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
+
+
+class _Clipped(NamedTuple):
+    """Gradients that a clip has had."""
+
+    ids: list[int]  # of their parameters
+    columns: list[int]  # of their norms, from the layout's first; empty if they are not all known
+    optimizers: set[int]  # ids of those that have them
 
 
 class RowWriter:
@@ -31,25 +43,30 @@ class RowWriter:
         self.recorder: Recorder | None = None
         self.explicit: list[Value] = []  # losses of the open row that override the observed ones
         self.closed_row = state.unscaled  # the row that was closed last
+        self._clipped: list[_Clipped] = []  # gradients that clips of this layout have had
+        self._usual: tuple[ClipOfStep, _Clipped] | None = None  # the only clip of the last row
+        self._has_clips = False  # the last row had clips
 
     def meet(self, optimizer: Optimizer) -> Gradients:
         """Register a new or changed optimizer, and allocate its rows."""
         state = self._state
         state.start()
         known = state.known.get(id(optimizer))
+        before = list(state.known)
+        if known is None:
+            for identity in self._gone():
+                self._forget(identity, optimizer)
         name = self._name(optimizer) if known is None else known.name
         if known is not None:  # a parameter was replaced
             state.names |= parameter_names(state.modules)
         gradients = Gradients(optimizer, name, state.names)
+        if self._takes_place(optimizer, gradients, before):
+            return gradients
         if not self.drain(RELAY_SECONDS):
             raise RuntimeError(
                 f"the device has not finished its steps in {duration(RELAY_SECONDS)}"
             )
-        state.passes.forget(id(optimizer)) if known is not None else None
-        state.known[id(optimizer)] = gradients
-        state.best_effort(
-            "optimizers", state.evidence.checks.meets, state.closed_steps + 1, gradients
-        )
+        self._know(optimizer, gradients)
         layout = Layout(
             {gradients.name: gradients.names for gradients in state.known.values()},
             has_rate=isinstance(gradients.rate(), Tensor),
@@ -62,7 +79,82 @@ class RowWriter:
             self.reader, layout, gradients.device, self._started_at, self._on_steps
         )
         state.one = self.recorder.one
+        self._clipped.clear()
+        self._usual, self._has_clips = None, False
         return gradients
+
+    def _know(self, optimizer: Optimizer, gradients: Gradients) -> None:
+        state, identity = self._state, id(optimizer)
+        if identity in state.known:
+            state.passes.forget(identity)
+        state.known[identity] = gradients
+        state.best_effort(
+            "optimizers", state.evidence.checks.meets, state.closed_steps + 1, gradients
+        )
+
+    def _takes_place(
+        self, optimizer: Optimizer, gradients: Gradients, before: Sequence[int]
+    ) -> bool:
+        """Register an optimizer that changes no row's layout; return False if it does.
+
+        It has other parameters now, or is made for each task. The device need not finish its rows.
+        before: the ids of the optimizers of the layout, in its order.
+        """
+        state, recorder, identity = self._state, self.recorder, id(optimizer)
+        if recorder is None or recorder.device != gradients.device:
+            return False
+        names = list(recorder.layout.optimizers)
+        if recorder.layout.optimizers.get(gradients.name) != gradients.names:
+            return False
+        place = names.index(gradients.name)
+        order = [*before[:place], identity, *before[place + 1 :]]
+        has_rate = isinstance(gradients.rate(), Tensor)
+        if has_rate != recorder.layout.has_rate or {*order} != {*state.known, identity}:
+            return False
+        self._know(optimizer, gradients)
+        known = dict(state.known)
+        state.known.clear()
+        state.known.update((each, known[each]) for each in order)
+        self._clipped.clear()
+        self._usual = None
+        return True
+
+    def close_of_gone(self) -> None:
+        """Close the open row without a scaler if an optimizer that stepped in it is gone."""
+        state = self._state
+        if not state.unscaled.stepped.isdisjoint(self._gone()):
+            clips, state.first_clips.known = state.first_clips.known, {}  # of the next row
+            self.close_unscaled()
+            state.first_clips.known = clips
+
+    def _gone(self) -> list[int]:
+        """Return the ids of optimizers that the loop has dropped, and that no open row has."""
+        state = self._state
+        if state.wanted is not None:
+            return []
+        scaled = [row.measured for row in state.open_rows.values()]
+        return [
+            identity
+            for identity, gradients in state.known.items()
+            if sys.getrefcount(gradients.optimizer) <= OWN_REFERENCES
+            and not any(identity in measured for measured in scaled)
+        ]
+
+    def _forget(self, identity: int, successor: Optimizer) -> None:
+        """Forget an optimizer by its id; its clipped gradients may be a successor's."""
+        state = self._state
+        own = [list(map(id, group["params"])) for group in successor.param_groups]
+        if state.known[identity].has_groups(own) and identity in state.before_clip:
+            state.before_clip[id(successor)] = state.before_clip[identity]
+            state.clips_ahead[id(successor)] = state.clips_ahead.get(identity, {})
+        state.passes.forget(identity)
+        state.passes.end_first_iteration()
+        state.clipping.discard(identity)
+        for each in (
+            *(state.known, state.row_of, state.before_clip),
+            *(state.clips_ahead, state.uncleared),
+        ):
+            each.pop(identity, None)
 
     def _name(self, optimizer: Optimizer) -> str:
         state = self._state
@@ -106,10 +198,21 @@ class RowWriter:
                 factors.append(factor)
                 if counts:
                     self.reader.count(number, gradients.name, counts)
+        if row.clips or self._has_clips:
+            is_usual = self._usual is not None and len(row.clips) == 1
+            if is_usual and self._usual is not None:  # inlined: each call adds to every step
+                before, known = self._usual
+                [clip] = row.clips.values()
+                is_usual = clip.max_norm == before.max_norm and clip.ids == before.ids
+                is_usual = is_usual and known.optimizers <= row.measured.keys()
+            if not is_usual:
+                self._note_clips(number, row)
         passes = state.passes
         observed: Sequence[Tensor] = ()
-        for observed in row.losses.values():
+        divisor = 1.0
+        for identity, observed in row.losses.items():
             if observed:
+                divisor = row.divisors.get(identity, 1.0) if row.divisors else 1.0
                 break
         losses: Sequence[Value] = observed
         if passes.is_settled and len(passes.references) == 1:  # as `kept` does
@@ -132,13 +235,51 @@ class RowWriter:
         if recorder.layout.has_rate:
             others.append(row.rate if isinstance(row.rate, Tensor) else zero)
         if recorder.layout.has_own_losses:
-            others += [recorder.mean(row.losses.get(identity) or ()) for identity in state.known]
+            others += [
+                recorder.mean(row.losses.get(identity) or ()) * row.divisors[identity]
+                if identity in row.divisors
+                else recorder.mean(row.losses.get(identity) or ())
+                for identity in state.known
+            ]
         loss = losses[0] if len(losses) == 1 else math.nan
         if not isinstance(loss, Tensor):
             loss = recorder.mean(losses)
+        if divisor != 1 and not self.explicit:
+            loss = loss * divisor
         recorder.write(loss, scale, found_inf, factors, norms, others, scale_after)
         if row.scaler is None and recorder.ring.readable is not None:
             self._count_nonfinite(row, number)
+
+    def _note_clips(self, number: int, row: CurrentStep) -> None:
+        """Pass on those clips of a row whose gradients it has all."""
+        clips: list[Clip] = []
+        self._usual = None
+        for clip in row.clips.values():
+            known = next((each for each in self._clipped if each.ids == clip.ids), None)
+            if known is None:
+                known = self._clipped_of(clip.ids, clip.parameters)
+                self._clipped = [known, *self._clipped[: CLIPS_KNOWN - 1]]
+            if known.columns and known.optimizers <= row.measured.keys():
+                clips.append(Clip(known.columns, clip.max_norm))
+                self._usual = (clip._replace(parameters=()), known) if len(row.clips) == 1 else None
+        self.reader.clips(number, clips)
+        self._has_clips = bool(clips)
+
+    def _clipped_of(self, ids: list[int], parameters: Sequence[Tensor]) -> "_Clipped":
+        """Look for the norms of clipped gradients; none unless all of them are here and whole."""
+        column = 0
+        places: dict[int, tuple[int, int] | None] = {}  # column and optimizer, by parameter
+        for identity, gradients in self._state.known.items():
+            for parameter in gradients.parameters:
+                is_shared = id(parameter) in places
+                places[id(parameter)] = None if is_shared else (column, identity)
+                column += 1
+        having = [p for p in parameters if p.grad is not None or id(p) in places]
+        found = [places.get(id(p)) for p in having]
+        if None in found or any(hasattr(p, "to_local") for p in having):
+            return _Clipped(ids, [], set())
+        columns, optimizers = zip(*(each for each in found if each), strict=True)
+        return _Clipped(ids, list(columns), set(optimizers))
 
     def _scale_was_set(self, row: CurrentStep, number: int) -> None:
         """Note that the loop has changed the scale since the last update."""

@@ -140,8 +140,8 @@ class ScalerCalls:
         if not (row.stepped or row.direct) and self._is_ascent(row):
             row.ascents += 1
             row.is_continued, row.is_by_hand, row.is_special = True, False, True
-            row.measured.clear()
-            row.found_inf.clear()
+            for each in (row.measured, row.found_inf, row.clips):
+                each.clear()
             return
         if (row.number or not is_torchs) and new_scale is None:
             recorder.set_open_scale_after(after)

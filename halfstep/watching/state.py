@@ -12,7 +12,7 @@ from halfstep.evidence.collector import Collector
 from halfstep.recording.gradients import Gradients, Measured
 from halfstep.telemetry.events import Event
 from halfstep.watching.backward_passes import BackwardPasses
-from halfstep.watching.current_step import CurrentStep
+from halfstep.watching.current_step import ClipOfStep, CurrentStep
 from halfstep.watching.diagnoses import Diagnoses, Intervals
 from halfstep.watching.first_clips import FirstClips
 
@@ -47,6 +47,8 @@ class LoopState:
         self.ended: float | None = None  # end of the last step in the open row without a scaler
         self.is_settled = optimizers is not None  # all optimizers of an iteration are known
         self.before_clip: dict[int, Measured] = {}  # gradients as measured before a clip
+        #: Clips of gradients that are measured at their optimizer's step, by its id and theirs.
+        self.clips_ahead: dict[int, dict[int, ClipOfStep]] = {}
         self.clipping: set[int] = set()  # optimizers whose last unscaled step was then clipped
         self.has_pending = False  # unscaled gradients wait for their clip
         #: Norms of gradients to which a pass has added, by the id of an optimizer that has not

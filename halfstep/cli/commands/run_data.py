@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -52,7 +51,8 @@ def series(
     """Print every step of a run, or every metric, as CSV; `--points 200` downsamples.
 
     flags is a sum of 1: the step was skipped; 2: the loss is not finite; 4: the norm exceeds fp32;
-    256: the first optimizer skipped; 512: the second did; … An empty field is NaN.
+    16: the loss is unknown; 32: the norm is unknown; 256: the first optimizer skipped; 512: the
+    second did; … An empty field, or null, is unknown.
     """
     from halfstep.client import Client
     from halfstep.telemetry.plain_json import json_safe
@@ -60,7 +60,7 @@ def series(
     with Client() as client:
         read = client.metrics if metrics else client.series
         lines = read(run_id, first=first, last=last, points=points)
-    columns = {name: column.tolist() for name, column in lines.columns().items()}
+    columns = lines.cells()
     writer = csv.writer(sys.stdout, lineterminator="\n")
     if not as_json:
         writer.writerow(columns)
@@ -68,7 +68,7 @@ def series(
         if as_json:
             print(json.dumps(json_safe(dict(zip(columns, row, strict=True)))))
         else:
-            writer.writerow("" if math.isnan(value) else value for value in row)
+            writer.writerow(map(json_safe, row))
 
 
 def events(run_id: RunId, as_json: AsJson = False) -> None:

@@ -244,3 +244,45 @@ def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = 70.0
     limit.take("a", 30)
     RateLimit(0, "lines").take("a", 10**9)
+
+
+def numbers(lost: Any, **others: float) -> list[Any]:
+    """Return lines of 300 steps without gradient norms, one of which is another line."""
+    sound = {"loss": 0.5, "lr": 0.1} | others
+    return [lost if step == lost["step"] else {"step": step} | sound for step in range(1, 301)]
+
+
+def findings(sender: TestClient, script: TestClient) -> list[dict[str, Any]]:
+    """End the run and return its findings."""
+    end = {"status": "finished", "step": 300}
+    assert sender.post("/api/v1/ingest/1/1/end", json=end).is_success
+    return list(script.get("/api/v1/runs/1/findings").json()["findings"])
+
+
+def test_a_loss_that_is_not_finite_once_is_named_at_its_step(
+    sender: TestClient, script: TestClient
+) -> None:
+    """Without norms, a later finite loss shows that the step has not lost the weights."""
+    log(sender, *numbers({"step": 200, "loss": "NaN", "lr": 0.1}))
+    [finding] = findings(sender, script)
+    assert finding["title"] == "The loss was not finite at step 200"
+    assert "step 201" in finding["text"]
+    assert "consequence" not in finding["text"]
+
+
+def test_a_loss_that_stays_lost_is_named_from_its_first_step_on(
+    sender: TestClient, script: TestClient
+) -> None:
+    """The step before it has no norm, which is no NaN."""
+    lost = [{"step": step, "loss": "NaN", "lr": 0.1} for step in range(200, 301)]
+    log(sender, *numbers(lost[0])[:200], *lost[1:])
+    [finding] = findings(sender, script)
+    assert finding["title"] == "The loss is not finite from step 200 on"
+
+
+def test_unknown_norms_lose_no_weights(sender: TestClient, script: TestClient) -> None:
+    """A scaled run whose last loss is NaN is not dead if no gradient norm was logged."""
+    lost = {"step": 300, "loss": "NaN", "loss_scale": 1024}
+    log(sender, *numbers(lost, loss_scale=1024))
+    [run] = script.get("/api/v1/runs").json()["runs"]
+    assert run["health"]["word"] != "dead"

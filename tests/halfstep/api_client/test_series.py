@@ -1,5 +1,6 @@
 """Series of a run, as the client has them and the command prints them."""
 
+import csv
 import json
 from typing import Any
 
@@ -12,8 +13,8 @@ from db.runs import runs
 from db.tables import Run, Status, User
 from halfstep import Client
 from halfstep.api_client.series import of_metrics, of_steps
-from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
-from tests.db.telemetry.telemetry_made import make_metric, record
+from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED, UNKNOWN_NORM
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.halfstep.api_client.conftest import STEPS
 from tests.site import type_command
 from tests.spool_made import checkpoint_of
@@ -87,6 +88,29 @@ def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[s
     type_command("run", "findings", "1", "--json")
     said = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in said] == client.findings(1)
+
+
+@pytest.mark.parametrize("points", [(), ("--points", "32")])
+def test_the_command_prints_nan_and_leaves_unknown_numbers_empty(
+    client: Client,
+    database: Database,
+    running: Run,
+    capsys: pytest.CaptureFixture[str],
+    points: tuple[str, ...],
+) -> None:
+    """A norm that is NaN, and one that nobody logged, which is null as JSON."""
+    steps = make_steps([0.5, 0.5], first=STEPS + 1)
+    for name in ("grad_norm", "grad_norm_clipped"):
+        steps[name] = np.nan
+    steps["flags"][1] |= UNKNOWN_NORM
+    record(database, running, steps)
+    command = ("run", "series", "1", "--first", str(STEPS + 1), *points)
+    type_command(*command)
+    rows = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert [row["grad_norm"] for row in rows] == ["NaN", ""]
+    type_command(*command, "--json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["grad_norm"] for line in lines] == ["NaN", None]
 
 
 def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

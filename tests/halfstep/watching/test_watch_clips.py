@@ -211,3 +211,89 @@ def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) 
                 optimizer.step()
     assert watch.folder is not None
     assert Written(watch.folder).of("failed_diagnosis") == []
+
+
+@pytest.mark.parametrize("how", ["plain", "unscaled", "scaled", "fused", "float64", "half"])
+@pytest.mark.parametrize("limit", [0.1, 1e6])
+def test_the_norm_after_a_clip_is_recorded(tmp_path: Path, how: str, limit: float) -> None:
+    """From the first step on; where the clip changes nothing, it is the norm before."""
+    torch.manual_seed(0)
+    dtype = {"float64": torch.float64, "half": torch.bfloat16}.get(how, torch.float32)
+    net = nn.Linear(3, 2, dtype=dtype)
+    frozen = nn.Linear(2, 2)  # without gradients
+    parameters = [*net.parameters(), *frozen.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.0, fused=how == "fused")
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=how in ("unscaled", "scaled", "fused"))
+    norms = []
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for step in range(6):
+            optimizer.zero_grad()
+            x = torch.ones(4, 3, dtype=dtype) * (step + 1)
+            scaler.scale(net(x).square().mean()).backward()
+            if how in ("unscaled", "fused"):
+                scaler.unscale_(optimizer)
+            factor = scaler.get_scale() if how == "scaled" else 1.0
+            nn.utils.clip_grad_norm_(parameters, limit)
+            gradients = [p.grad for p in net.parameters() if p.grad is not None]
+            norms.append(nn.utils.get_total_norm(gradients).item() / factor)
+            scaler.step(optimizer)
+            scaler.update()
+    assert watch.folder is not None
+    steps = Written(watch.folder).steps
+    tolerance = 1e-2 if how == "half" else 1e-5
+    assert steps["grad_norm_clipped"] == pytest.approx(norms, rel=tolerance)
+    is_cut = (steps["grad_norm_clipped"] < steps["grad_norm"]).all()
+    assert is_cut == (limit == 0.1), steps
+
+
+@pytest.mark.parametrize("clips_each", [True, False])
+@pytest.mark.parametrize("has_scaler", [True, False])
+def test_the_norm_after_clips_of_several_optimizers_is_recorded(
+    tmp_path: Path, clips_each: bool, has_scaler: bool
+) -> None:
+    """Whether one clip covers the gradients of all, or each has its own limit."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(3, 3), nn.Linear(3, 2)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in (first, second)]
+    both = [*first.parameters(), *second.parameters()]
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    norms = []
+    with halfstep.watch(first, second, folder=tmp_path) as watch:
+        for _ in range(12):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            scaler.scale(second(first(torch.ones(4, 3))).square().mean()).backward()
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            if clips_each:
+                nn.utils.clip_grad_norm_(first.parameters(), 1e-2)
+                nn.utils.clip_grad_norm_(second.parameters(), 2e-2)
+            else:
+                nn.utils.clip_grad_norm_(both, 1e-2)
+            gradients = [p.grad for p in both if p.grad is not None]
+            norms.append(nn.utils.get_total_norm(gradients).item())
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+    assert watch.folder is not None
+    assert Written(watch.folder).steps["grad_norm_clipped"] == pytest.approx(norms, rel=1e-4)
+
+
+def test_a_limit_that_changes_counts_from_its_step_on(tmp_path: Path) -> None:
+    """A step without a clip has the norm before, and clips of a step follow each other."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    limits: list[list[float]] = [[0.1], [0.2], [], [0.4, 0.2], [0.2, 0.4], [0.3]]
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for own in limits:
+            optimizer.zero_grad()
+            net(torch.ones(4, 3)).square().sum().backward()
+            for limit in own:
+                nn.utils.clip_grad_norm_(net.parameters(), limit)
+            optimizer.step()
+    assert watch.folder is not None
+    steps = Written(watch.folder).steps
+    expected = [
+        min(own, default=norm) for own, norm in zip(limits, steps["grad_norm"], strict=True)
+    ]
+    assert steps["grad_norm_clipped"] == pytest.approx(expected, rel=1e-4)

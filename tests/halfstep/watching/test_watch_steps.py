@@ -1,5 +1,6 @@
 """Rows of a watched loop: loss, whether the step was applied, and overflowed parameters."""
 
+import copy
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -551,3 +552,109 @@ def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
     written = Written(tmp_path / "it")
     assert (written.steps["scale"] == 1).all()
     assert not written.of("scaler")
+
+
+@pytest.mark.parametrize("has_scaler", [True, False])
+@pytest.mark.parametrize("divides", ["/", "*", "not", "mean"])
+def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
+    tmp_path: Path, has_scaler: bool, divides: str
+) -> None:
+    """Also in the last step of an epoch, which has fewer passes; a mean by hand is no division."""
+    net = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    truth = []
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for passes in [4, 4, 1, 4, 3] * 6:
+            losses = []
+            for _ in range(passes):
+                loss = net(torch.randn(1, 3)).square()
+                loss = loss.sum() / 4 if divides == "mean" else loss.mean()
+                losses.append(loss.item())
+                if divides in "/*":
+                    loss = loss / 4 if divides == "/" else loss * 0.25
+                scaler.scale(loss).backward()
+            truth.append(sum(losses) / passes)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert watch.folder is not None
+    assert Written(watch.folder).steps["loss"] == pytest.approx(truth, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [60, 120])
+def test_parameters_that_an_optimizer_gets_while_training_are_inside(
+    tmp_path: Path, steps: int
+) -> None:
+    """As of points that are split and pruned, whose old tensors keep their gradients."""
+    cloud = nn.Module()
+    cloud.points = nn.Parameter(torch.ones(4, 3))
+    cloud.size = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.Adam([{"params": [cloud.points]}, {"params": [cloud.size]}])
+    kept = []
+    with halfstep.watch(cloud, folder=tmp_path) as watch:
+        for step in range(steps):
+            if step % 20 == 19 or step == steps - 1:
+                kept.append(cloud.points)
+                cloud.points = nn.Parameter(torch.cat([cloud.points, cloud.points]).detach())
+                optimizer.param_groups[0]["params"] = [cloud.points]
+                watch.add(cloud)
+            (cloud.points.square().mean() * cloud.size).backward()
+            if step < steps - 1:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+    assert watch.folder is not None
+    assert Written(watch.folder).of("outside_optimizers") == []
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("has_scaler", [True, False])
+@pytest.mark.parametrize("steps_each", [1, 5, 12])
+def test_each_step_of_an_optimizer_made_for_each_task_is_a_row(
+    tmp_path: Path, copies: bool, has_scaler: bool, steps_each: int
+) -> None:
+    """As in Reptile, where each task trains a copy of the net, or the net itself."""
+    meta = nn.Linear(3, 1)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    losses, norms = [], []
+    with halfstep.watch(meta, folder=tmp_path) as watch:
+        for _ in range(60 // steps_each):
+            net = copy.deepcopy(meta) if copies else meta
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            for _ in range(steps_each):
+                optimizer.zero_grad()
+                loss = net(torch.randn(4, 3)).square().mean()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1).item())
+                losses.append(loss.item())
+                scaler.step(optimizer)
+                scaler.update()
+    assert len(watch._loop.state.known) == 1
+    assert watch.folder is not None
+    written = Written(watch.folder)
+    assert written.steps["loss"] == pytest.approx(losses)
+    assert written.steps["grad_norm"] == pytest.approx(norms, rel=1e-5)
+    assert written.steps["grad_norm_clipped"] == pytest.approx(np.minimum(norms, 0.1), rel=1e-4)
+    assert written.of("outside_optimizers") == written.of("no_step") == []
+
+
+def test_an_optimizer_that_stays_shares_the_row_of_those_of_tasks(tmp_path: Path) -> None:
+    """The outer optimizer of MAML steps after the inner steps of each task."""
+    meta, outer_steps = nn.Linear(3, 1), 0
+    outer = torch.optim.Adam(meta.parameters(), lr=0.01)
+    with halfstep.watch(meta, folder=tmp_path) as watch:
+        for _ in range(12):
+            net = copy.deepcopy(meta)
+            inner = torch.optim.SGD(net.parameters(), lr=0.01)
+            for _ in range(5):
+                inner.zero_grad()
+                net(torch.randn(4, 3)).square().mean().backward()
+                inner.step()
+            for own, other in zip(meta.parameters(), net.parameters(), strict=True):
+                own.grad = (own - other).detach()
+            outer.step()
+            outer_steps += 1
+    assert [each.name for each in watch._loop.state.known.values()] == ["SGD", "Adam"]
+    assert watch.folder is not None
+    assert len(Written(watch.folder).steps) == 60

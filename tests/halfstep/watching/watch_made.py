@@ -88,8 +88,8 @@ class Script:
                 x = torch.randn(16, 8, generator=generator, device="cpu").to(self.device)
                 with torch.autocast(self.device, dtype=torch.float16):
                     loss = (net(x) - x.sum(dim=1, keepdim=True)).square().mean()
-                loss = loss / self.accumulation
                 total += loss.item()
+                loss = loss / self.accumulation
                 for i, scaler in enumerate(scalers):
                     scaler.scale(loss).backward(retain_graph=i + 1 < len(scalers))
             for i, scaler in enumerate(scalers):
