@@ -22,6 +22,7 @@ NAMES = (
     *("first-run", "watch-a-script"),
     *(
         "watch",
+        "check",
         "precision-lab",
         "recipes",
         "commands",
