@@ -20,6 +20,7 @@ Kind = Literal[
     "scaled_gradients_in_loss",
     "gradients_cleared_before_step",
     "gradients_edited_after_step",
+    "stale_weight_cache",
     "no_half_operators",
     "overflow_without_effect",
 ]

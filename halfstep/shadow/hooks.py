@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 
 from halfstep.shadow.sanitizer import Sanitizer
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 
 
@@ -35,6 +36,7 @@ class ShadowHooks:
         self._sanitizer, self._on_step, self._on_error = sanitizer, on_step, on_error
         self._is_scaled = False  # a loss of this step was scaled
         self._stepping: list[Optimizer] = []
+        self._steps_within = 0  # steps since autocast was left
         self._in_scaler = 0  # calls of GradScaler.step under way
         self._wraps: list[tuple[Any, str, Any, Any]] = []
         self._handles: list[Any] = []
@@ -47,6 +49,7 @@ class ShadowHooks:
         self._wrap(GradScaler, "update", self._update)
         self._wrap(torch.autograd, ENGINE, self._backward)
         self._wrap(torch, "compile", self._compile)
+        self._wrap(torch, "clear_autocast_cache", self._clear_cache)
         if "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("force_eager")
         self._handles = [
@@ -84,6 +87,11 @@ class ShadowHooks:
 
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
+
+    def _clear_cache(self, original: Any) -> Any:
+        """See that autocast is left."""
+        self._steps_within = 0
+        return original()
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile, and run eagerly: a compiled graph has no operators to observe."""
@@ -155,4 +163,8 @@ class ShadowHooks:
 
     def _step_ends(self) -> None:
         self._is_scaled = False
+        is_on = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        self._steps_within += is_on and torch.is_autocast_cache_enabled()
+        if self._steps_within > 1:
+            self._call(self._sanitizer.autocast_stays)
         self._on_step()

@@ -100,7 +100,7 @@ class Judge:
         for loss in losses:
             if not math.isfinite(loss.value):
                 self._has_lost_loss = True
-                self._add(self._with_loss(trace(loss.writer, "loss", step), loss, sums))
+                self.found(self._with_loss(trace(loss.writer, "loss", step), loss, sums))
                 break
         latest = self._losses[-1] if self._losses else None
         if not self._has_lost_loss and sums.nonfinite:
@@ -113,7 +113,7 @@ class Judge:
             for loss in losses:
                 if loss.power != 0:
                     site = site_of(loss.writer)
-                    self._add(
+                    self.found(
                         Defect(
                             step=step,
                             kind="scaled_gradients_in_loss",
@@ -127,7 +127,7 @@ class Judge:
     def changed(self, kind: Kind, step: int, operation: Operation) -> None:
         """Record a change of gradients at the wrong time."""
         site, scale = site_of(operation), self._mode.scale
-        self._add(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
+        self.found(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
 
     def end(self, step: int, weights: Iterable[Tensor]) -> None:
         """Judge what is left at the end of a step. weights: those that it has changed."""
@@ -136,7 +136,7 @@ class Judge:
             operation, share = self._mode.integers[0]
             dtype = str(operation.dtype).removeprefix("torch.")
             site = site_of(operation)
-            self._add(
+            self.found(
                 Defect(
                     step=step,
                     kind="integers_differ",
@@ -153,19 +153,19 @@ class Judge:
             entry = self._mode.memory.find(weight)
             facts = self._mode.facts(weight)
             if facts is not None and facts.nonfinite and entry is not None:
-                self._add(trace(entry.writers[-1], "weight", step))
+                self.found(trace(entry.writers[-1], "weight", step))
                 return
         used = {loss.writer for loss in self._losses}
         aside = next((each for each in self._mode.scalars if each not in used), None)
         if aside is not None:
-            self._add(self._of_scale(trace(aside, "value", step)))
+            self.found(self._of_scale(trace(aside, "value", step)))
             return
         self._overflow_without_effect(step)
 
     def _updates_lost(self, step: int) -> None:
         for lasting in self._mode.lasting.values():
             if lasting.is_unmoved(self._mode.memory):
-                self._add(
+                self.found(
                     Defect(
                         step=step,
                         kind="update_lost",
@@ -177,7 +177,8 @@ class Judge:
                     )
                 )
 
-    def _add(self, defect: Defect) -> None:
+    def found(self, defect: Defect) -> None:
+        """Add a defect of the step, unless it is known."""
         if not any(_is_same(defect, other) for other in self.defects):
             self.defects.append(defect)
         for operation, kept in self._mode.reproductions:
@@ -242,7 +243,7 @@ class Judge:
         if not traced:
             return
         defect = min(traced, key=lambda each: is_out_of_range(each.kind))
-        self._add(self._with_loss(self._of_scale(defect), loss, sums))
+        self.found(self._with_loss(self._of_scale(defect), loss, sums))
 
     def _of_scale(self, defect: Defect) -> Defect:
         """Return an overflow that a smaller loss scale would not have as one of the scale."""
@@ -282,7 +283,7 @@ class Judge:
             loss_fp32=loss.shadow,
             helps=("fp32",),
         )
-        self._add(self._lost_before(defect, lost[0]) if lost else self._rounded(defect, loss))
+        self.found(self._lost_before(defect, lost[0]) if lost else self._rounded(defect, loss))
 
     def _lost_before(self, defect: Defect, operation: Operation) -> Defect:
         """Add to a wrong loss where values were lost."""
@@ -325,7 +326,7 @@ class Judge:
             kind, share = "gradients_differ", distance
         else:
             return
-        self._add(
+        self.found(
             Defect(step=step, kind=kind, symptom="gradient", share=share, scale=self._mode.scale)  # type: ignore[arg-type]
         )
 
@@ -336,7 +337,7 @@ class Judge:
                 continue
             defect = classify(operation, "value", step, is_lost=True)
             if defect.kind == "overflow" and defect.value and not self.defects:
-                self._add(replace(defect, kind="overflow_without_effect", helps=()))
+                self.found(replace(defect, kind="overflow_without_effect", helps=()))
 
 
 def _is_same(one: Defect, other: Defect) -> bool:

@@ -197,6 +197,11 @@ class Sanitizer:
                     storage = gradient.untyped_storage()
                     self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
+    def autocast_stays(self) -> None:
+        """See that autocast was not left since the step before."""
+        if self.mode.half_operators:
+            self._judge.found(Defect(step=self.step, kind="stale_weight_cache", symptom="weight"))
+
     def _report_late_edits(self) -> None:
         """Report changes of gradients after their step, of those that were cleared since."""
         for key, operation in self._late_edits.items():

@@ -28,6 +28,7 @@ TITLES: Mapping[Kind, str] = {
     "scaled_gradients_in_loss": "Scaled gradients are part of the loss",
     "gradients_cleared_before_step": "Gradients are cleared before the step",
     "gradients_edited_after_step": "Gradients are edited after the step",
+    "stale_weight_cache": "Autocast is not left between steps",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
 }
@@ -47,6 +48,7 @@ ADVICE: Mapping[Kind, str] = {
     "scaled_gradients_in_loss": "Divide them by scaler.get_scale() first.",
     "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
     "gradients_edited_after_step": "Edit or clip them before the step, after scaler.unscale_.",
+    "stale_weight_cache": "Enter autocast in each step, around the forward pass and the loss only.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
     "overflow_without_effect": "",
 }
@@ -261,6 +263,14 @@ def _late(observation: Observation) -> str:
     )
 
 
+def _stale(observation: Observation) -> str:
+    return (
+        f"{steps_of(observation)} autocast was on since the step before. Its cache keeps the "
+        "weights in half precision as they were when it was entered: the forward pass does not see "
+        "updates."
+    )
+
+
 def _no_half(_observation: Observation) -> str:
     return "A GradScaler is used, and no operator of the forward pass ran in fp16 or bf16."
 
@@ -289,6 +299,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "scaled_gradients_in_loss": _scaled_in_loss,
     "gradients_cleared_before_step": _cleared,
     "gradients_edited_after_step": _late,
+    "stale_weight_cache": _stale,
     "no_half_operators": _no_half,
     "overflow_without_effect": _without_effect,
 }

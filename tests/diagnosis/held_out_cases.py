@@ -54,6 +54,7 @@ KINDS = {
         *("step_outside_scaler", "gradients_not_cleared", "scaler_not_restored", "no_gradient"),
         *("step_left_out", "schedule_in_skipped_steps", "no_optimizer_step", "zero_gradients"),
         *("gradients_cleared_before_step", "gradients_edited_after_step"),
+        "stale_weight_cache",
         *("scaled_gradients_edited", "no_half_operators", "scaler_without_fp16", "calls"),
     },
 }

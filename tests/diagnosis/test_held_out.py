@@ -15,7 +15,6 @@ MISSED = {
     "second/pcgrad_guard": "wrong",
     "second/moment_adapt": "partly",
     "third/baked_grid_image": "partly",
-    "third/flow_pyramid": "silent",
 }
 #: Of different causes, each in a few seconds; the others are extended.
 SAMPLE = {

@@ -268,6 +268,32 @@ def test_a_scale_by_hand_that_overflows_once_is_no_mistake() -> None:
     assert not any(row.is_fault for row in rows_of_loop(train))
 
 
+def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
+    """Not so if each step enters it, even around the backward pass and the step."""
+
+    def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        net(torch.ones(2, 4)).float().square().mean().backward()
+        optimizer.step()
+
+    def train(*, is_around_all: bool) -> None:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if is_around_all:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                for _ in range(6):
+                    step(net, optimizer)
+            return
+        for _ in range(6):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                step(net, optimizer)
+
+    row = first(rows_of_loop(lambda: train(is_around_all=True)))
+    assert (row.kind, row.steps) == ("stale_weight_cache", [2, 3, 4, 5, 6])
+    kinds = [each.kind for each in rows_of_loop(lambda: train(is_around_all=False))]
+    assert "stale_weight_cache" not in kinds
+
+
 def test_gradients_that_are_cleared_before_the_step() -> None:
     """With the line of the loop; none of the weights moves."""
 
