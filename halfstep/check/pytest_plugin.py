@@ -32,9 +32,9 @@ def _checked(
     *, steps: int = 0, every: int = 1, allow: tuple[str, ...] = ()
 ) -> "Iterator[CheckedLoop]":
     from halfstep.check.report import as_text  # imports torch
-    from halfstep.check.session import CheckedLoop, Schedule
+    from halfstep.check.session import CheckedLoop, CheckedSteps
 
-    with CheckedLoop(Schedule(steps=steps, every=every)) as loop:
+    with CheckedLoop(CheckedSteps(steps=steps, every=every)) as loop:
         yield loop
     report = loop.report("training")
     if not report.steps:

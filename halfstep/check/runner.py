@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from halfstep.check.report import Report, relative
-from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.check.session import CheckedLoop, CheckedSteps
 
 
 class ChecksDone(SystemExit):
@@ -22,7 +22,7 @@ class ChecksDone(SystemExit):
 def check_script(
     script: str,
     arguments: list[str],
-    schedule: Schedule,
+    schedule: CheckedSteps,
     *,
     is_module: bool = False,
     is_quiet: bool = False,

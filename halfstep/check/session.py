@@ -22,7 +22,7 @@ NO_HALF_AFTER = 2  # steps with a scaler and without an operator in half precisi
 
 
 @dataclass(frozen=True)
-class Schedule:
+class CheckedSteps:
     """Which steps are checked.
 
     steps: how many in all, 0 for every one.  every: only each n-th.  until_skip: end with the first
@@ -50,7 +50,7 @@ class CheckedLoop:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: CheckedSteps,
         on_done: Callable[[], None] = lambda: None,
         *,
         keeps_inputs: bool = False,
@@ -171,7 +171,10 @@ class CheckedLoop:
         if self._sanitizer.is_armed:
             self._sanitizer.disarm()
         self._hooks.remove()
-        self.calls.remove()
+        try:
+            self.calls.remove()
+        except Exception as error:
+            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         """Give up after an error of the check."""

@@ -38,7 +38,7 @@ MOST_FP64_RUNS = 20  # of a step
 DIFFERENT_INTEGERS = 0.01  # share of a tensor
 MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
-NO_PASS = -1
+NO_PASS = -1  # number of the graph task outside of a backward pass
 #: A change in place is rounded away if it moves at most this share of elements, and in fp32 at
 #: least the other.
 STILL, MOVED = 0.01, 0.5
@@ -110,7 +110,12 @@ class Call:
             self._kwargs = mapped(kwargs, self._shadow_of, SHADOW_DTYPES)
         self._repaired: tuple[Any, Any] | None = None
         if mode.repair is not None and self._may_run and _current_graph_task_id() == NO_PASS:
-            self._repaired = mode.repair.arguments(operator, tensors, self._written, args, kwargs)
+            try:
+                self._repaired = mode.repair.arguments(
+                    operator, tensors, self._written, args, kwargs
+                )
+            except Exception:  # too large, or a storage of another dtype: the step goes on without
+                mode.repair = None
 
     def _input(self, tensor: Tensor, entry: Entry) -> Input:
         facts = None
@@ -156,7 +161,10 @@ class Call:
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
         if self._repaired is not None and mode.repair is not None:
-            mode.repair.follow(self._func, self._repaired, outputs, self._written)
+            try:
+                mode.repair.follow(self._func, self._repaired, outputs, self._written)
+            except Exception:  # there is no kernel for these dtypes
+                mode.repair = None
         for index, tensor in enumerate(targets[: RESULTS.get(operator.name)]):
             if is_readable(tensor) and has_numbers(tensor):
                 self._compare(made, tensor, index, shadows)
@@ -222,7 +230,6 @@ class Call:
             is_random = self.operator.draws(self._actual, self._kwargs)
             made.is_unknown = not (self._may_run or is_random) and any(map(is_half, self.tensors))
             return None
-        mode.reruns += 1
         try:
             shadows = tensors_in(self._func(*self._args, **self._kwargs))
         except Exception as error:

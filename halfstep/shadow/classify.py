@@ -3,7 +3,7 @@
 import torch
 from msgspec.structs import replace
 
-from halfstep.shadow.defect import Defect, Kind, Remedy, Site, Symptom
+from halfstep.shadow.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Symptom
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.walk import (
@@ -19,7 +19,6 @@ from halfstep.shadow.walk import (
 )
 
 DEEPEST = 50
-SOFTMAXES = ("_softmax", "_log_softmax", "_scaled_dot_product", "logsumexp")
 BF16, FP32 = torch.finfo(torch.bfloat16), torch.finfo(torch.float32)
 
 
@@ -54,7 +53,7 @@ def classify(
     facts = operation.result or Facts(0)
     if operation.name == OUTSIDE:
         return _outside(operation, facts, symptom, step)
-    infinities = [each for each in operation.inputs if each.facts and _is_infinite(each.facts)]
+    infinities = [each for each in operation.inputs if each.facts and each.facts.has_infinity]
     is_undefined = facts.shadow_nan and not is_lost
     if not is_undefined and depth < DEEPEST:
         lost = writers(operation, lambda other: bool(other.lost))
@@ -79,7 +78,7 @@ def classify(
     if facts.nonfinite and infinities and depth < DEEPEST:
         source = first_infinity(operation)
         is_made = source.name != OUTSIDE or source.carried is not None
-        is_mask = not is_made and operation.name.startswith(SOFTMAXES)
+        is_mask = not is_made and operation.name.startswith(ATTENTIONS)
         if not (is_mask or source.has_infinite_argument or source is operation):
             return classify(source, symptom, step, depth + 1)
         return replace(defect, is_infinite=True, origin=site_of(source))
@@ -152,10 +151,6 @@ def _for(operation: Operation, helps: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     if operation.dtype is torch.bfloat16:
         return tuple(each for each in helps if each != "bf16")
     return helps
-
-
-def _is_infinite(facts: Facts) -> bool:
-    return bool(facts.infinite or facts.shadow_infinite)
 
 
 def is_out_of_range(kind: Kind) -> bool:

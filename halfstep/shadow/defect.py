@@ -28,6 +28,10 @@ Symptom = Literal["loss", "gradient", "weight", "value"]
 Remedy = Literal["fp32", "bf16", "smaller_scale"]
 
 
+#: Operators with a mask: a row of which nothing is left is NaN.
+ATTENTIONS = ("_softmax", "_log_softmax", "_scaled_dot_product", "logsumexp")
+
+
 class Site(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An operator, and the line that called it.
 

@@ -30,6 +30,11 @@ class Facts:
         return self.nan + self.infinite
 
     @property
+    def has_infinity(self) -> bool:
+        """Whether an element or its shadow is infinite."""
+        return bool(self.infinite or self.shadow_infinite)
+
+    @property
     def shadow_nonfinite(self) -> int:
         """Number of elements whose shadow is NaN or infinite."""
         return self.shadow_nan + self.shadow_infinite

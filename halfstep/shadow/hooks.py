@@ -14,10 +14,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from halfstep.shadow.lines import ENGINE
 from halfstep.shadow.sanitizer import Sanitizer
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
-ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 
 
 class ShadowHooks:

@@ -320,15 +320,13 @@ class Judge:
         if sums.nonfinite or sums.shadow <= 0:
             return
         share, distance = sums.lost / sums.shadow, math.sqrt(sums.distance / sums.shadow)
-        if share > UNDERFLOW:
-            kind, share = "gradients_underflow", share
-        elif distance > GRADIENTS_DIFFER:
+        kind: Kind = "gradients_underflow"
+        if share <= UNDERFLOW:
             kind, share = "gradients_differ", distance
-        else:
-            return
-        self.found(
-            Defect(step=step, kind=kind, symptom="gradient", share=share, scale=self._mode.scale)  # type: ignore[arg-type]
-        )
+            if distance <= GRADIENTS_DIFFER:
+                return
+        scale = self._mode.scale
+        self.found(Defect(step=step, kind=kind, symptom="gradient", share=share, scale=scale))
 
     def _overflow_without_effect(self, step: int) -> None:
         for operation in self._mode.first_lost:

@@ -21,7 +21,7 @@ from halfstep.evidence.source_files import is_of_script
 from halfstep.shadow.operations import Place
 from halfstep.shadow.operators import is_readable
 
-ENGINE = "_engine_run_backward"
+ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 GRAPH = "graph.py"  # of torch.autograd, where the engine is called
 MOST_FRAMES = 200
 _SKIPPED = tuple(

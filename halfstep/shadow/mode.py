@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.shadow.call import Call, Lasting
+from halfstep.shadow.call import NO_PASS, Call, Lasting
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import Entry, OutOfMemory, ShadowMemory
@@ -37,7 +37,6 @@ from halfstep.shadow.reproduction import Reproduction
 
 PURGE_EVERY = 64  # operators
 MOST_UNKNOWN = 20  # operators whose error is kept
-NO_PASS = -1
 #: Tensors without values.
 OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
 #: A whole storage is searched for nonfinite values if it is not much larger than the tensor.
@@ -71,7 +70,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.repair: Repair | None = None  # a line that computes in fp32 in this step
         self.on_write: Callable[[Entry, Operation], None] | None = None
         self.unknown: dict[str, str] = {}  # operators that could not be run again, with the error
-        self.operators = self.reruns = 0  # in all steps
+        self.operators = 0  # in all steps
         self.reset()
 
     def reset(self) -> None:

@@ -2,7 +2,7 @@
 
 In the step after one with a wrong loss, the rounding of each operator is measured. The lines with
 the largest ones then compute in fp32, one in each of the next steps, the one next to the loss
-first. The first with which the loss is right is the line to change. This module imports torch.
+first. The first that removes most of the error is the line to change. This module imports torch.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from halfstep.shadow.walk import ancestors
 
 MOST_LINES = 12  # that are tried
 MOST_TRIES = 3  # of a line, until a step has a wrong loss again
-RIGHT = 0.4  # share of the error that is left
+LEFT = 0.4  # largest share of the error that the line to change leaves
 
 
 class LineSearch:
@@ -28,7 +28,9 @@ class LineSearch:
     @property
     def line(self) -> Line | None:
         """The line that computes in fp32 in the step under way."""
-        return _line(self._candidates[-1]) if self._candidates else None
+        if self.found is not None or not self._candidates:
+            return None
+        return _line(self._candidates[-1])
 
     def see(self, loss: Operation, wrong: float, right: float, repaired: float | None) -> None:
         """See a wrong loss. repaired: what it is with the line in fp32, if it depends on it."""
@@ -41,7 +43,7 @@ class LineSearch:
             return
         if not self._candidates:
             return
-        if repaired is not None and abs(repaired - right) <= RIGHT * abs(wrong - right):
+        if repaired is not None and abs(repaired - right) <= LEFT * abs(wrong - right):
             self.found = self._candidates[-1]
         elif repaired is not None or self._tries == MOST_TRIES:
             self._candidates.pop()

@@ -6,12 +6,11 @@ from pathlib import PurePath
 
 from halfstep.number_formats import number, percent, quantity
 from halfstep.number_formats import scale as scale_text
-from halfstep.shadow.defect import Defect, Kind, Site
+from halfstep.shadow.defect import ATTENTIONS, Defect, Kind, Site
 from halfstep.shadow.observations import Observation
 
 STEPS_SHOWN = 5
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-ATTENTIONS = ("_softmax", "_log_softmax", "_scaled_dot_product")
 TITLES: Mapping[Kind, str] = {
     "overflow": "Overflow of {dtype}",
     "rounding": "A value is rounded away in {dtype}",
@@ -94,6 +93,11 @@ def steps_of(observation: Observation) -> str:
     if observation.count <= STEPS_SHOWN:
         return f"In steps {', '.join(shown[:-1])} and {shown[-1]}"
     return f"In {observation.count:,} steps, the first ones {', '.join(shown)},"
+
+
+def _in_step(observation: Observation) -> str:
+    """Return the step of the values that are stated, if there are others."""
+    return "" if observation.count == 1 else f"in step {observation.first.step:,} "
 
 
 def place_of(site: Site) -> str:
@@ -188,7 +192,7 @@ def _loss_differs(observation: Observation) -> str:
         f"{defect.step:,} it is {number(defect.loss)} instead of {number(defect.loss_fp32)}."
     )
     if not defect.site.operator:
-        return f"{text} It is the sum of roundings; no single line was found."
+        return f"{text} No value was lost as a whole, and no line was found that removes the error."
     if defect.value is None:
         repaired = number(defect.loss_repaired)
         return f"{text} With {named(defect.site)} in fp32, from the same inputs, it is {repaired}."
@@ -212,16 +216,16 @@ def _gradients_underflow(observation: Observation) -> str:
     defect = observation.first
     at = f" at a scale of {scale_text(defect.scale)}" if defect.scale not in (None, 1.0) else ""
     return (
-        f"{steps_of(observation)} gradients are 0 in half precision that are not 0 in fp32: in "
-        f"step {defect.step:,} {percent(defect.share)} of the squared norm{at}."
+        f"{steps_of(observation)} gradients are 0 in half precision that are not 0 in fp32: "
+        f"{_in_step(observation)}{percent(defect.share)} of the squared norm{at}."
     )
 
 
 def _gradients_differ(observation: Observation) -> str:
     defect = observation.first
     return (
-        f"{steps_of(observation)} the gradients are far from their values in fp32: in step "
-        f"{defect.step:,} by {percent(defect.share)} of their norm."
+        f"{steps_of(observation)} the gradients are far from their values in fp32: "
+        f"{_in_step(observation)}by {percent(defect.share)} of their norm."
     )
 
 

@@ -36,15 +36,11 @@ def has_lost(operation: Operation) -> bool:
 def first_infinity(operation: Operation) -> Operation:
     """Return the first operation with an infinity, of those that an operation received."""
     for _ in range(MOST_STEPS):
-        found = earliest(writers(operation, _is_infinite), before=operation)
+        found = earliest(writers(operation, lambda facts: facts.has_infinity), before=operation)
         if found is None:
             break
         operation = found
     return operation
-
-
-def _is_infinite(facts: Facts) -> bool:
-    return bool(facts.infinite or facts.shadow_infinite)
 
 
 def writers(operation: Operation, has_defect: Callable[[Facts], bool]) -> list[Operation]:
@@ -114,7 +110,7 @@ def _defect(operation: Operation, facts: Facts, *, is_lost: bool) -> Callable[[F
         return lambda other: bool(other.lost)
     if facts.nan:
         return lambda other: bool(other.nan)
-    return lambda other: bool(other.shadow_infinite or other.infinite)
+    return lambda other: other.has_infinity
 
 
 def ancestors(operation: Operation) -> Iterator[Operation]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from halfstep.check.report import Row
-from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.diagnosis.finding import Finding
 from tests.diagnosis.remedies import offered
 
@@ -127,7 +127,7 @@ def cases(collection: str) -> list[Case]:
 def judge(case: Case) -> Judged:
     """Run a case bare and checked."""
     bare = run(case)
-    loop = CheckedLoop(Schedule(steps=0))
+    loop = CheckedLoop(CheckedSteps(steps=0))
     checked = run(case, loop)
     report = loop.report()
     assert not report.errors, report.errors

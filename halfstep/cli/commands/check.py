@@ -43,16 +43,16 @@ def app(
     """
     from halfstep.check import report as reports
     from halfstep.check.runner import check_script
-    from halfstep.check.session import Schedule
+    from halfstep.check.session import CheckedSteps
 
     if not module and not Path(script).is_file():
         raise typer.BadParameter(f"{script} is no file")
     try:
         known = None if baseline is None else reports.read(baseline)
-    except ValueError as invalid:
+    except (OSError, ValueError) as invalid:
         raise typer.BadParameter(f"--baseline: {baseline}: {invalid}") from invalid
     is_quiet = as_json or format != "text"
-    schedule = Schedule(steps=steps, every=every, until_skip=until_skip)
+    schedule = CheckedSteps(steps=steps, every=every, until_skip=until_skip)
     report, error = check_script(
         script,
         arguments or [],

@@ -141,6 +141,13 @@ def test_a_baseline_that_is_none_is_refused(folder: Path, text: str) -> None:
     assert "it is no report of `halfstep check --json`" in ended.stderr
 
 
+def test_a_baseline_that_is_missing_is_named(folder: Path) -> None:
+    ended = check(folder, "--baseline", "absent.json", "train.py")
+    assert ended.returncode == 2
+    assert "absent.json" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_module_runs_with_m(folder: Path) -> None:
     """Its relative imports work."""
     (folder / "pkg").mkdir()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.shadow.observations import Observation
 
 Loop = Callable[[], Any]  # trains, and returns everything that can differ
@@ -25,9 +25,9 @@ def bare(loop: Loop) -> Any:
     return bits([results, states])
 
 
-def checked(loop: Loop, schedule: Schedule | None = None) -> tuple[Any, CheckedLoop]:
+def checked(loop: Loop, schedule: CheckedSteps | None = None) -> tuple[Any, CheckedLoop]:
     """Return the same of a checked loop, and its check."""
-    with CheckedLoop(schedule or Schedule(steps=0)) as check:
+    with CheckedLoop(schedule or CheckedSteps(steps=0)) as check:
         results = bare(loop)
     return results, check
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from halfstep.check.report import Row
-from halfstep.check.session import CheckedLoop, Schedule
+from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.shadow.sanitizer import Sanitizer
 
 HALF = torch.float16
@@ -26,7 +26,7 @@ def one_thread() -> None:
 
 def rows_of_loop(train: Callable[[], None]) -> list[Row]:
     """Return what a check of a loop reports."""
-    loop = CheckedLoop(Schedule(steps=0))
+    loop = CheckedLoop(CheckedSteps(steps=0))
     with loop:
         train()
     assert loop.steps
