@@ -14,7 +14,7 @@ import numpy as np
 import obstore
 from numpy.typing import NDArray
 from obstore.store import LocalStore, ObjectStore
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.runs import diagnosis_evidence, key_figures
@@ -25,7 +25,7 @@ from db.files.step_files import NAMES, StepFiles
 from db.health import causes, input_bound, losses, scaling_health
 from db.queue import queue
 from db.runs import history
-from db.tables import FrozenSteps, Run, Status, Step
+from db.tables import FLAGGED, FrozenSteps, Run, Status, Step
 from db.telemetry import export, freeze, pyramid, series, windows
 
 
@@ -69,10 +69,11 @@ def freeze_run(database: Database, store: ObjectStore, run: Run, folder: Path) -
         return session.scalars(select(FrozenSteps).where(FrozenSteps.run_id == run.id)).one()
 
 
-def rows_of(database: Database, run: Run) -> int:
-    """Count the rows of a run's steps."""
+def rows_of(database: Database, run: Run, *, are_flagged: bool = False) -> int:
+    """Count the rows of a run's steps. are_flagged: only those that a freeze always keeps."""
     with database.reading() as session:
-        count = session.scalar(select(func.count()).where(Step.run_id == run.id))
+        rows = select(func.count()).where(Step.run_id == run.id)
+        count = session.scalar(rows.where(or_(*FLAGGED.values())) if are_flagged else rows)
         return count or 0
 
 
