@@ -1,6 +1,8 @@
-"""How `halfstep check` names the causes of loops whose authors had not read the engine.
+"""How the causes of loops are named whose authors had not read the engine.
 
-    python -m benchmarks.held_out [first second …] [--rows]
+    python -m benchmarks.held_out [first second …] [--watch] [--rows]
+
+By `halfstep check`, or by the findings on the page of a watched run.
 
 Prints each case with right, partly, wrong or silent (a healthy one: right or false), remedies that
 the measured facts contradict, and whether a bit has changed.
@@ -11,7 +13,7 @@ from collections import Counter
 
 import torch
 
-from tests.diagnosis.held_out_cases import FOLDER, HEALTHY, cases, judge
+from tests.diagnosis.held_out_cases import FOLDER, HEALTHY, cases, judge, judge_watched
 
 
 def main(words: list[str]) -> None:
@@ -21,7 +23,7 @@ def main(words: list[str]) -> None:
     for collection in chosen or sorted(each.name for each in FOLDER.iterdir() if each.is_dir()):
         counts: Counter[str] = Counter()
         for case in cases(collection):
-            judged = judge(case)
+            judged = judge_watched(case) if "--watch" in words else judge(case)
             is_healthy = case.cause == HEALTHY
             counts[f"healthy {judged.named}" if is_healthy else judged.named] += 1
             counts["harmful"] += bool(judged.harmful)

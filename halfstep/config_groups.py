@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from halfstep.number_formats import number
-from halfstep.telemetry.events import NAME_CHARACTERS
+from halfstep.telemetry.event_fields import NAME_CHARACTERS
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 #: Range of normal powers of two in fp32, the scale's type. Below it, a scale or its reciprocal, by

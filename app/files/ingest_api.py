@@ -26,7 +26,8 @@ from db.errors import Invalid
 from db.names import cleaned
 from db.tables import LARGEST_COUNT, LARGEST_ID
 from db.telemetry import ingest
-from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
+from halfstep.telemetry.event_fields import NAME_CHARACTERS, TEXT_CHARACTERS
+from halfstep.telemetry.events import MOST_WORDS, PATH_CHARACTERS
 from halfstep.telemetry.plain_json import json_safe
 
 router = APIRouter(prefix="/ingest", tags=["watched runs"])

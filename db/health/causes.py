@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.health import precision_findings
+from db.health import precision_findings, shadow_findings
 from db.health.advice_words import AdviceWords
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
 from db.health.scaling_health import Figures, ScalingHealth, has_scaler
@@ -49,13 +49,15 @@ EARLIEST: tuple[type[StepEvent], ...] = (
     events.FirstNonfinite,
     events.NonfiniteBuffers,
 )
-SEVERAL: tuple[type[StepEvent], ...] = (events.Origin, events.NoGradient, events.Precision)
+SEVERAL: tuple[type[StepEvent], ...] = (
+    *(events.Origin, events.NoGradient, events.Precision, events.ShadowStep),
+)
 MOST_EVENTS = 50  # of a kind of which several count
 #: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
 LARGEST_HALF = 65504.0
 LARGE_WEIGHT = 1000.0  # no usual initial weight or gain is as large
-COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
+COSTLY_SETTLED = 10  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 SMALLEST_SCALE = 2.0**-24  # below it no usual gradient overflows
 OUTSIDE = "training_step"  # a replay's name for operations outside of all modules
 
@@ -219,14 +221,30 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     has_zeros = signs.zero_steps >= ZERO_STEPS
     calls = list(mistaken_calls(signs))
     yield from calls
+    observed = shadow_findings.observed(signs.several(events.ShadowStep), _lost_at(signs))
     if not calls:
-        numbers = list(_numbers(signs, words))
+        numbers = list(shadow_findings.explaining(observed))
+        if numbers:
+            buffers = signs.one(events.NonfiniteBuffers)
+            numbers += precision_findings.nonfinite_buffers(buffers, words)
+        else:
+            numbers += _numbers(signs, words)
         yield from numbers
         if not numbers and not has_zeros:
             yield from _skips(signs, words)
         if not signs.has_scaler and not numbers:
             yield from _first_lost(signs, words)
+    yield from shadow_findings.others(observed, are_mild=False)
     yield from other_mistakes(signs)
+    yield from shadow_findings.others(observed, are_mild=True)
+
+
+def _lost_at(signs: Signs) -> int | None:
+    """Return the step from which on the weights of a loop without a scaler are not finite."""
+    if signs.has_scaler:
+        return None
+    event = signs.one(events.FirstNonfinite)
+    return event.step if event else signs.first_lost[0] if signs.first_lost else None
 
 
 # ---- Numbers that are not finite --------------------------------------------------------------
@@ -247,12 +265,14 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             for tensor in event.inputs[:NAMES_SHOWN]
         )
         yield Finding(
-            f"The batch is not finite: {first.name}",
+            f"{first.name} is not finite",
             f"At step {event.step:,} the loss was not finite, and neither was {names} in the "
-            "training loop. Neither precision nor loss scale can fix this: find the samples, and "
-            "clean or drop them.",
+            "training loop. If it is data, find the samples, and clean or drop them: neither "
+            "precision nor loss scale helps. If the loop computes it, it may be a consequence."
+            f"{words.find_operator}",
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
+            is_certain=False,
         )
     elif "inputs" in kinds:
         origin = origins[kinds.index("inputs")]
@@ -402,9 +422,8 @@ def _first_nonfinite(
     if event.loss_nonfinite:
         title = f"The loss is not finite from step {event.step:,} on"
         text = _before(event.finite) + (
-            f"In that step's forward pass a number exceeded the range of {precision} (the weights "
-            "may have grown too large), or an operation was undefined: a logarithm of 0 or a "
-            "division by 0."
+            f"A number exceeded the range of {precision} there (the weights may have grown too "
+            "large), or an operation was undefined: a logarithm of 0 or a division by 0."
         )
     else:
         title = f"Gradients are not finite from step {event.step:,} on"
@@ -481,12 +500,18 @@ def _forward(
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
     inside = [origin for origin in origins if origin.kind == "inside"]
     kinds = {origin.kind for origin in origins}
-    if kinds == {"unobserved"}:
+    is_finite_again = signs.finite_at is not None and signs.finite_at > last
+    finite = (
+        f" At step {signs.finite_at:,} it was finite, so not every batch causes this."
+        if is_finite_again
+        else ""
+    )
+    if kinds <= {"unobserved"} and words.find_operator:
         yield Finding(
             "The loss of a skipped step was not finite",
-            f"{text}It is unknown whether the batch contained NaN or inf or the forward pass "
-            "overflowed: on a GPU, inputs are checked only in the first steps and after a skip, "
-            f"modules only after a skip. Check the batch of that step.{words.find_operator}",
+            f"{text}It is unknown whether the batch contained NaN or inf, or the forward pass "
+            f"overflowed: the step was not armed. Check the batch of that step.{finite}"
+            f"{words.find_operator}",
             before=before,
             part="skipped",
             is_certain=False,
@@ -547,15 +572,10 @@ def _forward(
         )
         fix = fixes.FORWARD_LOSS
     else:
+        where = "It is unknown where it arose and whether other batches are finite."
         text += (
-            f"At step {signs.finite_at:,} it was finite, so not every batch causes this. Check the "
-            f"batch of step {last:,}"
-            if signs.finite_at is not None and signs.finite_at > last
-            else "It is unknown where it arose and whether other batches are finite. Check the "
-            f"batch of step {last:,}"
-        )
-        text += (
-            f", and look for activations near 65,504; if it happens again, run the module in fp32, "
+            f"{finite.lstrip() or where} Check the batch of step {last:,}, and look for "
+            "activations near 65,504; if it happens again, run the module in fp32, "
             f"{words.in_fp32}, or use bf16.{words.find_operator}"
         )
     verb = "overflows" if is_lasting else "overflowed"

@@ -33,7 +33,7 @@ class Calls:
         self._loop = Loop(self._steps, self._event)
         for method in ("clipping", "clipping_values"):
             setattr(self._loop.clips, method, self._noting(getattr(self._loop.clips, method)))
-        self._loop.evidence.origin.stop()
+        self._loop.evidence.armed.stop()
         self._hooks = Hooks(self._loop)
         self._guard = ApartGuard(sanitizer, on_error)
         sanitizer.names.on_root = self._add

@@ -63,7 +63,7 @@ class CheckedLoop:
         self._observations = Observations()
         self._sanitizer = Sanitizer(self._observe)
         self._sanitizer.mode.keeps_inputs = keeps_inputs
-        self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed)
+        self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed, is_eager=True)
         self.calls = Calls(self._sanitizer, self._failed)
         self._is_observed = False
         self._number = 1  # of the step under way
@@ -76,6 +76,7 @@ class CheckedLoop:
     def __enter__(self) -> Self:
         self.calls.install()
         self._hooks.install()
+        self._hooks.begin()
         self._sanitizer.arm(self._number)
         self._is_observed = True
         return self
@@ -87,6 +88,7 @@ class CheckedLoop:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
+        self._hooks.remove()  # if the last step has left them
 
     def found(self) -> list[Observation]:
         """Return what was seen, faults first."""

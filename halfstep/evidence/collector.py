@@ -16,12 +16,12 @@ from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.buffer_evidence import BufferEvidence
 from halfstep.evidence.input_evidence import InputEvidence, is_finite
 from halfstep.evidence.optimizer_checks import OptimizerChecks
-from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
 from halfstep.evidence.skip_evidence import SkipEvidence
 from halfstep.evidence.tally import Tally
 from halfstep.recording.gradients import Gradients
+from halfstep.shadow.armed_steps import ArmedSteps
 from halfstep.telemetry.events import (
     AccumulatedGradients,
     Culprit,
@@ -47,17 +47,21 @@ PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
 class Collector:
     """Collects evidence in the order of a step, and emits events."""
 
-    def __init__(self, on_event: Callable[[Event], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_event: Callable[[Event], None],
+        say: Callable[[str], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """on_error: called with an error of an armed step."""
         self._on_event, self._say = on_event, say
         self.host_copies = HostCopies()
-        self.origin = Origin(on_event, self.host_copies)
+        self.armed = ArmedSteps(on_event, on_error)
         self.schedule = ScheduleEvidence()
         self.inputs = InputEvidence(on_event, self.host_copies)
         self.checks = OptimizerChecks(on_event, self._once)
         self._buffers = BufferEvidence(on_event, self.host_copies)
-        self.skips = SkipEvidence(
-            self.origin, self.inputs, self._buffers, self.host_copies, self._once
-        )
+        self.skips = SkipEvidence(self.armed, self.inputs, self._buffers, self.host_copies)
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
         self._tallies = {
@@ -71,13 +75,13 @@ class Collector:
         """Observe these modules."""
         for part in (self.inputs, self._buffers, self.checks):
             part.modules += tuple(modules)
-        self.origin.add(names)
+        self.armed.add(names)
 
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
         """Return whether to examine a backward pass. count: passes so far."""
         if count <= PRECISION_PASSES[-1] or self.inputs.found is not None:
             return True
-        if self.skips.in_a_row or self.origin.is_armed:
+        if self.skips.in_a_row or self.armed.is_armed:
             return True
         for loss in losses or ():  # noqa: SIM110, a generator costs calls in each step
             if isinstance(loss, float) and not math.isfinite(loss):
@@ -101,10 +105,11 @@ class Collector:
         if losses is None:
             return
         if any(isinstance(loss, Tensor) for loss in losses):
-            is_suspected = bool(self.skips.in_a_row) or self.origin.is_armed
+            is_suspected = bool(self.skips.in_a_row) or self.armed.is_armed
             self.inputs.examine(step, count, losses, is_suspected=is_suspected)
         elif not all(map(is_finite, losses)):
             self.inputs.record(step)
+            self.armed.lost()
         elif self.inputs.found is not None and any(isinstance(loss, float) for loss in losses):
             self.inputs.recheck()
 
@@ -169,7 +174,7 @@ class Collector:
 
     def end(self, step: int, known: Sequence[tuple[Gradients, bool]]) -> None:
         """Remove all hooks, and report the rest."""
-        self.origin.disarm()
+        self.armed.stop()
         self.inputs.report()
         for tally in self._tallies.values():
             tally.flush()

@@ -6,17 +6,15 @@ there the inputs of the first passes are counted, and of passes after a skip. Re
 parameters and scalars do not count as inputs; a mask of -inf does, and is valid.
 """
 
-import sys
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from halfstep.evidence.source_files import is_of_script
+from halfstep.shadow.loop_variables import tensors_in, tensors_of_callers
 
-DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 40, 3, 1000, 2**26
+MOST_ELEMENTS = 2**26  # of a tensor that is searched
 MOST_ON_DEVICE = 16  # tensors
 SEARCHABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -55,52 +53,14 @@ def counts_of(tensor: Tensor) -> Tensor:
     return torch.stack([tensor.isposinf().sum(), tensor.isnan().sum()])
 
 
-def tensors_of_callers() -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of the frames of the script that are under way, innermost first."""
-    frame: types.FrameType | None = sys._getframe(1)
-    for _ in range(DEEPEST_FRAME):
-        if frame is None:
-            return
-        if is_of_script(frame.f_code.co_filename):
-            yield from _tensors(frame)
-        frame = frame.f_back
-
-
 def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
     """Yield the nonfinite tensors in a value: name, number of inf and of NaN.
 
     The host waits for those on a device.
     """
-    for each, tensor in _within(name, value, 0):
+    for each, tensor in tensors_in(name, value):
         if counts := _counts(tensor.cpu()):
             yield (each, *counts)
-
-
-def _tensors(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
-    """Yield a frame's tensors by name, without extending the life of any object."""
-    values = frame.f_locals
-    is_copy = values is not frame.f_globals and sys.version_info < (3, 13)
-    try:
-        for count, (name, value) in enumerate(list(values.items())):
-            if count == MOST_VALUES:
-                return
-            if not name.startswith("__"):
-                yield from _within(name, value, 0)
-    finally:
-        if is_copy and frame.f_code.co_flags & 1:  # CO_OPTIMIZED: a function's frame, not a class's
-            values.clear()
-
-
-def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        if not isinstance(value, nn.Parameter):
-            yield name, value
-    elif depth < DEEPEST_VALUE and isinstance(value, tuple | list) and len(value) <= MOST_VALUES:
-        for index, each in enumerate(value):
-            yield from _within(f"{name}[{index}]", each, depth + 1)
-    elif depth < DEEPEST_VALUE and isinstance(value, Mapping) and len(value) <= MOST_VALUES:
-        for key, each in list(value.items()):
-            yield from _within(f"{name}[{key!r}]"[:100], each, depth + 1)
 
 
 def _counts(tensor: Tensor) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from halfstep.telemetry.events import DType
+from halfstep.telemetry.event_fields import DType
 
 MOST_NODES = 2_000
 #: Node names of operations that autocast runs in half precision.

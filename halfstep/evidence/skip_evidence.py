@@ -1,17 +1,18 @@
 """Skips of a watched loop, as they become known. This module imports torch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.optim import Optimizer
 
 from halfstep.evidence.buffer_evidence import BufferEvidence
 from halfstep.evidence.input_evidence import InputEvidence, on_device
-from halfstep.evidence.origin import Origin, unobserved_origin
 from halfstep.recording.gradients import Gradients
+from halfstep.shadow.armed_steps import ArmedSteps
 from halfstep.telemetry.events import Event, Scaler
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
@@ -29,14 +30,13 @@ class SkipEvidence:
 
     def __init__(
         self,
-        origin: Origin,
+        armed: ArmedSteps,
         inputs: InputEvidence,
         buffers: BufferEvidence,
         host_copies: HostCopies,
-        report_once: Callable[[Event], None],
     ) -> None:
-        self._report_once, self._host_copies = report_once, host_copies
-        self.origin, self._inputs, self._buffers = origin, inputs, buffers
+        self._host_copies = host_copies
+        self._armed, self._inputs, self._buffers = armed, inputs, buffers
         self.in_a_row = 0  # consecutive skips known to the host
         self._has_skipped_loss = False
         self._bad_clip_at: int | None = None  # number of steps before a nonfinite clip
@@ -47,13 +47,13 @@ class SkipEvidence:
         """Return whether `clipped` examines gradients of this norm."""
         if self._is_lost:
             return False
-        if self._bad_clip_at is not None or self.origin.left or self.origin.is_armed:
+        if self._bad_clip_at is not None or self._armed.left or self._armed.is_armed:
             return True
         if isinstance(norm, float):
             return not math.isfinite(norm)
         return self._device_clips < CLIPS_ON_DEVICE
 
-    def clipped(self, steps: int, norm: Value, loss: Value) -> None:
+    def clipped(self, steps: int, norm: Value, loss: Value, optimizer: Optimizer) -> None:
         """Record that gradients of a loop without a scaler are about to be clipped.
 
         steps: made so far. If the loop skips the step of a nonfinite norm, its weights are
@@ -61,40 +61,40 @@ class SkipEvidence:
         """
         if self._is_lost:
             return
+        if self._armed.is_armed:  # an armed step is read by the host anyway
+            norm, loss = float(norm), float(loss)
         if isinstance(norm, float) and isinstance(loss, float):
+            is_finite = math.isfinite(norm)
             self._judge_clip(steps, norm, loss)
-            if self._is_lost:
-                return
-            self.origin.end(steps + 1, 1.0, float(not math.isfinite(norm)), loss)
-        elif isinstance(norm, Tensor) and (
-            self._device_clips < CLIPS_ON_DEVICE or self.origin.left or self.origin.is_armed
-        ):
+            if not self._is_lost:
+                self._armed.clipped(optimizer, is_finite=is_finite)
+        elif isinstance(norm, Tensor) and self._device_clips < CLIPS_ON_DEVICE:
             self._device_clips += 1
-            self.origin.end(steps + 1, 1.0, (~norm.isfinite()).float(), loss)
             both = torch.stack([norm.detach().float(), on_device(loss, norm.device)])
             self._host_copies.send(
                 lambda arrived: self._judge_clip(steps, *arrived[0].tolist()), both
             )
-        else:
-            return
-        self.origin.begin()
         self._host_copies.report()
+
+    def has_clipped(self, steps: int) -> None:
+        """Arm the step after a clip with a nonfinite norm, which the loop may leave out."""
+        if self._bad_clip_at is not None:
+            self._armed.begin(steps + 1)
 
     def _judge_clip(self, steps: int, norm: float, loss: float) -> None:
         if self._bad_clip_at not in (None, steps):  # that step was applied: the weights are lost
             self._is_lost, self._bad_clip_at = True, None
-            self.origin.disarm()
+            self._armed.stop()
             return
         self._bad_clip_at = None if math.isfinite(norm) else steps
         if not math.isfinite(norm):
-            self.origin.skipped(0, 1, 1, loss_is_finite=math.isfinite(loss))
+            self._armed.skipped(steps + 1, 0, 1, 1, loss_is_finite=math.isfinite(loss))
 
     def closed(
         self,
         step: int,
         row: CurrentStep,
         known: Mapping[int, Gradients],
-        scale: Value,
         found_inf: Mapping[int, Value],
         loss: Value,
     ) -> None:
@@ -103,12 +103,6 @@ class SkipEvidence:
         if any(isinstance(flag, float) for flag in flags):
             loss_is_finite = not isinstance(loss, float) or math.isfinite(loss)
             self._skip(step, row, known, any(flags), loss_is_finite=loss_is_finite)
-        if self.origin.is_armed:
-            total = flags[0] if flags else 0.0
-            for flag in flags[1:]:
-                total = total + flag
-            self.origin.end(step, scale, total, loss)
-        self.origin.begin()
         self._host_copies.report()
 
     def _skip(
@@ -122,7 +116,7 @@ class SkipEvidence:
     ) -> None:
         if not was_skipped:
             self.in_a_row = 0
-            self.origin.applied()
+            self._armed.applied()
             return
         self.in_a_row += 1
         counted = [
@@ -131,7 +125,7 @@ class SkipEvidence:
         nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
         infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())
         total = sum(len(known[each].names) for each in row.measured if each in known)
-        self.origin.skipped(infinite, nan, total, loss_is_finite=loss_is_finite)
+        self._armed.skipped(step, infinite, nan, total, loss_is_finite=loss_is_finite)
         if not loss_is_finite:
             self._buffers.read(step)
 
@@ -144,12 +138,12 @@ class SkipEvidence:
             infinite = int(np.isinf(of_step[event.step]).sum())
             loss_is_finite = not event.loss_nonfinite
             self.in_a_row += 1
-            self.origin.skipped(infinite, nan, norms.shape[1], loss_is_finite=loss_is_finite)
-            if not loss_is_finite and event.step not in self._inputs.examined:
-                self._report_once(unobserved_origin(event.step, float(event.scale_before)))
+            self._armed.skipped(
+                event.step, infinite, nan, norms.shape[1], loss_is_finite=loss_is_finite
+            )
             self._has_skipped_loss |= not loss_is_finite
         if len(records) and not records["flags"][-1] & SKIPPED:
             self.in_a_row = 0
-            self.origin.applied()
+            self._armed.applied()
         if skips and self._has_skipped_loss:
             self._buffers.read(skips[0].step)

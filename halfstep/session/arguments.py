@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from halfstep.session.config_values import OnLoss, as_config
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.stderr import in_a_line, say
-from halfstep.telemetry.events import NAME_CHARACTERS
+from halfstep.telemetry.event_fields import NAME_CHARACTERS
 from halfstep.telemetry.plain_json import CLEAN, LARGEST_WHOLE, cleaned, is_clean, shown
 from halfstep.telemetry.run_folder import runs_folder
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import IO, Any
 
 from halfstep.sidecar.lines import Output
-from halfstep.telemetry.events import Line, Stream
+from halfstep.telemetry.event_fields import Stream
+from halfstep.telemetry.events import Line
 
 PIECE_BYTES = 2**16  # read at once
 DRAIN_SECONDS = 1.0  # most that the end waits for what is in the pipe

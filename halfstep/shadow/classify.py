@@ -99,12 +99,13 @@ def _outside(operation: Operation, facts: Facts, symptom: Symptom, step: int) ->
         elements=facts.elements,
     )
     if operation.carried is None:
-        return defect
+        return replace(defect, kind="nonfinite_weight") if operation.is_weight else defect
+    origin = operation.carried.origin
     return replace(
         defect,
         kind="carried",
         carried_from=operation.carried.step,
-        origin=site_of(operation.carried.origin),
+        origin=None if origin is None else site_of(origin),
     )
 
 

@@ -2,13 +2,14 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from halfstep.telemetry.event_fields import Count, Finite, Part, SinceStep, StepNumber, Text
 
 Kind = Literal[
     "overflow",
     "rounding",
     "undefined",
     "nonfinite_input",
+    "nonfinite_weight",
     "carried",
     "scale_too_large",
     "loss_differs",
@@ -32,25 +33,25 @@ Remedy = Literal["fp32", "bf16", "smaller_scale"]
 ATTENTIONS = ("_softmax", "_log_softmax", "_scaled_dot_product", "logsumexp")
 
 
-class Site(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Site(Part, frozen=True, kw_only=True, omit_defaults=True):
     """An operator, and the line that called it.
 
     caller_file, caller_line: of the script, if the line is in an installed package.
     node: of the backward pass, as "MmBackward0".
     """
 
-    operator: str = ""
-    file: str = ""
-    line: int = 0
-    caller_file: str = ""
-    caller_line: int = 0
-    source: str = ""  # of the line
-    module: str = ""
-    node: str = ""
-    variable: str = ""
+    operator: Text = ""
+    file: Text = ""
+    line: Count = 0
+    caller_file: Text = ""
+    caller_line: Count = 0
+    source: Text = ""  # of the line
+    module: Text = ""
+    node: Text = ""
+    variable: Text = ""
 
 
-class Defect(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     """One observation of an armed step.
 
     count, elements: how many elements of the site's result are affected, and of how many.
@@ -63,27 +64,27 @@ class Defect(Struct, frozen=True, kw_only=True, omit_defaults=True):
     helps: what the shadow has shown to be finite.
     """
 
-    step: int
+    step: StepNumber
     kind: Kind
     symptom: Symptom
     site: Site = Site()
-    dtype: str = ""
-    count: int = 0
-    elements: int = 0
-    value: float | None = None
-    limit: float | None = None
-    sample: tuple[float, float] | None = None
+    dtype: Text = ""
+    count: Count = 0
+    elements: Count = 0
+    value: Finite | None = None
+    limit: Finite | None = None
+    sample: tuple[Finite, Finite] | None = None
     origin: Site | None = None
     rounded_in: Site | None = None  # where the input of the origin was rounded, if elsewhere
     is_infinite: bool = False  # of "undefined": from an infinity, such as a mask
-    loss: float | None = None
-    loss_fp32: float | None = None
-    loss_repaired: float | None = None  # with the site's line in fp32
+    loss: Finite | None = None
+    loss_fp32: Finite | None = None
+    loss_repaired: Finite | None = None  # with the site's line in fp32
     are_gradients_finite: bool = False  # in fp32
     depends_on_scale: bool = False
-    scale: float | None = None
-    fits_below: float | None = None
-    carried_from: int | None = None
-    share: float | None = None
-    has_grown: float | None = None  # factor by which the fp32 loss has grown since the beginning
+    scale: Finite | None = None
+    fits_below: Finite | None = None
+    carried_from: SinceStep | None = None
+    share: Finite | None = None
+    has_grown: Finite | None = None  # factor by which the fp32 loss has grown since the beginning
     helps: tuple[Remedy, ...] = ()

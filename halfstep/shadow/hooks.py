@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 
 from halfstep.shadow.lines import ENGINE
 from halfstep.shadow.sanitizer import Sanitizer
+from halfstep.watching.optimizer_hooks import remove_hooks
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -31,9 +32,16 @@ class ShadowHooks:
         sanitizer: Sanitizer,
         on_step: Callable[[], None],
         on_error: Callable[[Exception], None],
+        *,
+        is_eager: bool,
     ) -> None:
-        """on_step: called at the end of each step.  on_error: with errors of the sanitizer."""
+        """on_step: called at the end of each step.  on_error: with errors of the sanitizer.
+
+        is_eager: run compiled functions eagerly, which have no operators to observe otherwise.
+        """
         self._sanitizer, self._on_step, self._on_error = sanitizer, on_step, on_error
+        self._is_eager = is_eager
+        self.is_on = False
         self._is_scaled = False  # a loss of this step was scaled
         self._stepping: list[Optimizer] = []
         self._steps_within = 0  # steps since autocast was left
@@ -42,32 +50,43 @@ class ShadowHooks:
         self._handles: list[Any] = []
 
     def install(self) -> None:
-        """Install the wrappers."""
+        """Install hooks that call `before_step` and `after_step`."""
+        self._handles = [
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
+
+    def begin(self) -> None:
+        """Install the wrappers, at the beginning of a step."""
+        self.is_on, self._is_scaled = True, False
+        self._stepping.clear()
         self._wrap(GradScaler, "scale", self._scale)
         self._wrap(GradScaler, "unscale_", self._unscale)
         self._wrap(GradScaler, "step", self._scaler_step)
         self._wrap(GradScaler, "update", self._update)
         self._wrap(torch.autograd, ENGINE, self._backward)
-        self._wrap(torch, "compile", self._compile)
         self._wrap(torch, "clear_autocast_cache", self._clear_cache)
-        if "torch._dynamo" in sys.modules:
-            torch.compiler.set_stance("force_eager")
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        if self._is_eager:
+            self._wrap(torch, "compile", self._compile)
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.set_stance("force_eager")
 
-    def remove(self) -> None:
+    def end(self) -> None:
         """Remove the wrappers; one that was itself wrapped since stays, and only passes on."""
+        self.is_on = False
+        self._stepping.clear()
         for owner, name, original, wrapped in self._wraps:
             if vars(owner).get(name) is wrapped:
                 setattr(owner, name, original)
         self._wraps.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if "torch._dynamo" in sys.modules:
+        if self._is_eager and "torch._dynamo" in sys.modules:
             torch.compiler.set_stance("default")
+
+    def remove(self) -> None:
+        """Remove wrappers and hooks."""
+        if self.is_on:
+            self.end()
+        remove_hooks(self._handles)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call the sanitizer, if it is armed; an error of it never reaches the loop."""
@@ -83,6 +102,8 @@ class ShadowHooks:
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if not self.is_on:
+                return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
         setattr(owner, name, wrapped)
@@ -147,13 +168,19 @@ class ShadowHooks:
             if self._stepping:  # a closure has made its gradients
                 self._call(sanitizer.judge, self._stepping[0])
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """See that an optimizer is about to step."""
+        if not self.is_on:
+            return
         has_closure = bool(args and callable(args[0])) or kwargs.get("closure") is not None
         if not has_closure:
             self._call(self._sanitizer.judge, optimizer)
         self._stepping.append(optimizer)
 
-    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, _args: Any = (), _kwargs: Any = None) -> None:
+        """See that an optimizer has stepped."""
+        if not self.is_on:
+            return
         if optimizer in self._stepping:  # inner ones may have raised
             del self._stepping[self._stepping.index(optimizer) :]
         if not (self._stepping or self._in_scaler):

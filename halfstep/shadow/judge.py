@@ -17,6 +17,7 @@ from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.search import LineSearch
+from halfstep.shadow.walk import first_scaled
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -112,7 +113,7 @@ class Judge:
         if is_scaled:
             for loss in losses:
                 if loss.power != 0:
-                    site = site_of(loss.writer)
+                    site = site_of(first_scaled(loss.writer))
                     self.found(
                         Defect(
                             step=step,
@@ -156,7 +157,9 @@ class Judge:
                 self.found(trace(entry.writers[-1], "weight", step))
                 return
         used = {loss.writer for loss in self._losses}
-        aside = next((each for each in self._mode.scalars if each not in used), None)
+        aside = next(
+            (each for each in self._mode.scalars if each not in used and _is_bad(each)), None
+        )
         if aside is not None:
             self.found(self._of_scale(trace(aside, "value", step)))
             return
@@ -336,6 +339,12 @@ class Judge:
             defect = classify(operation, "value", step, is_lost=True)
             if defect.kind == "overflow" and defect.value and not self.defects:
                 self.found(replace(defect, kind="overflow_without_effect", helps=()))
+
+
+def _is_bad(operation: Operation) -> bool:
+    """Return whether a number beside the training is wrong: an infinity may be meant."""
+    facts = operation.result
+    return facts is not None and bool(facts.nan or facts.lost)
 
 
 def _is_same(one: Defect, other: Defect) -> bool:

@@ -2,7 +2,7 @@
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -16,10 +16,10 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from halfstep.evidence.loop_inputs import tensors_of_callers
-from halfstep.evidence.source_files import is_of_script
+from halfstep.shadow.loop_variables import tensors_of_callers, variables_of
 from halfstep.shadow.operations import Place
 from halfstep.shadow.operators import is_readable
+from halfstep.shadow.source_files import is_of_script
 
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 GRAPH = "graph.py"  # of torch.autograd, where the engine is called
@@ -101,8 +101,13 @@ class ModuleNames:
         self._stack: list[str] = []
         #: Modules that no other module has called, with the names of those in them, by id.
         self._roots: dict[int, tuple[ref[nn.Module], dict[int, str]]] = {}
+        self._given: dict[int, tuple[ref[nn.Module], str]] = {}  # modules with names, by id
         self._handles: list[Any] = []
         self.on_root: Callable[[nn.Module], None] = lambda _: None  # called with each new root
+
+    def add(self, names: Mapping[nn.Module, str]) -> None:
+        """Set the names of modules."""
+        self._given |= {id(module): (ref(module), name) for module, name in names.items()}
 
     def install(self) -> None:
         """Begin to observe calls of modules."""
@@ -124,10 +129,24 @@ class ModuleNames:
         return self._stack[-1] if self._stack else ""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of modules that no other module has called."""
+        """Yield the parameters of all modules."""
+        for _name, module in self._all():
+            yield from (each for each in module._parameters.values() if each is not None)
+
+    def lasting(self) -> Iterator[Tensor]:
+        """Yield what outlives a step: parameters, buffers, and the variables of the loop."""
+        for _name, module in self._all():
+            own = (*module._parameters.values(), *module._buffers.values())
+            yield from (each for each in own if each is not None)
+        yield from (tensor for _name, tensor in (*tensors_of_callers(), *_attributes()))
+
+    def _all(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that have names, and those in modules that no other one has called."""
+        for reference, name in list(self._given.values()):
+            if (module := reference()) is not None:
+                yield name, module
         for root in self._modules():
-            for _name, module in _named_modules(root):
-                yield from (each for each in module._parameters.values() if each is not None)
+            yield from _named_modules(root)
 
     def _modules(self) -> list[nn.Module]:
         roots = [reference() for reference, _names in self._roots.values()]
@@ -145,6 +164,9 @@ class ModuleNames:
             self._stack.pop()
 
     def _name(self, module: nn.Module) -> str:
+        given = self._given.get(id(module))
+        if given is not None and given[0]() is module:
+            return given[1] or type(module).__name__
         for key, (reference, names) in list(self._roots.items()):
             if reference() is None:
                 del self._roots[key]
@@ -156,17 +178,17 @@ class ModuleNames:
             self.on_root(module)
         return type(module).__name__
 
-    def variable(self, tensor: Tensor) -> str:
-        """Return the name under which modules or the loop hold a tensor, or ""."""
-        for root in self._modules():
-            for prefix, module in _named_modules(root):
-                for name, own in (*module._parameters.items(), *module._buffers.items()):
-                    if own is not None and _is_same(own, tensor):
-                        return f"{prefix}.{name}" if prefix else name
+    def variable(self, tensor: Tensor) -> tuple[str, bool]:
+        """Return the name under which modules or the loop hold a tensor, and if it is a weight."""
+        for prefix, module in self._all():
+            for name, own in (*module._parameters.items(), *module._buffers.items()):
+                if own is not None and _is_same(own, tensor):
+                    is_weight = name in module._parameters
+                    return f"{prefix}.{name}" if prefix else name, is_weight
         for name, own in (*tensors_of_callers(), *_attributes()):
             if _is_same(own, tensor):
-                return name
-        return ""
+                return name, False
+        return "", False
 
 
 def _named_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -188,7 +210,9 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 def _attributes() -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that `self` holds in the script's frames."""
     for frame in _script_frames():
-        for name, value in list(getattr(frame.f_locals.get("self"), "__dict__", {}).items()):
+        with variables_of(frame) as variables:
+            attributes = dict(getattr(variables.get("self"), "__dict__", {}))
+        for name, value in attributes.items():
             yield from _held(f"self.{name}", value)
 
 

@@ -60,7 +60,7 @@ class ShadowMemory:
 
     def __init__(self, budget_bytes: int) -> None:
         self.entries: dict[int, Entry] = {}
-        self._budget, self._allocated = budget_bytes, 0
+        self.budget, self._allocated = budget_bytes, 0
 
     def find(self, tensor: Tensor) -> Entry | None:
         """Return what is known of a tensor's storage; None if it is new in this step."""
@@ -137,10 +137,10 @@ class ShadowMemory:
     def _keep(self, entry: Entry, dtype: torch.dtype, values: Tensor) -> None:
         self._drop(entry)
         self._allocated += values.nbytes
-        if self._allocated > self._budget:
+        if self._allocated > self.budget:
             self.purge()
-        if self._allocated > self._budget:
-            raise OutOfMemory(f"shadow values need more than {self._budget:,} bytes")
+        if self._allocated > self.budget:
+            raise OutOfMemory(f"shadow values need more than {self.budget:,} bytes")
         entry.dtype, entry.values = dtype, values
 
     def _drop(self, entry: Entry) -> None:

@@ -5,12 +5,14 @@ precision has changed, it runs once more in fp32 on the shadows of its inputs. V
 and random numbers are those of the training. This module imports torch.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 from torch._C import DisableTorchFunction, _current_autograd_node, _current_graph_task_id
 from torch._C._autograd import _get_sequence_nr
 from torch._ops import HigherOrderOperator
@@ -34,8 +36,10 @@ from halfstep.shadow.operators import (
 )
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
+from halfstep.watching.async_host_copy import is_capturing
 
 PURGE_EVERY = 64  # operators
+TENSOR = "TensorType"
 MOST_UNKNOWN = 20  # operators whose error is kept
 #: Tensors without values.
 OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
@@ -43,6 +47,18 @@ OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
 LARGEST_SEARCH = 4
 LARGEST_READ = 2**16  # elements of a tensor that is read before a selection from it
 MOST_OPERATIONS = 100_000  # of a step
+
+
+_modes: "WeakSet[ShadowMode]" = WeakSet()
+
+
+def _after_fork() -> None:
+    """See nothing in a forked process, as a worker that loads data."""
+    for mode in _modes:
+        mode.thread = 0
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -54,16 +70,23 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         budget_bytes: int,
         module: Callable[[], str],
-        variable: Callable[[Tensor], str],
+        variable: Callable[[Tensor], tuple[str, bool]],
     ) -> None:
-        """module: returns the name of the module under way.  variable: names a tensor."""
+        """module: returns the name of the module under way.
+
+        variable: returns the name of a tensor, and whether it is a weight.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = ShadowMemory(budget_bytes)
         self._module, self._variable = module, variable
         self.is_paused = True
         self.thread = get_ident()  # whose operators have shadows
+        self.has_pass = False  # the thread waits for a backward pass
+        self.is_apart: Callable[[], bool] = bool  # whether operators are not those of the loop
         self.is_over_budget = False
         self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
+        #: The same of tensors that are NaN since a step that was not observed, if they are NaN.
+        self.left_over: dict[int, tuple[Any, Carried]] = {}
         self.scale = 1.0  # the loss scale, as a number
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
         self.measures = False  # whether each operator's own rounding is measured
@@ -72,6 +95,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unknown: dict[str, str] = {}  # operators that could not be run again, with the error
         self.operators = 0  # in all steps
         self.reset()
+        _modes.add(self)
 
     def reset(self) -> None:
         """Begin a step without shadows."""
@@ -104,7 +128,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = self._operation(OUTSIDE)
         origin.dtype = tensor.dtype
         entry.writers = [origin]
-        kept = self.carried.get(tensor.untyped_storage()._cdata)
+        key = tensor.untyped_storage()._cdata
+        kept = self.carried.get(key)
         if kept is not None and not kept[0].expired():
             origin.carried = kept[1]
         if is_part and tensor.numel() > LARGEST_READ:
@@ -120,7 +145,10 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts is not None and origin.name == OUTSIDE and origin.result is None:
             origin.result, entry.is_suspect = facts, True
             origin.place = place_of_caller()
-            origin.variable = self._variable(tensor)
+            origin.variable, origin.is_weight = self._variable(tensor)
+            left_over = self.left_over.get(tensor.untyped_storage()._cdata)
+            if facts.nan and left_over is not None and not left_over[0].expired():
+                origin.carried = origin.carried or left_over[1]
 
     def facts(self, tensor: Tensor) -> Facts | None:
         """Return what is wrong in a tensor now."""
@@ -141,7 +169,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if any(each not in PLAIN for each in types):  # the operators within come here again
             return NotImplemented
-        if self.is_paused or self.is_over_budget or get_ident() != self.thread:
+        if self.is_paused or self.is_over_budget or self.is_apart() or not self._is_observed():
             return _run(func, args, kwargs)
         call = None
         with DisableTorchFunction(), torch.no_grad():
@@ -158,6 +186,17 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.failed(call.operator.name, error)
                     self._forget(call.tensors, tensors_in(result))
         return result
+
+    def _is_observed(self) -> bool:
+        """Return whether the current thread is the observed one, or its backward pass on a device.
+
+        The engine runs a backward pass on a device in a thread of its own, with these modes.
+        """
+        if get_ident() != self.thread and not (
+            self.has_pass and _current_graph_task_id() != NO_PASS
+        ):
+            return False
+        return not (cuda._initialized and is_capturing())
 
     def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call | None":
         """Keep what an operator is about to change; None if it needs no second run."""
@@ -217,6 +256,12 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     written = operator.written_tensors(args, kwargs) if operator.is_foreach else []
     tensors = [tensor for tensor in written if not tensor.is_inference()]
     versions = [tensor._version for tensor in tensors]
+    if (
+        args
+        and isinstance(args[0], int | float)
+        and func._schema.arguments[0].type.kind() == TENSOR
+    ):
+        args = (torch.tensor(args[0]), *args[1:])  # torch passes such a tensor as a number
     result = func(*args, **kwargs)
     if versions and versions == [tensor._version for tensor in tensors]:
         torch.autograd.graph.increment_version(tensors)

@@ -10,13 +10,13 @@ NOTES: frozenset[Kind] = frozenset({"overflow_without_effect"})
 #: What follows from a scale that has fallen, from numbers that are not finite, and from edits.
 CONSEQUENCES: frozenset[Kind] = frozenset({"gradients_underflow", "gradients_differ"})
 NONFINITE: frozenset[Kind] = frozenset(
-    {"overflow", "rounding", "undefined", "nonfinite_input", "carried"}
+    {"overflow", "rounding", "undefined", "nonfinite_input", "nonfinite_weight", "carried"}
 )
 MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
 LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_edited_after_step"})
 #: Kinds from which gradients that differ follow.
 EXPLAINING: frozenset[Kind] = frozenset({"loss_differs", "gradients_underflow"})
-EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited"})
+EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited", "scaled_gradients_in_loss"})
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
 NOT_FALLING = 3
@@ -90,9 +90,13 @@ class Observations:
         return sorted(merged, key=_gravity)
 
 
-def _gravity(each: Observation) -> tuple[bool, bool, int]:
-    """Return the order of observations: faults, of them what is not finite, by the first step."""
-    return not each.is_fault, each.first.kind in MILD, each.steps[0]
+def _gravity(each: Observation) -> tuple[bool, bool, int, bool]:
+    """Return the order of observations: faults, of them what is not finite, by the first step.
+
+    A mistake with scaled gradients comes before what overflows in that step.
+    """
+    kind = each.first.kind
+    return not each.is_fault, kind in MILD, each.steps[0], kind not in EDITS
 
 
 def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:
@@ -111,7 +115,7 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
     if kind in NOTES:
         return False
     if kind == "scale_too_large":
-        return group.not_falling >= NOT_FALLING
+        return group.not_falling >= NOT_FALLING and group.count >= MILD_SHARE * armed_steps
     if kind in CONSEQUENCES:
         return _is_frequent(group, armed_steps) and (first_lost is None or step < first_lost)
     if kind == "loss_differs":

@@ -87,6 +87,7 @@ class Operation:
     own_error: float = 0.0  # by its rounding, relative to the result; of a step that measures it
     factor: float | None = None  # by which it has multiplied a single number
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
+    is_weight: bool = False  # of OUTSIDE
     carried: "Carried | None" = None  # of OUTSIDE
 
     @property
@@ -97,7 +98,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A tensor that outlived the step in which it became nonfinite."""
+    """A tensor that outlived the step in which it became nonfinite.
+
+    origin: None if that step was not observed; `step` is then the first with a symptom.
+    """
 
     step: int
-    origin: Operation
+    origin: Operation | None

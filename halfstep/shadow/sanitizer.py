@@ -134,7 +134,9 @@ class Sanitizer:
         seen = new_loss(self.mode, loss)
         if seen is not None:
             self._judge.add(seen)
-        if scaler is not None and self._scaler is None and scaler._scale is not None:
+        if scaler is None or self._scaler is not None or scaler._scale is None:
+            return
+        if is_readable(scaler._scale):
             self._scaler = scaler
             self.mode.scale = float(scaler._scale)
             self.mode.entry(scaler._scale).power = 1
@@ -145,6 +147,7 @@ class Sanitizer:
         A loss that the loop itself has multiplied by a power of 2 is a scaled one.
         """
         self._passes += 1
+        self.mode.has_pass = self.has_loss = True
         if self._passes == 1:
             self._report_late_edits()
             self._loop_code = loop_code()
@@ -157,6 +160,7 @@ class Sanitizer:
     def backward_ends(self) -> None:
         """Note that a pass has ended, which may have left scaled gradients."""
         self._passes -= 1
+        self.mode.has_pass = self._passes > 0
         if self._scaler is None or self._passes or self.mode.scale == 1.0:
             return
         for parameter in self.names.parameters():
@@ -220,6 +224,11 @@ class Sanitizer:
         if cleared and cleared[0] is not None and None not in cleared:
             self._judge.changed("gradients_cleared_before_step", self.step, cleared[0])
 
+    def restart(self) -> None:
+        """Forget what the step under way has shown so far."""
+        self.mode.reset()
+        self._start()
+
     def next_step(self, step: int) -> None:
         """End the step under way: judge what it leaves behind. step: the number of the next one."""
         with self.apart():
@@ -242,6 +251,7 @@ class Sanitizer:
         self._judge.begin()
         self._scaler, self.mode.scale = None, 1.0
         self._passes = 0  # backward passes under way
+        self.mode.has_pass = self.has_loss = False
         self._gradients: dict[int, Entry] = {}  # scaled ones, by the id of their entries
         self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
         self._judged: set[int] = set()  # ids of optimizers
@@ -300,6 +310,6 @@ class Sanitizer:
                 return origin.carried
             if latest is origin:  # an input that lives on
                 return None
-        elif not origin.inputs:  # data that the loop has made itself
+        elif not origin.inputs or origin.has_infinite_argument:  # made by the loop on purpose
             return None
         return Carried(self.step, replace(origin, inputs=[]))

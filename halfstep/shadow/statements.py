@@ -16,6 +16,7 @@ TITLES: Mapping[Kind, str] = {
     "rounding": "A value is rounded away in {dtype}",
     "undefined": "Undefined in every precision",
     "nonfinite_input": "{variable} is not finite",
+    "nonfinite_weight": "{variable} is not finite",
     "carried": "{variable} stays not finite",
     "scale_too_large": "The loss scale is too large and does not fall",
     "loss_differs": "The loss is finite and wrong",
@@ -36,6 +37,8 @@ ADVICE: Mapping[Kind, str] = {
     "undefined": "Avoid the undefined case: a division by 0, a logarithm or root of 0, a mean over "
     "no elements. Neither precision nor loss scale helps.",
     "nonfinite_input": "Find such samples and drop them. Neither precision nor loss scale helps.",
+    "nonfinite_weight": "An earlier step or the checkpoint has made it so: start from finite "
+    "weights.",
     "carried": "Reset it, and let nothing be written to it in a step that is skipped.",
     "scale_too_large": "Let the scaler find its scale: one scaler for the whole training, restored "
     "on resume, without a minimum.",
@@ -169,6 +172,12 @@ def _returns(observation: Observation) -> str:
     """Return when a tensor became nonfinite, and where it comes back in."""
     defect = observation.first
     variable, place = defect.site.variable, place_of(defect.site)
+    if defect.origin is None:
+        return (
+            f"{f'`{variable}`' if variable else 'A tensor'} held NaN when step {defect.step:,} "
+            f"began, in which it is used in {named(defect.site)}. Step {defect.carried_from:,} is "
+            "the first of the skipped steps before it."
+        )
     return (
         f"{f'`{variable}`' if variable else 'A tensor'} has not been finite since step "
         f"{defect.carried_from:,}. {steps_of(observation)} it comes back in"
@@ -292,6 +301,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "rounding": _rounding,
     "undefined": _undefined,
     "nonfinite_input": _nonfinite_input,
+    "nonfinite_weight": _nonfinite_input,
     "carried": _carried,
     "scale_too_large": _scale_too_large,
     "loss_differs": _loss_differs,

@@ -27,6 +27,22 @@ def first_defect(operation: Operation) -> Operation:
     return operation
 
 
+def first_scaled(operation: Operation) -> Operation:
+    """Return the first operation of the forward pass that led to a result with a loss scale."""
+    for _ in range(MOST_STEPS):
+        scaled = [
+            writer
+            for each in operation.inputs
+            for writer in each.writers
+            if writer.power != 0 and not writer.is_backward and writer.name != OUTSIDE
+        ]
+        found = earliest(scaled, before=operation)
+        if found is None:
+            break
+        operation = found
+    return operation
+
+
 def has_lost(operation: Operation) -> bool:
     """Return whether all that is wrong with a result was lost to half precision."""
     facts = operation.result

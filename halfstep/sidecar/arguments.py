@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from halfstep.telemetry.events import Stream
+    from halfstep.telemetry.event_fields import Stream
 
 
 class CapturedStream(NamedTuple):

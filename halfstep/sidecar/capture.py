@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 from halfstep.sidecar.arguments import Arguments, CapturedStream
 from halfstep.sidecar.process import DRAINED, PIECE_BYTES, STOP
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import Stream
+from halfstep.telemetry.event_fields import Stream
 
 OUT, ERR = 1, 2
 DRAIN_SECONDS = 2.0  # most that the script's end waits for the sidecar to copy the output

@@ -8,7 +8,8 @@ from itertools import repeat
 
 from msgspec.structs import replace
 
-from halfstep.telemetry.events import Line, Stream
+from halfstep.telemetry.event_fields import Stream
+from halfstep.telemetry.events import Line
 from halfstep.telemetry.plain_json import cleaned
 
 LINE_BYTES = 8192  # a longer line is cut into several

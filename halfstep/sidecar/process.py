@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.rank_output import NoLog, RankMonitor, RankReaders, RankSpool
     from halfstep.sidecar.system import SystemMonitor
-    from halfstep.telemetry.events import Event, Stream
+    from halfstep.telemetry.event_fields import Stream
+    from halfstep.telemetry.events import Event
     from halfstep.telemetry.patient_spool import PatientSpool
 
 STOP, DRAINED = b"s", b"d"  # messages on the control socket, of one byte

@@ -10,89 +10,50 @@ is left out of the JSON.
 
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from halfstep.artifacts import names
-from halfstep.telemetry.plain_json import CLEAN, LARGEST_WHOLE, JsonObject
+from halfstep.shadow.defect import Defect
+from halfstep.telemetry.event_fields import (
+    TEXT_CHARACTERS,
+    ArtifactAlias,
+    ArtifactName,
+    Count,
+    Direction,
+    DType,
+    ElapsedMs,
+    FileKind,
+    FileName,
+    Name,
+    Number,
+    OptimizerName,
+    Part,
+    RequestId,
+    Scale,
+    Seconds,
+    Sha256,
+    SinceStep,
+    StepNumber,
+    Stream,
+    Text,
+    text,
+    whole,
+)
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, JsonObject
 
-LARGEST_ID = 2**31 - 1  # of a database row
-LARGEST_SECONDS = 10**9
-#: Name of a metric or optimizer: PostgreSQL indexes at most 2,704 bytes, 4 per character.
-NAME_CHARACTERS = 200
 MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # arguments of a command; one argument or folder
-TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configuration
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
 PRECISION_ROWS = 10_000
 PLAN_POINTS, PLAN_MODULES, PLAN_PATTERNS, PLAN_WEIGHTS = 200, 1000, 32, 8
+MOST_DEFECTS = 20  # of a step
 #: One event is one database row, which a page reads whole.
 EVENT_BYTES = 16 * 2**20
-
-
-def _whole(low: int, high: int) -> Meta:
-    return Meta(ge=low, le=high, description=f"a whole number from {low} to {high}")
-
-
-def _text(most: int, least: int = 0) -> Meta:
-    description = f"{CLEAN}, of {least} to {most} characters"
-    return Meta(min_length=least, max_length=most, description=description)
 
 
 def _in_folder(folder: str) -> Meta:
     pattern = rf"\A{folder}(/(?!\.{{1,2}}(/|\Z))[^/]+)+\Z"
     return Meta(pattern=pattern, description=f"a file in the run's folder {folder}")
-
-
-#: Floats that JSON lacks are texts in JSON. In an event that is not yet encoded they are floats.
-NonFinite: TypeAlias = Literal["NaN", "Infinity", "-Infinity"]
-Number: TypeAlias = Annotated[float, Meta(description="a number")] | NonFinite
-#: A number other than NaN, which SQLite stores as NULL.
-Scale: TypeAlias = (
-    Annotated[float, Meta(description="a number that is not NaN")]
-    | Literal["Infinity", "-Infinity"]
-)
-Count: TypeAlias = Annotated[int, _whole(0, LARGEST_WHOLE)]
-StepNumber: TypeAlias = Annotated[int, _whole(1, LARGEST_WHOLE)]
-SinceStep: TypeAlias = Annotated[int, _whole(0, LARGEST_WHOLE)]  # 0: before the first step
-#: Milliseconds since the run's first start; negative if a clock was set back.
-ElapsedMs: TypeAlias = Annotated[int, _whole(-LARGEST_WHOLE, LARGEST_WHOLE)]
-RequestId: TypeAlias = Annotated[int, _whole(1, LARGEST_ID)]
-Seconds: TypeAlias = Annotated[
-    float,
-    Meta(ge=0, le=LARGEST_SECONDS, description=f"a number from 0 to {LARGEST_SECONDS}"),
-]
-Name: TypeAlias = Annotated[str, _text(NAME_CHARACTERS, least=1)]
-OptimizerName: TypeAlias = Annotated[str, _text(NAME_CHARACTERS)]
-Text: TypeAlias = Annotated[str, _text(TEXT_CHARACTERS)]
-FileName: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}\Z",
-        description="a plain file name with a suffix",
-    ),
-]
-FileKind: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern=r"\A(checkpoint|shard\.[a-z0-9]{1,20}|(weights|ema)(\.[^.\0]{1,100})?)\Z",
-        description="checkpoint, shard.<rank>, weights, weights.<module>, ema or ema.<module>",
-    ),
-]
-Sha256: TypeAlias = Annotated[
-    str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexadecimal digits")
-]
-ArtifactName: TypeAlias = Annotated[str, Meta(pattern=names.NAME, description=names.NAME_ALLOWED)]
-ArtifactAlias: TypeAlias = Annotated[
-    str, Meta(pattern=names.ALIAS, description=names.ALIAS_ALLOWED)
-]
-#: What printed a line; halfstep: the service or the library itself.
-Stream: TypeAlias = Literal["stdout", "stderr", "halfstep"]
-DType: TypeAlias = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
-Direction: TypeAlias = Literal["forward", "backward"]
-
-
-class Part(Struct, frozen=True, kw_only=True):
-    """Base class of objects within an event."""
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -242,7 +203,7 @@ class CheckpointFile(Part, frozen=True, kw_only=True):
     #: "checkpoint"; of a sharded state also "shard.0", "shard.1", … and "shard.metadata";
     #: "weights", or "weights.<module>" of several modules; "ema", likewise, if averaged.
     kind: FileKind
-    path: Annotated[str, _in_folder("checkpoints"), _text(TEXT_CHARACTERS)]
+    path: Annotated[str, _in_folder("checkpoints"), text(TEXT_CHARACTERS)]
     size_bytes: Count
     sha256: Sha256
 
@@ -268,7 +229,7 @@ class Artifact(StepEvent, frozen=True, kw_only=True, tag="artifact"):
     """A file that the training wrote."""
 
     name: FileName
-    path: Annotated[str, _in_folder("artifacts"), _text(TEXT_CHARACTERS)]
+    path: Annotated[str, _in_folder("artifacts"), text(TEXT_CHARACTERS)]
     size_bytes: Count
     sha256: Sha256
 
@@ -285,7 +246,7 @@ class ArtifactFile(Part, frozen=True, kw_only=True):
             description=names.ENTRY_ALLOWED,
         ),
     ]
-    path: Annotated[str, _in_folder("blobs"), _text(TEXT_CHARACTERS)]
+    path: Annotated[str, _in_folder("blobs"), text(TEXT_CHARACTERS)]
     size_bytes: Count
     sha256: Sha256
 
@@ -320,7 +281,7 @@ class UsedArtifact(Event, frozen=True, kw_only=True, tag="used_artifact"):
 class LogPart(Event, frozen=True, kw_only=True, tag="log_part"):
     """A complete, compressed part of the log."""
 
-    path: Annotated[str, _in_folder("log"), _text(TEXT_CHARACTERS)]
+    path: Annotated[str, _in_folder("log"), text(TEXT_CHARACTERS)]
     size_bytes: Count
     sha256: Sha256
 
@@ -357,7 +318,7 @@ class Sample(Event, frozen=True, kw_only=True, tag="sample"):
 
     elapsed_ms: ElapsedMs
     #: -1: the machine; -2, -3, …: rank 1, 2, … of a distributed training.
-    device: Annotated[int, _whole(-10_000, 10_000)]
+    device: Annotated[int, whole(-10_000, 10_000)]
     utilization: Number | None  # 0 to 1
     memory_bytes: Count | None
     power_watts: Number | None
@@ -385,7 +346,7 @@ class HistogramModule(Part, frozen=True, kw_only=True):
     """Exponents of one module's gradients, times the scale; see halfstep/watching/exponents.py."""
 
     name: Text
-    lowest_exponent: Annotated[int, _whole(*EXPONENTS)]  # of the first count
+    lowest_exponent: Annotated[int, whole(*EXPONENTS)]  # of the first count
     # Elements by exponent, ascending.
     counts: Annotated[
         list[Count],
@@ -509,7 +470,7 @@ class PrecisionRow(Part, frozen=True, kw_only=True):
     local_saturated: Number | None
     # Local error that stays if the module computes in fp32; None: not measured, as below the noise.
     local_fp32: Number | None
-    used_by: _PrecisionTexts = []  # of a parameter: modules that use it
+    used_by: _PrecisionTexts = field(default_factory=list)  # of a parameter: modules that use it
     unknown: Text | None = None  # why the local error is unknown
 
 
@@ -693,6 +654,14 @@ class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
     may_be_undefined: bool | UnsetType = UNSET
 
 
+class ShadowStep(StepEvent, frozen=True, kw_only=True, tag="shadow_step"):
+    """Defects of an armed step; see halfstep/shadow/armed_steps.py."""
+
+    step: StepNumber
+    armed: Count  # armed steps so far
+    defects: Annotated[list[Defect], Meta(max_length=MOST_DEFECTS)]
+
+
 class BadInput(Part, frozen=True, kw_only=True):
     """A variable of the loop."""
 
@@ -858,7 +827,7 @@ KINDS: dict[str, type[Event]] = {
             PrecisionDiff,
             PrecisionPlan,
         ),
-        *(Replay, NonfiniteBuffers, Schedule, Origin, BadInputs, FirstNonfinite),
+        *(Replay, NonfiniteBuffers, Schedule, Origin, ShadowStep, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, UnscaledLoss, ScaledClip, BoundedNorms, Uncleared),
         *(AccumulatedGradients, NoGradient, NoStep, NoInfChecks, CallOrder, Fp16Gradients),
         *(AdamEps, OutsideOptimizers),

@@ -23,7 +23,8 @@ from halfstep.api_client.credentials import Credentials, is_local
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import content, naming, spoken
 from halfstep.telemetry.attempt_messages import WatchedOutcome
-from halfstep.telemetry.events import TEXT_CHARACTERS, File
+from halfstep.telemetry.event_fields import TEXT_CHARACTERS
+from halfstep.telemetry.events import File
 from halfstep.telemetry.plain_json import plain
 from halfstep.telemetry.validation import explained
 

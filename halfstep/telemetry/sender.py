@@ -19,9 +19,9 @@ from halfstep.clock import clock
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
+from halfstep.telemetry.event_fields import NAME_CHARACTERS
 from halfstep.telemetry.events import (
     MOST_WORDS,
-    NAME_CHARACTERS,
     PATH_CHARACTERS,
     Artifact,
     File,

@@ -127,7 +127,7 @@ class Clips:
                 if state.evidence.skips.is_for_clip(norm):
                     loss = state.passes.latest_loss
                     number = math.nan if loss is None else number_on_host(loss)
-                    state.evidence.skips.clipped(state.step, norm, number)
+                    state.evidence.skips.clipped(state.step, norm, number, optimizer)
         elif self._is_clip_early(row.scaler, identity):
             self._measurement.measure(row, optimizer, row.scaler._scale, norms)
             state.evidence.scaled_clip(state.closed_steps + 1, gradients.name, max_norm)

@@ -36,6 +36,7 @@ from torch.utils._foreach_utils import _has_foreach_support as has_foreach_suppo
 
 from halfstep.watching.async_host_copy import is_capturing
 from halfstep.watching.loop import Loop
+from halfstep.watching.optimizer_hooks import remove_hooks
 
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
@@ -71,6 +72,7 @@ class Hooks:
     def __init__(self, loop: Loop) -> None:
         """loop: its parts are called by the wrappers."""
         self._loop = loop
+        self._shadow_hooks = loop.evidence.armed.hooks
         self._is_armed = False
         self._schedule_depth = 0
         self._wraps: list[tuple[Any, str, Any, Any]] = []
@@ -105,6 +107,7 @@ class Hooks:
         ):
             _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._is_armed = True
+        loop.evidence.armed.guard(guard)
         for scaler in (GradScaler, *_sharded_scalers()):
             self._wrap_scaler(scaler, "scale", scalers.scaled)
             self._wrap_scaler(scaler, "unscale_", scalers.unscaled)
@@ -122,14 +125,13 @@ class Hooks:
 
     def disarm(self) -> None:
         """Remove the wrappers; one that was itself wrapped since stays and calls nothing."""
+        self._loop.evidence.armed.stop()  # its wrappers are around these
         self._is_armed = False
         for owner, name, original, wrapped in self._wraps:
             if vars(owner).get(name) is wrapped:
                 setattr(owner, name, original)
         self._wraps.clear()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        remove_hooks(self._hooks)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -251,7 +253,7 @@ class Hooks:
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
-            is_examined = evidence.origin.is_armed or evidence.inputs.found is not None
+            is_examined = evidence.inputs.found is not None
             if not hooks._is_armed or (accumulates and not is_examined and passes.repeats(roots)):
                 return original(roots, *args, **kwargs)
             hooks._call(loop.backward_begins, roots, args, accumulates)
@@ -264,7 +266,7 @@ class Hooks:
 
     def _wrap_clip(self) -> None:
         guard, hooks, loop = self._guard, self, self._loop
-        clips, passes = loop.clips, loop.passes
+        clips, passes, evidence = loop.clips, loop.passes, loop.evidence
         clip, group = getattr(clip_grad, CLIP), getattr(clip_grad, GROUP)
         total = getattr(clip_grad, NORM)
 
@@ -320,6 +322,8 @@ class Hooks:
             result = clip(parameters, max_norm, *args, **kwargs)
             if passes.plain is None:
                 hooks._call(clips.clipped)
+            if evidence.armed.left:
+                hooks._call(evidence.skips.has_clipped, loop.step)
             return result
 
         @functools.wraps(group)
@@ -360,13 +364,17 @@ class Hooks:
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
 
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._shadow_hooks.is_on:
+            self._shadow_hooks.before_step(optimizer, args, kwargs)
         if self._loop.optimizers.stepping:
             self._call(self._loop.optimizers.nested, optimizer)
         else:
             self._loop.optimizers.stepping.append(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._shadow_hooks.is_on:
+            self._shadow_hooks.after_step(optimizer)
         optimizers = self._loop.optimizers
         stepping = optimizers.stepping
         if stepping and stepping[-1] is optimizer:

@@ -94,7 +94,6 @@ class Loop:
     def end(self) -> None:
         """Remove the hooks that evidence and diagnoses have installed."""
         state = self.state
-        state.evidence.origin.disarm()
         if state.diagnoses:
             state.diagnoses.end()
 
@@ -149,8 +148,6 @@ class Loop:
         scale = None if scaler is None else scaler._scale
         losses = state.best_effort("loss", passes.begins, roots, arguments, accumulates, scale)
         numbers = None if losses is None else [number_on_host(loss) for loss in losses]
-        if accumulates and evidence.origin.is_armed:  # also inside another pass
-            state.best_effort("origin", evidence.origin.arm, roots)
         if passes.count != count and evidence.is_due(passes.count, numbers):
             state.best_effort(
                 "evidence",
@@ -171,8 +168,6 @@ class Loop:
                 state.best_effort.lose("loss", error)
         if self._uncleared and not state.passes.is_under_way:
             state.best_effort("uncleared gradients", self._report_uncleared)
-        if state.evidence.origin.is_armed and not state.passes.is_under_way:
-            state.best_effort("origin", state.evidence.origin.passed)
 
     def schedule_steps(self, scheduler: Any) -> None:
         """Record a scheduler's step, after its optimizer's last attempt."""

@@ -352,7 +352,7 @@ class RowWriter:
             scale = ring.row[SCALE] if rows is None else float(rows[number % RING_ROWS, SCALE])
             state.diagnoses.closed(step, row, scale)
         evidence, rows = state.evidence, ring.readable
-        origin, was_skipped = evidence.origin, False
+        was_skipped = False
         if rows is not None:
             place = number % RING_ROWS
             for column in recorder.layout.flags:  # item() takes a tenth of any()
@@ -360,12 +360,12 @@ class RowWriter:
         if row.scaler is not None and (
             was_skipped
             or evidence.skips.in_a_row
-            or origin.left
-            or origin.is_armed
             or evidence.host_copies.sent
             or evidence.inputs.found is not None
         ):
-            state.best_effort("origin", self._close_evidence, step, row)
+            state.best_effort("evidence", self._close_evidence, step, row)
+        if evidence.armed.left and (row.scaler is not None or state.is_settled):
+            state.best_effort("shadow steps", evidence.armed.begin, step + 1)
         state.passes.is_over = True
         rate = row.rate if isinstance(row.rate, float) else 0.0
         if row.stepped:
@@ -395,7 +395,7 @@ class RowWriter:
         found_inf = [numbers[recorder.layout.found_inf.start + i] for i in range(len(state.known))]
         flags = dict(zip(state.known, found_inf, strict=True))
         own = {identity: flags[identity] for identity in row.found_inf}
-        state.evidence.skips.closed(step, row, state.known, numbers[SCALE], own, numbers[LOSS])
+        state.evidence.skips.closed(step, row, state.known, own, numbers[LOSS])
 
 
 def _are_one(losses: list[list[Tensor]]) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ class LoopState:
         self.taking_part: dict[int, list[bool]] = {}
         self.passes = BackwardPasses(lambda: self.names)
         self.best_effort = BestEffort(on_event, say, lambda: self.step)
-        self.evidence = Collector(on_event, say)
+        self.evidence = Collector(on_event, say, partial(self.best_effort.lose, "shadow steps"))
         wants_more = every.histogram or every.headroom
         self.diagnoses = Diagnoses(every, on_event, say) if wants_more else None
 

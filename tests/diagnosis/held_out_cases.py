@@ -13,6 +13,7 @@ import random
 import re
 import runpy
 import sys
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -24,28 +25,39 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor
+from msgspec.structs import replace
+from torch import Tensor, nn
 
+import halfstep
+from db.health import findings
 from halfstep.check.report import Row
 from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.diagnosis.finding import Finding
+from halfstep.session import run_start
 from tests.diagnosis.remedies import offered
+from tests.diagnosis.trial import recorded
 
 FOLDER = Path(__file__).parent / "held_out"
 HEALTHY = "none"
 KEEPS_BF16 = "scaler_without_fp16"  # its fix is bf16, as the script has it
 #: The kinds of rows that name each cause.
 KINDS = {
-    "overflow": {"overflow", "loss_differs"},
+    "overflow": {"overflow", "loss_differs", "forward_overflow", "backward_overflow"},
     "flushed": {"rounding", "loss_differs"},
-    "undefined": {"undefined"},
-    "outside": {"nonfinite_input", "undefined"},
-    "carried": {"carried", "overflow", "rounding", "undefined", "nonfinite_input"},
+    "undefined": {"undefined", "undefined_forward", "singular_gradient"},
+    "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward"},
+    "carried": {
+        *("carried", "overflow", "rounding", "undefined", "nonfinite_input"),
+        *("forward_overflow", "undefined_forward", "nonfinite_inputs"),
+    },
     "silent": {"loss_differs", "gradients_differ", "integers_differ"},
     "underflow": {"gradients_underflow", "loss_not_scaled"},
     "update lost": {"update_lost"},
-    "scale": {"scale_too_large", "scaler_not_restored"},
-    "diverges": {"overflow", "undefined", "scale_too_large"},
+    "scale": {"scale_too_large", "scaler_not_restored", "backward_overflow"},
+    "diverges": {
+        *("overflow", "undefined", "scale_too_large", "nonfinite_without_scaler"),
+        *("forward_overflow", "undefined_forward", "backward_overflow"),
+    },
     "scaled gradients": {
         *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_gradients_clipped"),
     },
@@ -59,7 +71,11 @@ KINDS = {
     },
 }
 #: What a row must say of causes that several kinds share.
-WORDS = {"carried": "has not been finite since", "diverges": "the training diverges"}
+WORDS = {
+    "carried": re.compile("has not been finite since|held NaN when"),
+    "diverges": re.compile("the training diverge[sd]"),
+}
+UNKNOWN = {"nonfinite_without_scaler", "nonfinite_buffers"}  # what is seen, not its cause
 WITHOUT_LINE = {"underflow", "scale", "diverges", "call order"}
 
 
@@ -168,6 +184,38 @@ def _bytes(tensor: Tensor) -> bytes:
     return flat.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+def judge_watched(case: Case) -> Judged:
+    """Run a case bare and watched, and judge the findings of its run's page."""
+    bare, handles = run(case), []
+    with tempfile.TemporaryDirectory(prefix="halfstep-held-out-") as folder:
+
+        def watch(*modules: nn.Module, **options: Any) -> Any:
+            options = {"mode": "offline", "folder": folder, **options}
+            handles.append(run_start.watch(*modules, **options))
+            return handles[-1]
+
+        with patch.object(halfstep, "watch", watch, create=True):
+            watched = run(case)
+        for handle in handles:
+            handle.finish()
+        rows = []
+        for each in Path(folder).glob("*/run.json"):
+            with recorded(each.parent) as (session, row):
+                found = [each for each in findings.of_run(session, row) if each.cause]
+                rows += [_row(case, each) for each in found]
+    harmful = {word for row in rows for word in _contradicted(case, row)}
+    return Judged(case, rows, named(case, rows), harmful, bare == watched)
+
+
+def _row(case: Case, finding: Finding) -> Row:
+    """Return a finding as a row. A likely cause that is another one is no statement."""
+    row = Row(
+        kind=finding.cause, is_fault=True, title=finding.title, text=finding.text, fix=finding.fix
+    )
+    is_statement = finding.is_certain and finding.cause not in UNKNOWN
+    return row if is_statement or _names(case, row) else replace(row, is_fault=False)
+
+
 def named(case: Case, rows: list[Row]) -> str:
     """Return how the rows name the cause of a case."""
     faults = [row for row in rows if row.is_fault]
@@ -183,7 +231,8 @@ def named(case: Case, rows: list[Row]) -> str:
 
 def _names(case: Case, row: Row) -> bool:
     is_kind = row.kind in KINDS[case.cause]
-    return is_kind and WORDS.get(case.cause, "") in row.text
+    word = WORDS.get(case.cause)
+    return is_kind and (word is None or bool(word.search(row.text)))
 
 
 def _lines(case: Case, row: Row) -> Iterator[int]:

@@ -36,6 +36,21 @@ CAUSES = (
     "metric_nonfinite",
     "no_inf_checks",
 )
+#: Causes that only armed steps show; their loops are the held-out ones.
+SHADOW_CAUSES = (
+    "rounding",
+    "carried",
+    "loss_differs",
+    "integers_differ",
+    "gradients_underflow",
+    "gradients_differ",
+    "update_lost",
+    "scaled_gradients_edited",
+    "scaled_gradients_in_loss",
+    "gradients_cleared_before_step",
+    "gradients_edited_after_step",
+    "stale_weight_cache",
+)
 HEALTHY = "healthy"
 #: Remedies that would harm some loop; tests.diagnosis.remedies reads them off a finding.
 REMEDIES = frozenset(

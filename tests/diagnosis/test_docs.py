@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.diagnosis.registry import CAUSES
+from tests.diagnosis.registry import CAUSES, SHADOW_CAUSES
 
+ALL = (*CAUSES, *SHADOW_CAUSES)
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "diagnosis.md").read_text()
 SECTIONS = {
     heading.lower().replace(" ", "-"): body
@@ -19,9 +20,9 @@ PARTS = ("Symptom", "Evidence", "Cause", "Fix")
 
 def test_every_cause_has_a_section() -> None:
     """Its anchor is the cause with hyphens; sections and table are in the order of the causes."""
-    assert list(SECTIONS) == [cause.replace("_", "-") for cause in CAUSES]
+    assert list(SECTIONS) == [cause.replace("_", "-") for cause in ALL]
     table = re.findall(r"^\| `(\w+)` \| \[([^\]]+)\]\(#([\w-]+)\) \|", TEXT, re.M)
-    assert [cause for cause, _, _ in table] == list(CAUSES)
+    assert [cause for cause, _, _ in table] == list(ALL)
     for cause, heading, anchor in table:
         assert anchor == cause.replace("_", "-") == heading.lower().replace(" ", "-")
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from halfstep.telemetry.events import Direction
+from halfstep.telemetry.event_fields import Direction
 
 OUTSIDE = "training_step"  # outside of any module's call: mostly the loss
 

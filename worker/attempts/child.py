@@ -16,7 +16,8 @@ from halfstep.fork_server import Forked, ForkFailed, Request, current_umask
 from halfstep.isolation import PARENT
 from halfstep.sidecar.lines import Output
 from halfstep.sidecar.log_file import LogFile
-from halfstep.telemetry.events import Line, Stream
+from halfstep.telemetry.event_fields import Stream
+from halfstep.telemetry.events import Line
 
 logger = logging.getLogger(__name__)
 

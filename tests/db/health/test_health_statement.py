@@ -14,10 +14,13 @@ import halfstep.diagnosis
 from db.database import Database
 from db.health import findings, scaling_health
 from db.health.health_statement import health_statement
+from db.health.shadow_findings import cause_of
 from db.tables import Run
 from halfstep.diagnosis.finding import EXPLAINING, Finding
+from halfstep.shadow.defect import Defect, Site
+from halfstep.shadow.statements import TITLES
 from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
-from tests.diagnosis.registry import CAUSES
+from tests.diagnosis.registry import CAUSES, SHADOW_CAUSES
 
 SEARCH = list(range(1, 7))
 SKIPS = [*SEARCH, 320, 345, 370, 395]
@@ -45,6 +48,10 @@ def _titles() -> Iterator[tuple[str, str]]:
                 cause = named.get("cause")
                 title = ast.unparse(call.args[0])
                 yield title, cause.value if isinstance(cause, ast.Constant) else ""
+    for kind, title in TITLES.items():
+        for node in ("", "MmBackward0"):
+            defect = Defect(step=1, kind=kind, symptom="loss", site=Site(node=node))
+            yield title, cause_of(defect)
 
 
 FINDINGS = sorted(set(_titles()))
@@ -52,7 +59,7 @@ FINDINGS = sorted(set(_titles()))
 
 def test_every_cause_is_walked() -> None:
     """The findings of the source are those of the catalogue."""
-    assert {cause for _title, cause in FINDINGS} >= set(CAUSES)
+    assert {cause for _title, cause in FINDINGS} >= {*CAUSES, *SHADOW_CAUSES}
 
 
 @pytest.mark.parametrize("word", FIGURES)

@@ -53,7 +53,7 @@ def one_batch_with_a_nan(watch: WatchCall) -> None:
         scaler.update()
 
 
-@loop(cause="nonfinite_inputs", harmful=INPUTS)
+@loop(cause="nonfinite_inputs", accepts=("undefined_forward",), harmful=INPUTS)
 def constant_pictures(watch: WatchCall) -> None:
     """Each picture is divided by its own deviation, and the third one of each batch is blank."""
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
@@ -88,7 +88,7 @@ class Conditioned(nn.Module):
         return out
 
 
-@loop(cause="nonfinite_inputs", harmful=INPUTS)
+@loop(cause="nonfinite_inputs", accepts=("undefined_forward",), harmful=INPUTS)
 def condition_of_zero_variance(watch: WatchCall) -> None:
     """The first input is sound; a second one, normalised by a deviation of 0, is not."""
     net = Conditioned()

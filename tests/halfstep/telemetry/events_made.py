@@ -100,6 +100,22 @@ HONEST: dict[str, dict[str, Any]] = {
         "module": "head",
         "source": "train.py:12 in step",
     },
+    "shadow_step": {
+        "step": 22,
+        "armed": 4,
+        "defects": [
+            {
+                "step": 22,
+                "kind": "overflow",
+                "symptom": "loss",
+                "site": {"operator": "mm", "file": "/work/train.py", "line": 12, "source": "a @ b"},
+                "dtype": "float16",
+                "value": 70000.0,
+                "limit": 65504.0,
+                "helps": ["fp32", "bf16"],
+            }
+        ],
+    },
     "bad_inputs": {"step": 7, "inputs": [{"name": "batch['x']", "inf": 0, "nan": 3}]},
     "first_nonfinite": {
         "step": 7,

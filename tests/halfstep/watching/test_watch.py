@@ -24,9 +24,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as optimizer_module
 
 import halfstep
-from halfstep.evidence import origin
 from halfstep.recording import ring
 from halfstep.session import active_run, run_upload
+from halfstep.shadow import mode as shadow_mode
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import shown
 from halfstep.watching import hooks
@@ -98,7 +98,7 @@ def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> No
 def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a CUDA graph is captured, nothing of ours runs; the steps around it are recorded."""
     is_capturing = False
-    for module in (hooks, origin):
+    for module in (hooks, shadow_mode):
         monkeypatch.setattr(module, "cuda", SimpleNamespace(_initialized=True))
         monkeypatch.setattr(module, "is_capturing", lambda: is_capturing)
     net = Net()
@@ -1349,7 +1349,7 @@ def test_a_torch_with_cuda_and_no_driver_is_watched(
     def no_driver() -> bool:
         raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
 
-    for module in (hooks, origin):
+    for module in (hooks, shadow_mode):
         monkeypatch.setattr(module, "is_capturing", no_driver)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script(clip=1.0).train(watch.add, steps=12)

@@ -1,0 +1,85 @@
+"""Findings of armed steps, which ran once more in fp32."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from halfstep.diagnosis import fixes
+from halfstep.diagnosis.finding import Finding
+from halfstep.shadow.defect import Defect, Kind
+from halfstep.shadow.observations import MILD, NONFINITE, Observation, Observations
+from halfstep.shadow.statements import statement_of
+from halfstep.telemetry.events import ShadowStep
+
+#: Kinds that explain skips and losses that are not finite.
+EXPLAINING: frozenset[Kind] = NONFINITE | {"scale_too_large"}
+#: Kinds whose cause has another name, as older events have it.
+CAUSES: Mapping[Kind, str] = {
+    "nonfinite_input": "nonfinite_inputs",
+    "nonfinite_weight": "",  # what made it so is not known
+    "scale_too_large": "backward_overflow",
+}
+FIXES: Mapping[str, str] = {
+    "forward_overflow": fixes.FORWARD,
+    "backward_overflow": fixes.BACKWARD,
+    "singular_gradient": fixes.SINGULAR,
+    "nonfinite_inputs": fixes.INPUTS,
+}
+#: Of fewer armed steps, what is not always a fault is none.
+FEWEST_STEPS = 3
+
+
+def observed(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observation]:
+    """Return the faults that armed steps have shown, the gravest first.
+
+    lost_at: the step that made the weights nonfinite; later steps only show that.
+    """
+    observations = Observations()
+    for event in sorted(steps, key=lambda event: event.step):
+        if lost_at is None or event.step <= lost_at:
+            observations.add(event.defects)
+    armed = max((event.armed for event in steps), default=0)
+    return [each for each in observations.found(max(armed, FEWEST_STEPS)) if each.is_fault]
+
+
+def explaining(observations: Sequence[Observation]) -> Iterator[Finding]:
+    """Yield what explains skipped steps and losses that are not finite."""
+    for each in observations:
+        if each.first.kind in EXPLAINING:
+            yield finding_of(each)
+
+
+def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[Finding]:
+    """Yield faults that explain no skipped step.
+
+    are_mild: those that other mistakes may explain.
+    """
+    for each in observations:
+        kind = each.first.kind
+        if kind not in EXPLAINING and (kind in MILD) == are_mild:
+            yield finding_of(each)
+
+
+def finding_of(observation: Observation) -> Finding:
+    """Return an observation as a finding."""
+    defect, statement = observation.first, statement_of(observation)
+    cause = cause_of(defect)
+    is_explaining = defect.kind in EXPLAINING
+    return Finding(
+        statement.title,
+        f"{statement.text} {statement.advice}".strip(),
+        before=observation.steps[0],
+        remedies=("bf16",) if "bf16" in defect.helps else (),
+        part="skipped" if is_explaining else "",
+        cause=cause,
+        fix=FIXES.get(cause, ""),
+        is_fault=True,
+    )
+
+
+def cause_of(defect: Defect) -> str:
+    """Return the name of a defect's cause: its section in docs/reference/diagnosis.md."""
+    is_backward = bool(defect.site.node) or defect.symptom == "gradient"
+    if defect.kind == "undefined" or (defect.kind == "overflow" and defect.dtype == "float32"):
+        return "singular_gradient" if is_backward else "undefined_forward"
+    if defect.kind == "overflow":
+        return "backward_overflow" if defect.site.node else "forward_overflow"
+    return CAUSES.get(defect.kind, defect.kind)

@@ -1,0 +1,246 @@
+"""Steps of a watched loop that run with their shadows. This module imports torch.
+
+Armed are: early steps, for mistakes without a symptom; and steps after a skip that the loss scale
+does not explain. They take at most 1 % of the run's time, and FREE_SECONDS.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import psutil
+import torch
+from msgspec.structs import asdict, replace
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.hooks import ShadowHooks
+from halfstep.shadow.observations import NONFINITE
+from halfstep.shadow.operations import Carried
+from halfstep.shadow.operators import is_readable
+from halfstep.shadow.sanitizer import DEFAULT_BUDGET_BYTES, Sanitizer
+from halfstep.telemetry.events import MOST_DEFECTS, Event, ShadowStep
+from halfstep.watching.headroom import has_compiled
+
+#: Consecutive armed steps after a skip; the next larger number if the cause was not found.
+ARMED_STEPS = (2, 32, 64)
+EARLY_STEPS = 3  # of a run, in which what has no symptom is seen
+ENOUGH = 2  # skips in armed steps
+EARLY_SKIPS = 5  # consecutive; after these, skips that the scale may explain are examined, too
+FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
+FREE_SECONDS, SHARE = 2.0, 0.01  # of the run's time, for armed steps
+SLOWER = 5.0  # an armed step, before one was measured
+SMALLEST_BUDGET_BYTES = 2**28
+MOST_EVENTS = 200
+
+
+class Held(Protocol):
+    """Guard of the calls of a listener, as of halfstep.watching.hooks."""
+
+    held: int
+
+
+class ArmedSteps:
+    """Arms steps, and reports what they show."""
+
+    def __init__(
+        self, on_event: Callable[[Event], None], on_error: Callable[[Exception], None]
+    ) -> None:
+        """on_error: called with the error after which no more steps are armed."""
+        self._on_event, self._on_error = on_event, on_error
+        self._sanitizer = Sanitizer(self._report)
+        self.hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed, is_eager=False)
+        self.left = EARLY_STEPS  # steps to arm
+        self._is_stopped = False
+        self._skips = self._in_a_row = 0
+        self._first_of_row = 0  # the step of the first of these
+        self._looks = 0  # index into ARMED_STEPS
+        self._seen = 0  # skips in armed steps
+        self._arm_at = 0  # number of skips from which on steps are armed again
+        self._armed = self._events = 0
+        self._started, self._began = time.perf_counter(), 0.0
+        self._first_step: int | None = None
+        self._armed_seconds, self._usual_seconds, self._slower = 0.0, 0.0, SLOWER
+        #: Storages of the loop's variables at the first armed step, with their versions.
+        self._constant: dict[int, tuple[StorageWeakRef, int]] | None = None
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether the step under way is armed."""
+        return self._sanitizer.is_armed
+
+    def guard(self, guard: Held) -> None:
+        """Set the guard whose calls run without shadows."""
+        self._sanitizer.mode.is_apart = lambda: guard.held > 0
+
+    def add(self, names: Mapping[nn.Module, str]) -> None:
+        """Set the names of modules."""
+        self._sanitizer.names.add(names)
+
+    def stop(self) -> None:
+        """Arm no more steps."""
+        self._is_stopped, self.left = True, 0
+        self._disarm()
+
+    def applied(self) -> None:
+        """Record a step that was not skipped."""
+        self._in_a_row = 0
+
+    def lost(self) -> None:
+        """Record a nonfinite loss; the step that it belongs to may be applied nevertheless."""
+        self._look()
+
+    def _look(self) -> None:
+        """Arm the next steps, unless enough was seen."""
+        if self._is_stopped or self.left or self._skips < self._arm_at:
+            return
+        if self._looks < len(ARMED_STEPS):
+            self.left = ARMED_STEPS[self._looks]
+            self._looks += 1
+
+    def skipped(
+        self, step: int, infinite: int, nan: int, parameters: int, *, loss_is_finite: bool
+    ) -> None:
+        """Record a skip, and arm the next step if the cause is not evident.
+
+        infinite, nan: numbers of parameters with inf only in their gradient, and with NaN.
+        """
+        if not self._in_a_row:
+            self._first_of_row = step
+        self._skips += 1
+        self._in_a_row += 1
+        is_near_limit = loss_is_finite and not nan and infinite <= max(1, FEW * parameters)
+        if not is_near_limit or self._in_a_row > EARLY_SKIPS:
+            self._look()
+
+    def begin(self, step: int) -> None:
+        """Arm the step that begins, if armed steps are left and affordable."""
+        if not self.left or self.is_armed:
+            return
+        if self._first_step is None:
+            self._first_step = step - 1
+        if not self._is_affordable(step):
+            return
+        if has_compiled() or _get_current_dispatch_mode() is not None:
+            self.left = 0
+            return
+        budget = _budget_bytes(self._devices())
+        if budget < SMALLEST_BUDGET_BYTES:
+            self.left = 0
+            return
+        self._find_left_over()
+        self._sanitizer.mode.memory.budget = budget
+        self._began = time.perf_counter()
+        self.hooks.begin()
+        self._sanitizer.arm(step)
+
+    def clipped(self, optimizer: object, *, is_finite: bool) -> None:
+        """End the armed step of a loop without a scaler that may leave out the optimizer's step."""
+        if self.is_armed and not is_finite and not self._sanitizer.is_other_thread:
+            self._sanitizer.judge(optimizer)
+            self._step_ended()
+
+    def _is_affordable(self, step: int) -> bool:
+        elapsed = time.perf_counter() - self._started
+        steps = max(1, step - (self._first_step or 0) - self._armed)
+        self._usual_seconds = (elapsed - self._armed_seconds) / steps
+        if self._in_a_row > EARLY_SKIPS and not self._seen:  # nothing is trained meanwhile
+            return True
+        allowed = FREE_SECONDS + SHARE * elapsed - self._armed_seconds
+        return self._slower * self._usual_seconds <= allowed
+
+    def _devices(self) -> set[torch.device]:
+        return {parameter.device for parameter in self._sanitizer.names.parameters()}
+
+    def _find_left_over(self) -> None:
+        """Find the tensors that a step before has left, other than data."""
+        found = {
+            tensor.untyped_storage()._cdata: (
+                StorageWeakRef(tensor.untyped_storage()),  # type: ignore[no-untyped-call]
+                tensor._version,
+            )
+            for tensor in self._sanitizer.names.lasting()
+            if is_readable(tensor) and not tensor.is_inference()
+        }
+        if self._constant is None:
+            self._constant = found
+        self._sanitizer.mode.left_over = {
+            key: (reference, Carried(self._first_of_row, None))
+            for key, (reference, version) in found.items()
+            if self._in_a_row and not self._is_constant(key, version)
+        }
+
+    def _is_constant(self, key: int, version: int) -> bool:
+        reference, known = (self._constant or {}).get(key, (None, -1))
+        return reference is not None and not reference.expired() and version == known  # type: ignore[no-untyped-call]
+
+    def _step_ended(self) -> None:
+        sanitizer = self._sanitizer
+        if not self.is_armed or sanitizer.is_other_thread:
+            return
+        if not sanitizer.has_loss:  # armed amid a step
+            sanitizer.restart()
+            return
+        try:
+            self._armed += 1
+            sanitizer.next_step(sanitizer.step + 1)
+            now = time.perf_counter()
+            seconds, self._began = now - self._began, now
+            self._armed_seconds += seconds
+            if self._usual_seconds:
+                self._slower = seconds / self._usual_seconds
+            self.left = max(0, self.left - 1)
+            if not self.left or not self._is_affordable(sanitizer.step):
+                self._disarm()
+        except Exception as error:
+            self._failed(error)
+
+    def _report(self, defects: Sequence[Defect]) -> None:
+        # What the loop computes beside the training, as a metric, explains no skip.
+        defects = [d for d in defects if not (d.symptom == "value" and d.kind in NONFINITE)]
+        if not defects:
+            return
+        if any(each.kind in (*NONFINITE, "scale_too_large") for each in defects):
+            self._seen += 1
+            if self._seen >= ENOUGH:  # not again until there are ten times as many skips
+                self._seen = self.left = self._looks = 0
+                self._arm_at = 10 * self._skips
+        if self._events < MOST_EVENTS:
+            self._events += 1
+            shown = [_recordable(each) for each in defects[:MOST_DEFECTS]]
+            self._on_event(ShadowStep(step=defects[0].step, armed=self._armed, defects=shown))
+
+    def _disarm(self) -> None:
+        if self.is_armed:
+            self._sanitizer.disarm()
+            self.hooks.end()
+
+    def _failed(self, error: Exception) -> None:
+        self.stop()
+        self._on_error(error)
+
+
+def _budget_bytes(devices: set[torch.device]) -> int:
+    """Return how much memory shadows may take: a half of what the training has not used so far."""
+    spare = [psutil.virtual_memory().available]
+    for device in devices:
+        if device.type == "cuda":
+            free, _total = torch.cuda.mem_get_info(device)
+            peak = torch.cuda.max_memory_allocated(device)
+            spare.append(free + torch.cuda.memory_reserved(device) - peak)
+    return int(min(DEFAULT_BUDGET_BYTES, min(spare) / 2))
+
+
+def _recordable(defect: Defect) -> Defect:
+    """Return a defect without numbers that are not finite."""
+    unknown = {
+        name: None
+        for name, value in asdict(defect).items()
+        if isinstance(value, float) and not math.isfinite(value)
+    }
+    if defect.sample is not None and not all(map(math.isfinite, defect.sample)):
+        unknown["sample"] = None
+    return replace(defect, **unknown)

@@ -1,0 +1,168 @@
+"""Steps of watched loops that run with their shadows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import halfstep
+from halfstep.shadow import armed_steps
+from halfstep.shadow.armed_steps import EARLY_STEPS
+from halfstep.shadow.sanitizer import Sanitizer
+from tests.halfstep.watching.watch_made import Written
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
+
+class Net(nn.Module):
+    """A net whose activations can be made too large for fp16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, factor: float) -> Tensor:
+        hidden: Tensor = self.body(x) * factor
+        return hidden
+
+
+def _train(folder: Path, *, steps: int = 12, from_step: int = 8, **options: Any) -> Written:
+    """Watch a loop that overflows from a step on."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.01), GradScaler("cpu")
+    with halfstep.watch(net, folder=folder, name="it", **options):
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                out = net(torch.ones(2, 8), 1e6 if step >= from_step else 1.0)
+            scaler.scale(out.float().square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return Written(folder / "it")
+
+
+def _armed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **named: Any
+) -> tuple[Written, list[int]]:
+    """Train, and return the numbers of the armed steps."""
+    steps: list[int] = []
+    ended = Sanitizer.next_step
+
+    def next_step(self: Sanitizer, step: int) -> None:
+        steps.append(self.step)
+        ended(self, step)
+
+    monkeypatch.setattr(Sanitizer, "next_step", next_step)
+    return _train(folder, **named), steps
+
+
+def test_early_steps_and_those_after_a_lost_loss_are_armed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two of them have shown the cause, no more are."""
+    written, steps = _armed(tmp_path, monkeypatch)
+    early = list(range(2, 2 + EARLY_STEPS))
+    assert steps == [*early, 9, 10]
+    assert [event["step"] for event in written.of("shadow_step")] == [9, 10]
+    [defect] = written.of("shadow_step")[0]["defects"]
+    assert (defect["kind"], defect["site"]["source"]) == ("overflow", "self.body(x) * factor")
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_healthy_loop_has_only_the_early_armed_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skips in which the scale finds its size arm nothing."""
+    written, steps = _armed(tmp_path, monkeypatch, from_step=100, steps=30)
+    assert len(steps) == EARLY_STEPS
+    assert not written.of("shadow_step")
+
+
+def test_an_armed_step_has_to_be_affordable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without time nothing is armed but what interrupts nothing: steps that are all skipped."""
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
+    _, steps = _armed(tmp_path, monkeypatch)
+    assert not steps
+
+
+def test_nothing_is_armed_with_too_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shadows would take what the training needs."""
+    monkeypatch.setattr(armed_steps, "_budget_bytes", lambda _: 0)
+    _, steps = _armed(tmp_path, monkeypatch)
+    assert not steps
+
+
+def test_nothing_is_armed_in_a_process_that_has_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled graph has no operators to observe, and would be compiled again."""
+    monkeypatch.setattr(armed_steps, "has_compiled", lambda: True)
+    _, steps = _armed(tmp_path, monkeypatch)
+    assert not steps
+
+
+def test_an_error_of_an_armed_step_ends_only_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training goes on, and is recorded."""
+
+    def fails(_self: Sanitizer, _step: int) -> None:
+        raise ValueError("no shadow")
+
+    monkeypatch.setattr(Sanitizer, "next_step", fails)
+    written = _train(tmp_path)
+    assert len(written.steps) == 12
+    [failed] = written.of("failed_diagnosis")
+    assert (failed["diagnosis"], failed["error"]) == ("shadow steps", "ValueError: no shadow")
+    assert _get_current_dispatch_mode() is None
+
+
+def test_a_run_that_ends_in_an_armed_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The wrappers around those of watch go first."""
+    scale = GradScaler.scale
+    _train(tmp_path, steps=2)
+    assert GradScaler.scale is scale
+    assert _get_current_dispatch_mode() is None
+
+
+def test_hooks_that_go_within_a_step_do_not_disturb_others(tmp_path: Path) -> None:
+    """As where a run ends in an optimizer's step: torch iterates over the hooks."""
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    watch = halfstep.watch(net, folder=tmp_path, name="it")
+    run = watch._run
+    assert run is not None
+    first = register_optimizer_step_post_hook(lambda *_: run.guard.fail(ValueError("a test")))
+    calls: list[int] = []
+    last = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+    try:
+        for _ in range(3):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    finally:
+        first.remove()
+        last.remove()
+        watch.finish()
+    assert calls == [1, 1, 1]
+
+
+def test_a_number_that_torch_holds_as_a_tensor_can_be_read(tmp_path: Path) -> None:
+    """torch passes it to a dispatch mode as a number, which no operator takes."""
+    sanitizer = Sanitizer(lambda _: None)
+    loss = torch.ones((), requires_grad=True) * 1.0
+    sanitizer.arm(1)
+    try:
+        divided: Any = loss / 4
+        assert divided.grad_fn._saved_other.item() == 4
+    finally:
+        sanitizer.disarm()
