@@ -33,6 +33,7 @@ from halfstep.diagnosis.loop_mistakes import (
 )
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
+from halfstep.shadow.observations import ZEROING
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
@@ -80,7 +81,7 @@ class Signs(LoopSigns):
     #: A step with a finite loss after the first without, whose gradients are unknown.
     finite_again: int | None = None
     lost: LostLosses | None = None  # applied steps with a non-finite loss and finite gradients
-    growth: Growth | None = None  # of the loss before the first that was not finite
+    growth: Growth | None = None  # of the loss before what was first seen
 
 
 def read(
@@ -111,6 +112,8 @@ def read(
         if replay.exact and (replay.found or replay.loss_nonfinite)
     ]
     first = _first_nonfinite_loss(session, run)
+    armed = [event for event in found if isinstance(event, events.ShadowStep)]
+    bad = min(filter(None, (first, shadow_findings.first_step(armed))), default=None)
     finite_at = None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step
     return Signs(
         events=found,
@@ -131,7 +134,7 @@ def read(
         finite_at=finite_at,
         finite_again=None if first is None else _finite_again(session, run, first, finite_at),
         lost=lost_losses(session, run),
-        growth=None if first is None else growth_before(session, run, first),
+        growth=None if bad is None else growth_before(session, run, bad),
     )
 
 
@@ -223,7 +226,7 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     yield from calls
     observed = shadow_findings.observed(signs.several(events.ShadowStep), _lost_at(signs))
     if not calls:
-        numbers = list(shadow_findings.explaining(observed))
+        numbers = list(shadow_findings.explaining(observed, _grown(signs)))
         if numbers:
             buffers = signs.one(events.NonfiniteBuffers)
             numbers += precision_findings.nonfinite_buffers(buffers, words)
@@ -235,7 +238,10 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         if not signs.has_scaler and not numbers:
             yield from _first_lost(signs, words)
     yield from shadow_findings.others(observed, are_mild=False)
-    yield from other_mistakes(signs)
+    is_explained = any(each.first.kind in ZEROING for each in observed)
+    for finding in other_mistakes(signs):
+        if not (is_explained and finding.cause == "zero_gradients"):
+            yield finding
     yield from shadow_findings.others(observed, are_mild=True)
 
 

@@ -11,6 +11,10 @@ from halfstep.telemetry.events import ShadowStep
 
 #: Kinds that explain skips and losses that are not finite.
 EXPLAINING: frozenset[Kind] = NONFINITE | {"scale_too_large"}
+#: Kinds in which a training that diverges ends.
+DIVERGING: frozenset[Kind] = frozenset({"overflow", "rounding", "undefined", "scale_too_large"})
+#: Kinds that follow from weights that are not finite.
+BY_WEIGHTS: frozenset[Kind] = frozenset({"nonfinite_input", "nonfinite_weight", "carried"})
 #: Kinds whose cause has another name, as older events have it.
 CAUSES: Mapping[Kind, str] = {
     "nonfinite_input": "nonfinite_inputs",
@@ -30,21 +34,30 @@ FEWEST_STEPS = 3
 def observed(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observation]:
     """Return the faults that armed steps have shown, the gravest first.
 
-    lost_at: the step that made the weights nonfinite; later steps only show that.
+    lost_at: the step that made the weights nonfinite; what is nonfinite later is so by them.
     """
     observations = Observations()
     for event in sorted(steps, key=lambda event: event.step):
-        if lost_at is None or event.step <= lost_at:
-            observations.add(event.defects)
+        is_later = lost_at is not None and event.step > lost_at
+        observations.add([d for d in event.defects if not (is_later and d.kind in BY_WEIGHTS)])
     armed = max((event.armed for event in steps), default=0)
     return [each for each in observations.found(max(armed, FEWEST_STEPS)) if each.is_fault]
 
 
-def explaining(observations: Sequence[Observation]) -> Iterator[Finding]:
-    """Yield what explains skipped steps and losses that are not finite."""
+def first_step(steps: Sequence[ShadowStep]) -> int | None:
+    """Return the first step that has shown what explains skips."""
+    found = (each for each in observed(steps, None) if each.first.kind in EXPLAINING)
+    return min((each.steps[0] for each in found), default=None)
+
+
+def explaining(observations: Sequence[Observation], growth: str) -> Iterator[Finding]:
+    """Yield what explains skipped steps and losses that are not finite.
+
+    growth: a sentence on the growth of the loss before them, or "".
+    """
     for each in observations:
         if each.first.kind in EXPLAINING:
-            yield finding_of(each)
+            yield finding_of(each, growth if each.first.kind in DIVERGING else "")
 
 
 def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[Finding]:
@@ -58,10 +71,20 @@ def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[F
             yield finding_of(each)
 
 
-def finding_of(observation: Observation) -> Finding:
-    """Return an observation as a finding."""
+def finding_of(observation: Observation, growth: str = "") -> Finding:
+    """Return an observation as a finding. growth: of a loss that diverged before."""
     defect, statement = observation.first, statement_of(observation)
     cause = cause_of(defect)
+    if growth:
+        return Finding(
+            statement.title,
+            f"{statement.text} {growth}",
+            before=observation.steps[0],
+            remedies=("lower_rate",),
+            part="skipped",
+            cause=cause,
+            fix=fixes.DIVERGED,
+        )
     is_explaining = defect.kind in EXPLAINING
     return Finding(
         statement.title,

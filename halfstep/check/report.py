@@ -13,18 +13,14 @@ from halfstep.check.calls import Mistake
 from halfstep.diagnosis.finding import Finding
 from halfstep.number_formats import quantity
 from halfstep.shadow.defect import Defect, Site
-from halfstep.shadow.observations import NONFINITE, Observation
+from halfstep.shadow.observations import ZEROING, Observation
 from halfstep.shadow.operations import Place
 from halfstep.shadow.statements import statement_of
 from halfstep.telemetry import plain_json
-from halfstep.telemetry.events import Schedule
 from halfstep.telemetry.plain_json import json_safe
 
 STEPS_LISTED = 100
 UNKNOWN_LISTED = 5
-OFTEN = 0.1  # share of skipped steps from which on a schedule that advances in them matters
-#: Kinds from which gradients of 0 follow.
-ZEROING = NONFINITE | {"gradients_underflow"}
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -121,11 +117,9 @@ def row_of(observation: Observation) -> Row:
 
 def row_of_call(finding: Finding, place: Place) -> Row:
     """Return a mistake in the calls of the loop as a row. place: of the call that showed it."""
-    event = finding.evidence
-    is_rare = isinstance(event, Schedule) and event.skipped < OFTEN * event.step
     return Row(
         kind=finding.cause or "calls",
-        is_fault=finding.is_certain_fault and not is_rare,
+        is_fault=finding.is_certain_fault,
         title=finding.title,
         text=finding.text,
         fix=finding.fix,

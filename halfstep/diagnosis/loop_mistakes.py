@@ -15,6 +15,8 @@ E = TypeVar("E", bound=StepEvent)
 #: Numbers of times from which on a mistake is none that happens once.
 UNCLEARED, REPLACED, LEFT_OUT, UNSCALED = 2, 3, 2, 3
 ZERO_STEPS = 50  # in a row with all gradients 0: nothing is learned
+#: Share of skipped steps from which on a schedule that advances in them matters.
+OFTEN = 0.1
 NAMES_SHOWN = 6
 
 
@@ -320,17 +322,19 @@ def _left_out(signs: LoopSigns) -> Iterator[Finding]:
 
 def _schedule(signs: LoopSigns) -> Iterator[Finding]:
     if event := signs.one(events.Schedule):
+        matters = event.skipped >= OFTEN * event.step
         scheduler = event.scheduler or ""
         seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
         yield Finding(
             "The learning-rate schedule advances in skipped steps",
             f"{seen} after {event.advanced:,} of {event.skipped:,} skips, up to step "
-            f"{event.step:,}: the schedule runs ahead of the weights, above all during warm-up. "
+            f"{event.step:,}: the schedule runs ahead of the weights, above all during warm-up"
+            f"{'' if matters else ', which matters little in so few steps'}. "
             "Step it only if the scaler did not skip.",
             cause="schedule_in_skipped_steps",
             evidence=event,
             fix=fixes.SCHEDULE,
-            is_certain=bool(scheduler),
+            is_certain=bool(scheduler) and matters,
         )
 
 

@@ -5,6 +5,7 @@ does not explain. They take at most 1 % of the run's time, and FREE_SECONDS.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -35,6 +36,8 @@ FREE_SECONDS, SHARE = 2.0, 0.01  # of the run's time, for armed steps
 SLOWER = 5.0  # an armed step, before one was measured
 SMALLEST_BUDGET_BYTES = 2**28
 MOST_EVENTS = 200
+#: On the stack: of a module that is called, with its hooks, and of an operator with its shadow.
+FRAMES_OF_MODULE, FRAMES_OF_OPERATOR = 6, 100
 
 
 class Held(Protocol):
@@ -116,19 +119,22 @@ class ArmedSteps:
         if not is_near_limit or self._in_a_row > EARLY_SKIPS:
             self._look()
 
-    def begin(self, step: int) -> None:
-        """Arm the step that begins, if armed steps are left and affordable."""
-        if not self.left or self.is_armed:
-            return
+    def begin(self, step: int, *, is_between: bool = True) -> None:
+        """Arm the step that begins, if armed steps are left and affordable.
+
+        is_between: False if an optimizer of the step before may step still.
+        """
         if self._first_step is None:
             self._first_step = step - 1
+        if not self.left or self.is_armed or not is_between:
+            return
         if not self._is_affordable(step):
             return
         if has_compiled() or _get_current_dispatch_mode() is not None:
             self.left = 0
             return
         budget = _budget_bytes(self._devices())
-        if budget < SMALLEST_BUDGET_BYTES:
+        if budget < SMALLEST_BUDGET_BYTES or self._is_deep():
             self.left = 0
             return
         self._find_left_over()
@@ -151,6 +157,14 @@ class ArmedSteps:
             return True
         allowed = FREE_SECONDS + SHARE * elapsed - self._armed_seconds
         return self._slower * self._usual_seconds <= allowed
+
+    def _is_deep(self) -> bool:
+        """Return whether the frames that hooks add to nested modules may be too many."""
+        frame, depth = sys._getframe(), 0
+        while frame.f_back is not None:
+            frame, depth = frame.f_back, depth + 1
+        nested = max((name.count(".") + 1 for name in self._sanitizer.names.given()), default=0)
+        return depth + FRAMES_OF_MODULE * nested + FRAMES_OF_OPERATOR > sys.getrecursionlimit()
 
     def _devices(self) -> set[torch.device]:
         return {parameter.device for parameter in self._sanitizer.names.parameters()}

@@ -5,7 +5,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 from weakref import ref
 
@@ -109,6 +109,10 @@ class ModuleNames:
         """Set the names of modules."""
         self._given |= {id(module): (ref(module), name) for module, name in names.items()}
 
+    def given(self) -> Iterator[str]:
+        """Yield the names that were set."""
+        yield from (name for _reference, name in self._given.values())
+
     def install(self) -> None:
         """Begin to observe calls of modules."""
         self._stack.clear()
@@ -208,12 +212,21 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _attributes() -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that `self` holds in the script's frames."""
+    """Yield the tensors that variables of the script's own classes hold."""
     for frame in _script_frames():
         with variables_of(frame) as variables:
-            attributes = dict(getattr(variables.get("self"), "__dict__", {}))
-        for name, value in attributes.items():
-            yield from _held(f"self.{name}", value)
+            owners = [each for each in variables.items() if _is_own(each[1])][:MOST_FRAMES]
+        for owner, value in owners:
+            for name, held in list(vars(value).items()):
+                yield from _held(f"{owner}.{name}", held)
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a value is an object of a class of the script."""
+    if isinstance(value, type | ModuleType) or not isinstance(getattr(value, "__dict__", 0), dict):
+        return False
+    module = sys.modules.get(type(value).__module__)
+    return is_of_script(getattr(module, "__file__", None) or "<")
 
 
 def _held(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,8 @@ NONFINITE: frozenset[Kind] = frozenset(
     {"overflow", "rounding", "undefined", "nonfinite_input", "nonfinite_weight", "carried"}
 )
 MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
+#: Kinds from which gradients of 0 follow.
+ZEROING: frozenset[Kind] = NONFINITE | {"gradients_underflow"}
 LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_edited_after_step"})
 #: Kinds from which gradients that differ follow.
 EXPLAINING: frozenset[Kind] = frozenset({"loss_differs", "gradients_underflow"})

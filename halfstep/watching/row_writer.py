@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -364,8 +365,10 @@ class RowWriter:
             or evidence.inputs.found is not None
         ):
             state.best_effort("evidence", self._close_evidence, step, row)
-        if evidence.armed.left and (row.scaler is not None or state.is_settled):
-            state.best_effort("shadow steps", evidence.armed.begin, step + 1)
+        if evidence.armed.left:
+            is_between = row.scaler is not None or state.is_settled
+            begin = partial(evidence.armed.begin, is_between=is_between)
+            state.best_effort("shadow steps", begin, step + 1)
         state.passes.is_over = True
         rate = row.rate if isinstance(row.rate, float) else 0.0
         if row.stepped:

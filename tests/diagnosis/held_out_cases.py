@@ -43,7 +43,7 @@ KEEPS_BF16 = "scaler_without_fp16"  # its fix is bf16, as the script has it
 #: The kinds of rows that name each cause.
 KINDS = {
     "overflow": {"overflow", "loss_differs", "forward_overflow", "backward_overflow"},
-    "flushed": {"rounding", "loss_differs"},
+    "flushed": {"rounding", "loss_differs", "adam_eps_underflow"},
     "undefined": {"undefined", "undefined_forward", "singular_gradient"},
     "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward"},
     "carried": {
@@ -230,7 +230,7 @@ def named(case: Case, rows: list[Row]) -> str:
 
 
 def _names(case: Case, row: Row) -> bool:
-    is_kind = row.kind in KINDS[case.cause]
+    is_kind = row.kind in KINDS.get(case.cause, ())
     word = WORDS.get(case.cause)
     return is_kind and (word is None or bool(word.search(row.text)))
 

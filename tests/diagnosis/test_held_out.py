@@ -9,12 +9,45 @@ import pytest
 from tests.diagnosis import held_out_cases
 from tests.diagnosis.held_out_cases import Case, cases
 
-COLLECTIONS = ("reported", "first", "second", "third")
+COLLECTIONS = ("reported", "first", "second", "third", "fourth")
 #: Cases that are not named right, with what they get.
 MISSED = {
     "second/pcgrad_guard": "wrong",
     "second/moment_adapt": "partly",
     "third/baked_grid_image": "partly",
+    "fourth/spike_guard": "silent",
+}
+#: The same of watched runs: silent where the failing step was not armed, or no weights are left.
+MISSED_WATCHED = {
+    "reported/mask_finfo_min": "partly",
+    "first/balanced_heads": "silent",
+    "first/centernet_heatmap": "silent",
+    "first/convstft_ctc": "silent",
+    "first/depth_holes": "partly",
+    "first/dpo_pairs": "silent",
+    "first/fedavg_server": "silent",
+    "first/flow_epe_static": "silent",
+    "first/grpo_digits": "silent",
+    "first/hawkes_grid": "partly",
+    "first/local_prior_encoder": "silent",
+    "first/moco_hdr_queue": "partly",
+    "first/nerf_bf16_encoding": "silent",
+    "first/realnvp_tabular": "silent",
+    "first/supcon_bf16": "silent",
+    "second/half_adam_decoder": "partly",
+    "second/kfac_regression": "silent",
+    "second/moment_adapt": "partly",
+    "second/ode_forced": "partly",
+    "second/pcgrad_guard": "wrong",
+    "second/spiky_lstm": "silent",
+    "third/baked_grid_image": "partly",
+    "third/pose_bones": "silent",
+    "third/rotary_kv_offset": "silent",
+    "third/spiking_bptt": "silent",
+    "third/visit_collate": "silent",
+    "fourth/spike_guard": "silent",
+    "fourth/wake_word_bf16": "silent",
+    "fourth/walk_reinforce": "silent",
 }
 #: Of different causes, each in a few seconds; the others are extended.
 SAMPLE = {
@@ -42,6 +75,16 @@ def test_a_case_is_named_and_no_bit_changes(case: Case) -> None:
     judged = held_out_cases.judge(case)
     assert judged.is_same
     assert judged.named == MISSED.get(case.name, "right"), [row.text for row in judged.rows]
+    assert not judged.harmful
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("case", each())
+def test_a_watched_run_names_the_case_or_says_that_it_is_unknown(case: Case) -> None:
+    """No finding names another cause for certain, or advises what was in vain in bare runs."""
+    judged = held_out_cases.judge_watched(case)
+    assert judged.is_same
+    assert judged.named == MISSED_WATCHED.get(case.name, "right"), [row.text for row in judged.rows]
     assert not judged.harmful
 
 

@@ -1,5 +1,7 @@
 """Steps of watched loops that run with their shadows."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import halfstep
+from db.health.shadow_findings import observed
 from halfstep.shadow import armed_steps
 from halfstep.shadow.armed_steps import EARLY_STEPS
 from halfstep.shadow.sanitizer import Sanitizer
+from halfstep.telemetry import event_codec as codec
+from halfstep.telemetry.events import ShadowStep
+from tests.halfstep.shadow.checked import Loop, bare
+from tests.halfstep.shadow.test_bits import LOOPS
+from tests.halfstep.shadow.test_odd_loops import BORNE
 from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -111,6 +119,21 @@ def test_nothing_is_armed_in_a_process_that_has_compiled(
     assert not steps
 
 
+def test_nothing_is_armed_where_modules_are_nested_deeply(tmp_path: Path) -> None:
+    """Hooks add frames to the call of each module, and Python allows a thousand."""
+    net: nn.Module = nn.Linear(2, 2)
+    for _ in range(150):
+        net = nn.Sequential(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    with halfstep.watch(net, folder=tmp_path, name="it") as watch:
+        for _ in range(5):
+            scaler.scale(net(torch.ones(1, 2)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert not watch._loop.evidence.armed.is_armed
+
+
 def test_an_error_of_an_armed_step_ends_only_these(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,3 +189,21 @@ def test_a_number_that_torch_holds_as_a_tensor_can_be_read(tmp_path: Path) -> No
         assert divided.grad_fn._saved_other.item() == 4
     finally:
         sanitizer.disarm()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("loop", [*LOOPS, *BORNE], ids=lambda loop: loop.__qualname__.split(".")[0])
+def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its steps are armed; of a healthy loop they show no fault."""
+    expected = bare(loop)
+    monkeypatch.setattr(armed_steps, "EARLY_STEPS", 1000)
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        assert bare(loop) == expected
+    written = Written(tmp_path / "it")
+    assert not written.of("failed_diagnosis")
+    steps = [codec.decode(json.dumps(each).encode()) for each in written.of("shadow_step")]
+    assert not observed([each for each in steps if isinstance(each, ShadowStep)], None)
