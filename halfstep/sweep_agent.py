@@ -201,21 +201,29 @@ def agent(
 
 def _calling(function: Callable[[], Any]) -> Work:
     def work(claim: "Claim", is_lost: threading.Event) -> bool:
-        from halfstep.session import active_run
-
+        _end_active_run()  # one that began before the point's is another
         try:
             function()
         except Exception as error:
             traceback.print_exc()
-            if (watch := active_run.active) is not None:
-                watch.__exit__(type(error), error, error.__traceback__)
-                watch.finish()
+            _end_active_run(error)
             return False
-        if (watch := active_run.active) is not None:
-            watch.finish()
+        _end_active_run()
         return True
 
     return work
+
+
+def _end_active_run(error: Exception | None = None) -> None:
+    """End this process's run, also one of the drop-in that records nothing."""
+    from halfstep.session import active_run
+
+    if (watch := active_run.active) is not None:
+        if error is not None:
+            watch.__exit__(type(error), error, error.__traceback__)
+        watch.finish()
+    if (calls := sys.modules.get("halfstep.wandb_compat.calls")) is not None:
+        calls.finish()
 
 
 def run_command(

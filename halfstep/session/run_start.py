@@ -76,7 +76,7 @@ def watch(
     norms_every: between norms of all gradients: a skip in between has no culprits.
     """
     active = active_run.active
-    if active and active._run and not active._run.outcome.is_superseded(run, name):
+    if active and not active.is_superseded(run, name):
         active.add(*modules)
         return active
     try:

@@ -103,6 +103,12 @@ class Watch:
         """Name parameters as these modules do."""
         self._ask("add", lambda run: run.loop.add(arguments.modules(modules)))
 
+    def is_superseded(self, *names: object) -> bool:
+        """End the run if a call with these names starts another; return True if it did."""
+        if self._run is None or self.is_relayed:
+            return False
+        return self._run.outcome.is_superseded(*names)
+
     def configure(self, config: object) -> None:
         """Replace the run's configuration."""
         self._ask("configure", lambda run: run.configure(config))

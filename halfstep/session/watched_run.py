@@ -1,7 +1,7 @@
 """A run that this process writes, with its spool, the observed loop and the parts around them."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +89,8 @@ class WatchedRun:
             files, self.loop, self.spool, self._record, self.stored.log, complain
         )
         self.diffs = PrecisionDiffs(self.loop, self.taps, self.spool)
+        #: Called before the run ends, however it does: what the drop-in has collected is logged.
+        self.before_end: Callable[[], None] = lambda: None
         self.card = Card() if is_notebook() else None
         self.sidecar: Sidecar | None = None
         self._meeting: Path | None = None  # by which further ranks find the run
@@ -222,6 +224,7 @@ class WatchedRun:
 
     def _finish(self, status: WatchedStatus, error: str | None, exit_code: int | None) -> None:
         is_on = self.guard.is_on
+        self.before_end()
         self.outcome.disarm()
         try:
             self._write_rest()

@@ -70,10 +70,11 @@ def init(
     resume: Any = None,
     **further: Any,
 ) -> Run:
-    """Start a run. An active run is returned, or with `reinit` finished first."""
+    """Start a run. An active run is returned; with `reinit` or in a later cell it ends first."""
     global _begun
     if (before := _active()) is not None:
-        if reinit in (None, False, "default", "return_previous"):
+        is_kept = reinit in (None, False, "default", "return_previous")
+        if is_kept and not before._watch.is_superseded(id, name):
             return before
         if reinit == "create_new":
             say_once("init(reinit='create_new') is not supported: the active run is finished first")

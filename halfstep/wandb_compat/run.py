@@ -58,6 +58,8 @@ class Run:
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children
+        if watch._run:
+            watch._run.before_end = self._close
         self.step = 0
         #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
         self._shift = 0

@@ -3,6 +3,8 @@
 import argparse
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -339,6 +341,44 @@ def test_several_runs_of_a_sweep(without_torch: None) -> None:
     assert outcome("again")["status"] == "finished"
     second.finish(exit_code=3)
     assert outcome("other")["status"] == "failed"
+
+
+def test_a_script_without_finish_loses_nothing(tmp_path: Path) -> None:
+    """Neither collected values, nor the summary, nor files that it saved; also if it raises."""
+    code = """
+import halfstep as wandb
+wandb.init(name="unfinished")
+open("model.bin", "w").write("weights")
+wandb.save("model.bin")
+wandb.log({"acc": 0.5}, commit=False)
+wandb.summary["best"] = 3
+raise ValueError("it diverged")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.count("halfstep:") == 1, ended.stderr
+    assert logged("unfinished") == {"acc": [(0, 0.5)], "summary/best": [(0, 3.0)]}
+    assert {row["name"] for row in table("unfinished", "summary")} == {"acc", "best"}
+    [saved] = written("unfinished").of("checkpoint")
+    assert saved["files"][0]["size_bytes"] == 7
+    assert outcome("unfinished")["status"] == "failed"
+
+
+def test_a_later_cell_of_a_notebook_starts_a_run_of_its_own(
+    without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After one that raised or did not finish; elsewhere another name is reported."""
+    wandb: Any = halfstep
+    first = wandb.init(name="cell 1")
+    assert wandb.init(name="cell 2") is first
+    assert "call `finish()` before starting another run" in capsys.readouterr().err
+    assert first._watch._run
+    first._watch._run.outcome._cells.has_ended = True
+    wandb.log({"acc": 0.5}, commit=False)
+    second = wandb.init(name="cell 2")
+    assert second is not first
+    assert wandb.run is second
+    assert logged("cell-1") == {"acc": [(0, 0.5)]}
+    assert outcome("cell-1")["status"] == "interrupted"
 
 
 def test_a_run_that_only_logs_continues(without_torch: None) -> None:
