@@ -175,7 +175,13 @@ class Run:
         if glob_str is None:
             return True
         matching = sorted(glob(str(glob_str), recursive=True))  # noqa: PTH207 - it may be absolute
-        files = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
+        files = [path for path in map(Path, matching) if path.is_file()]
+        if not files:
+            say_once(f"save({str(glob_str)!r}) matches no file, and nothing is uploaded")
+        elif len(files) > MOST_FILES:
+            few = f"the first {MOST_FILES:,} of {len(files):,} files"
+            say_once(f"save({str(glob_str)!r}) uploads {few}; allowed: at most that many")
+        files = files[:MOST_FILES]
         for path in files:
             if policy == "now":
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
@@ -261,8 +267,7 @@ class Run:
             self.is_finished = True
             return
         for path in self._saved:
-            if path.is_file():
-                self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
+            self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
         own = {f"summary/{name}": self.summary[name] for name in self._own}
         self._report_values({n: v for n, v in own.items() if is_number(v)}, self._at(None))
         rows = [{"name": name, "value": worded(value)} for name, value in self.summary.items()]
