@@ -55,6 +55,7 @@ class ValueLog:
         self._numbers: deque[_Logged] = deque()
         self._logged_step = loop.step
         self.row_before: tuple[int, int] | None = None  # step and elapsed_ms
+        self._row_step = 0  # last one whose row this attempt has logged
         self._flushed_at = clock()
 
     def last_step(self) -> int:
@@ -114,14 +115,15 @@ class ValueLog:
 
     def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Write the row of a step, if the values have a loss; return the other values."""
-        if step <= self._loop.step:
+        if step <= self._row_step:
             return values
         numbers = {name: float(value) for name, value in values.items() if _is_column(name, value)}
         row = LoggedRow.of(step, self._loop.elapsed_ms(), numbers)
         if row is None:
             return values
         self._on_rows(rows_of([row], self.row_before))
-        self._loop.step, self.row_before = row.step, (row.step, row.elapsed_ms)
+        self._loop.step = self._row_step = row.step
+        self.row_before = (row.step, row.elapsed_ms)
         return {name: value for name, value in values.items() if name not in row.columns}
 
     def _log_number(self, name: str, value: Any, step: int) -> None:

@@ -291,6 +291,16 @@ def is_called(place: Path, name: str) -> bool:
     return False
 
 
+def run_called(folder: Path, run: str) -> Path | None:
+    """Return the folder of a run below a folder; None if there is none of this name."""
+    base, number = slug(run), 1
+    while (place := folder / (base if number == 1 else f"{base}-{number}")).is_dir():
+        if (place / "run.json").exists() and is_called(place, run):
+            return place
+        number += 1
+    return None
+
+
 def slug(name: str) -> str:
     """Return a name converted to a valid folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"

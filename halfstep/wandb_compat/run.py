@@ -40,12 +40,18 @@ class Run:
     """A run, as `wandb.init` returns it. Unknown attributes do nothing."""
 
     def __init__(
-        self, watch: watch_session.Watch, described: RunFile | None, labels: dict[str, Any]
+        self,
+        watch: watch_session.Watch,
+        described: RunFile | None,
+        labels: dict[str, Any],
+        allow_val_change: bool | None = None,
     ) -> None:
         """described: content of run.json, None if nothing is recorded. labels: W&B's own."""
         self._watch = watch
         self._described = described
-        self.config = Entries(self._configure)
+        self.config = Entries(
+            self._configure, allow_val_change=allow_val_change, locked=watch.sweep_settings
+        )
         self.summary = Entries(self._summarise)
         self.name: str = (described and described.name) or labels["name"] or "run"
         self.id: str = (described.id if described else "disabled")[:8]
@@ -63,7 +69,9 @@ class Run:
         self.step = 0
         #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
         self._shift = 0
-        if self.resumed and (watch.has_no_torch or not watch.step):
+        self._reached: int | None = None  # last step of earlier attempts
+        self._has_begun = not self.resumed  # logged, by which it is known whence it continues
+        if self.resumed:
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
@@ -101,6 +109,8 @@ class Run:
             say_once("log() after finish() is ignored")
             return
         if step is not None:
+            if not self._has_begun:
+                self._begin_at(step, data)
             if step < self.step:  # W&B drops these
                 self._record(flat(data), step)
                 return
@@ -131,7 +141,8 @@ class Run:
         """
         if step_metric is not None:
             self._step_metrics[name] = str(getattr(step_metric, "name", step_metric))
-            self.config["step_metric"] = dict(self._step_metrics)
+            step_metric = dict(self._step_metrics)
+            self.config.update({"step_metric": step_metric}, allow_val_change=True)
         for kind in (summary or "").split(","):
             if kind:
                 self._summaries[f"{kind} {name}"] = (name, _kind(kind, goal))
@@ -249,14 +260,43 @@ class Run:
     @unraised
     def _log_on(self) -> None:
         """Continue the counter after the last logged step of an earlier attempt."""
-        files = self._watch.files
-        logged = last_logged(files) if files else None
-        if self._watch.step:
-            self.step, self._shift = max(self._watch.step, logged or 0), 1
-            self._watch.log_on(self.step)
+        watch = self._watch
+        if watch.step and not watch.has_no_torch:  # its steps are observed
+            self._reached = watch.step
+            return
+        logged = last_logged(watch.files) if watch.files else None
+        if watch.step:
+            self._reached = self.step = max(watch.step, logged or 0)
+            self._shift = 1
         elif logged is not None:
-            self.step = logged + 1
-            self._watch.log_on(logged)
+            self._reached, self.step = logged, logged + 1
+        if not watch.has_no_torch and self._reached is not None:
+            watch.log_on(self._reached)
+
+    def _begin_at(self, step: int | None, data: Mapping[str, Any]) -> None:
+        """Report whence a later attempt continues, at its first log.
+
+        step: that the script has logged first; at an earlier one than the last its steps are
+        repeated.
+        """
+        self._has_begun = True
+        reached, watch = self._reached, self._watch
+        goes_back = step is not None and (reached is None or step <= reached)
+        if goes_back and watch.step and not watch.has_no_torch:
+            say_once(
+                f"log(step={step}): the run has reached step {reached}, and further steps are "
+                f"counted from there; allowed: halfstep.watch(model).resume(STEP) after init()"
+            )
+        elif not watch.has_no_torch:
+            return
+        elif goes_back:
+            self.step = step = int(step or 0)
+            if self._has_row(flat(data)):
+                watch.resume(max(step - 1, 0))
+            else:
+                watch.log_on(max(step - 1, 0) if reached is None else reached)
+        elif reached is not None:
+            watch.log_on(reached)
 
     @unraised
     def _close(self) -> None:
@@ -319,6 +359,8 @@ class Run:
                 show(shown, name, value)
             except Exception as error:
                 say_once(f"{name} is not logged: {type(error).__name__}: {error}")
+        if not self._has_begun:
+            self._begin_at(None, values)
         self._watch.log(shown, step=step)
 
     def _note(self, name: str, value: Any) -> None:

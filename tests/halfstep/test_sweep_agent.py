@@ -375,6 +375,7 @@ def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode:
         if is_raising:
             wandb.log({"collected": 7.0}, commit=False)
             raise ValueError("it diverged")
+        wandb.config.update({"lr": 9.0, "depth": 3})  # the sweep's settings win
         wandb.log({"score": wandb.config.lr})
 
     assert wandb.agent(wandb.sweep(config), train) == (3, 1)
