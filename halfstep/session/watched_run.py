@@ -185,8 +185,8 @@ class WatchedRun:
     def log(self, values: Mapping[str, Any], step: int, *, makes_row: bool) -> None:
         """Log values. makes_row: whether a loss is the row of its step."""
         if not isinstance(values, Mapping):
-            what = f"log got {shown(values)}; allowed: a dictionary of values by name"
-            self.guard.complain(what)
+            what = f"it got {shown(values)}; allowed: a dictionary of values by name"
+            self.guard.complain(f"log is ignored: {what}")
             return
         self.outcome.part_end = None
         self.values.log(values, step, makes_row=makes_row)
@@ -232,6 +232,7 @@ class WatchedRun:
             if is_on:  # otherwise the error that stopped the watching has occurred again
                 self.guard.fail(problem)
         self.spool.close()
+        self.guard.messages.end()
         if self._meeting:
             if not self.sidecar:
                 ranks.retract(self._meeting, self.files)

@@ -30,7 +30,7 @@ from tests.site import until
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder, no messages, and no run that outlives its test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(unsupported, "_said", set())
+    monkeypatch.setattr(unsupported._messages, "_printed", {})
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
