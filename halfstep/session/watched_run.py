@@ -32,7 +32,14 @@ from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Configured, Resumed
 from halfstep.telemetry.patient_spool import PatientSpool
 from halfstep.telemetry.plain_json import shown
-from halfstep.telemetry.run_folder import came_to, configure, described_in, write_outcome
+from halfstep.telemetry.run_folder import (
+    came_to,
+    configure,
+    described_in,
+    read_run,
+    write_outcome,
+    write_run_file,
+)
 from halfstep.telemetry.spool import Steps
 from halfstep.telemetry.writer_lock import WriterLock
 from halfstep.watching.noop_watch import NoopWatch
@@ -79,7 +86,15 @@ class WatchedRun:
             first_step, seconds = came_to(files)
             started_at -= seconds
             self._resumed = Resumed(step=first_step, exact=False, notes=[UNKNOWN])
-        self.spool = PatientSpool(files.spool, files.attempt, say, sequence)
+        self.spool = PatientSpool(
+            files.spool,
+            files.attempt,
+            say,
+            sequence,
+            has_refuge=queued is None,
+            on_removed=self._removed,
+        )
+        self._run_file = None if queued else read_run(files.folder)
         self.loop, self.taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self.guard = ErrorGuard(self.loop, self.taps, self.spool)
         complain = self.guard.complain
@@ -163,6 +178,7 @@ class WatchedRun:
         entries = arguments.config(config, self.guard.complain)
         if not self.queued:
             configure(self.files.folder, entries, self.upload.secret)
+            self._run_file = read_run(self.files.folder)
             return
         entries = redaction.without(entries, *secrets())
         try:
@@ -215,6 +231,14 @@ class WatchedRun:
         self.guard.call(self._flush)
         if self.card and not self.outcome.has_ended:
             self.guard.call(self.card.refresh, self.html())
+
+    def _removed(self) -> None:
+        """Write the description of the run again, whose folder has been removed."""
+        if self._run_file is None:
+            return
+        write_run_file(self.files.folder, self._run_file)
+        say(f"{self.files.folder} was removed; its newest data are written again")
+        self.upload.revive()
 
     def leave(self) -> None:
         """Leave the run to the parent process, of which this one is a fork."""

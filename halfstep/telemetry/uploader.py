@@ -128,10 +128,10 @@ class Training:
     def close(self) -> None:
         """Write an outcome for the process if it is dead and wrote none itself."""
         from halfstep.session.exit_files import crash_of
-        from halfstep.telemetry.run_folder import last_step, write_outcome
+        from halfstep.telemetry.run_folder import last_step, read_outcome, write_outcome
 
         # In this order: a live process may still write its outcome between the two checks.
-        if self._since is not None and not self.lives() and not self.files.outcome.exists():
+        if self._since is not None and not self.lives() and read_outcome(self.files) is None:
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
             code, error = crash_of(self.files.crash) or (None, None)
             status: WatchedStatus = "terminated" if code else "vanished"

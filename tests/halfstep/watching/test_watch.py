@@ -541,7 +541,9 @@ def test_an_invalid_number_is_reported_and_others_are_recorded(
     assert max(map(len, result.splitlines())) < 1000
     for name in ("big", "complex", "meta", "n" * 100):
         assert f"halfstep: {name} is not logged: " in result
-    assert "halfstep: log is ignored: it got [1.0]; allowed: a dictionary of values by name" in result
+    assert (
+        "halfstep: log is ignored: it got [1.0]; allowed: a dictionary of values by name" in result
+    )
 
 
 UNLOGGED: list[tuple[dict[Any, Any], str]] = [
