@@ -20,7 +20,7 @@ import halfstep
 from db.database import Database, now
 from db.settings import Settings
 from db.sweeps import sweeps
-from db.tables import Metric, Run, Status, Trial
+from db.tables import Membership, Metric, Project, Run, Status, Trial, User
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
 from halfstep.session import active_run
@@ -389,3 +389,21 @@ def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode:
             failed = select(Run.id).where(Run.name == "lr=0.2").scalar_subquery()
             query = select(Metric.value).where(Metric.run_id == failed, Metric.name == "collected")
             assert session.scalars(query).all() == [7.0]
+
+
+def test_a_sweep_creates_its_project(database: Database) -> None:
+    """As a run does, of an administrator; others are told which projects are allowed."""
+    wandb: Any = halfstep
+    config = {"method": "grid", "parameters": {"lr": {"values": [0.1]}}}
+    sweep_id = wandb.sweep(config, project="not there yet")
+    wandb.agent(sweep_id, lambda: wandb.init(project="another").log({"loss": 1.0}))
+    with database.reading() as session:
+        assert session.scalars(select(Run.project)).all() == ["not there yet"]
+        assert session.get(Project, "not there yet") is not None
+        assert session.get(Project, "another") is None
+    with database.writing() as session:
+        session.execute(update(User).values(is_admin=False))
+        session.add(Membership(project="not there yet", user_id=1, role="member"))
+    wandb.sweep(config, project="not there yet")
+    with pytest.raises(wandb.Error, match="'new' is not valid; allowed: 'not there yet'"):
+        wandb.sweep(config, project="new")
