@@ -41,6 +41,7 @@ from halfstep.api_client.responses import (
 )
 from halfstep.api_client.saved_calls import SavedCalls
 from halfstep.api_client.tls import DeferredContext
+from halfstep.cli import command_line, command_sources
 from halfstep.number_formats import duration
 from halfstep.session.nesting import merged
 from halfstep.telemetry.plain_json import JsonObject
@@ -945,8 +946,13 @@ def _command(
     secrets: Sequence[str],
     schema: Mapping[str, Mapping[str, Any]] | None,
 ) -> JsonObject:
+    try:
+        words = command_line.words(line)
+    except ValueError:  # the server says why
+        words = []
     return {
         "line": line,
+        "sources": {} if git else command_sources.sources_of(words, folder),
         "folder": folder,
         "git": git,
         "commit": commit,

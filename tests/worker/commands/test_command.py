@@ -19,6 +19,7 @@ from db.queue import run_control
 from db.runs import environments, runs
 from db.settings import Settings
 from db.tables import Status
+from halfstep.cli.command_sources import sources_of
 from tests.db.conftest import submit_command
 from tests.marks import extended
 from tests.site import Site, is_running, until
@@ -90,6 +91,26 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     folders = [site.data / name / str(run_id) for name in ("runs", "scratch")]
     written = [path for each in folders for path in each.rglob("*") if path.is_file()]
     assert not any(b"open-sesame" in path.read_bytes() for path in written)
+
+
+def test_a_script_that_was_edited_while_it_was_queued_is_named(site: Site, tmp_path: Path) -> None:
+    """In the log and on the page; it runs as it is now."""
+    (tmp_path / "train.py").write_text("print('as submitted')")
+    (tmp_path / "lib.py").write_text("")
+    sources = sources_of(["python", "train.py"], str(tmp_path))
+    edited = submit(site, "python", "train.py", folder=str(tmp_path), sources=sources)
+    (tmp_path / "train.py").write_text("print('edited')")
+    current = sources_of(["python", "train.py"], str(tmp_path))
+    same = submit(site, "python", "train.py", folder=str(tmp_path), sources=current)
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
+        for run_id in (edited, same):
+            assert site.wait(run_id).status == Status.FINISHED
+    assert "files differ from when the command was queued" in site.log(edited)
+    assert "edited" in site.log(edited)
+    assert "differ" not in site.log(same)
+    with site.database.reading() as session:
+        noted = [environments.newest(session, run_id) for run_id in (edited, same)]
+        assert [row and row.content["changed_sources"] for row in noted] == [["train.py"], []]
 
 
 def test_an_exit_code_fails_the_run_with_its_last_output(
