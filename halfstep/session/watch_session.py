@@ -144,15 +144,16 @@ class Watch:
         """Log numbers, texts, images, figures, tables or histograms for a step.
 
         A number on the device is copied to the host without waiting; an image on the device is
-        waited for.  step: the last one by default.  A child process can log only numbers, by
-        default for the parent's last step.
+        waited for.  Names within a nested dictionary are joined by "/".  step: the last one by
+        default; in a script without optimizer steps each call that repeats a name begins the next.
+        A child process can log only numbers, by default for the parent's last step.
         """
         if self._relay:
             self._relay.log(values, step)
             return
 
         def log(run: WatchedRun) -> None:
-            at = self.step if step is None else arguments.step(step)
+            at = None if step is None else arguments.step(step)
             run.log(values, at, makes_row=self.makes_rows)
 
         self._ask("log", log)

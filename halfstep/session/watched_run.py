@@ -15,6 +15,7 @@ from halfstep.session import arguments, process_sidecar, ranks
 from halfstep.session.card import Card
 from halfstep.session.cell_output import CellOutput
 from halfstep.session.error_guard import ErrorGuard
+from halfstep.session.nesting import flat
 from halfstep.session.notebook import is_notebook
 from halfstep.session.precision_diffs import PrecisionDiffs
 from halfstep.session.queued_run import QueuedRun, secrets
@@ -36,6 +37,7 @@ from halfstep.telemetry.run_folder import (
     came_to,
     configure,
     described_in,
+    last_logged,
     read_run,
     write_outcome,
     write_run_file,
@@ -108,6 +110,7 @@ class WatchedRun:
         self.before_end: Callable[[], None] = lambda: None
         self.card = Card() if is_notebook() else None
         self.sidecar: Sidecar | None = None
+        self._has_logged = False
         self._meeting: Path | None = None  # by which further ranks find the run
         self._cell_output: CellOutput | None = None
         self.outcome = RunOutcome(
@@ -198,16 +201,30 @@ class WatchedRun:
         self.spool.event(Resumed(step=step, exact=True, notes=[]))
         self._resumed = None
 
-    def log(self, values: Mapping[str, Any], step: int, *, makes_row: bool) -> None:
+    def log(self, values: Mapping[str, Any], step: int | None, *, makes_row: bool) -> None:
         """Log values. makes_row: whether a loss is the row of its step."""
         if not isinstance(values, Mapping):
             what = f"it got {shown(values)}; allowed: a dictionary of values by name"
             self.guard.complain(f"log is ignored: {what}")
             return
         self.outcome.part_end = None
+        if any(isinstance(value, Mapping) for value in values.values()):
+            values = flat(values, "/")
+        if step is None:
+            if not self._has_logged and self.files.attempt > 1 and not self.loop.step:
+                self._log_after_earlier()
+            step = self.values.next_step(values)
+        self._has_logged = True
         self.values.log(values, step, makes_row=makes_row)
         if self.values.is_due:
             self._flush()
+
+    def _log_after_earlier(self) -> None:
+        """Continue after the last number that an earlier attempt has logged, if there is one."""
+        last = None if self.queued else last_logged(self.files)
+        if last is not None:
+            self.log_on(last)
+            self.values.continue_after(last)
 
     def _record(self, steps: Steps) -> None:
         if self._resumed:

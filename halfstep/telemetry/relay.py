@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halfstep.clock import clock
+from halfstep.session import arguments
 from halfstep.session.logged_values import as_scalar, is_number
+from halfstep.session.nesting import flat
 from halfstep.session.stderr import MOST_OF_A_KIND, in_a_line, kind_of, say
 from halfstep.telemetry.attempt_files import AttemptFiles
 
@@ -61,7 +63,7 @@ class RelayWriter:
             self.print_once(f"log is ignored: {what}")
             return
         numbers = {}
-        for name, value in values.items():
+        for name, value in flat(values, "/").items():
             try:
                 if is_number(value):
                     value = value.detach() if hasattr(value, "detach") else value
@@ -74,7 +76,7 @@ class RelayWriter:
                 what = f"{type(error).__name__}: {error}"
             self.print_once(f"{str(name)[:100]} is not logged: {what}")
         if numbers:
-            self._append(Relayed(numbers, None if step is None else int(step)))
+            self._append(Relayed(numbers, None if step is None else arguments.step(step)))
 
     def _append(self, relayed: Relayed) -> None:
         if not self._is_open():

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from halfstep.session import logged_values, ranks, run_start, sweep_point, watch_session
-from halfstep.session.nesting import flat
 from halfstep.session.queued_run import queued_files
 from halfstep.telemetry.run_folder import described_in, read_run, run_called, runs_folder
 from halfstep.wandb_compat.artifacts import Artifact
@@ -125,7 +124,7 @@ def log(
 ) -> None:
     """Log values to the active run, or else to what `watch` watches."""
     if _active() is None and (watch := watch_session.current()) is not None:
-        watch.log(flat(data) if isinstance(data, Mapping) else data, step=step)
+        watch.log(data, step=step)
         return
     _of_active("log", data, step=step, commit=commit, sync=sync)
 
