@@ -11,6 +11,7 @@ request to give a point back for about ten seconds.
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfstep.api_client.errors import ApiError
+from halfstep.process import script_problem
 from halfstep.session.stderr import say
 
 if TYPE_CHECKING:
@@ -251,7 +253,13 @@ def run_command(
 
 
 def _run_process(arguments: Sequence[str], is_lost: threading.Event) -> bool:
-    """Run a process; end it if the point is lost, and if this process is interrupted."""
+    """Run a process; end it if the point is lost, and if this process is interrupted.
+
+    Raises ValueError for a script whose first line names no interpreter.
+    """
+    path = shutil.which(arguments[0])
+    if path and (problem := script_problem(path, Path())):
+        raise ValueError(problem)
     process = subprocess.Popen(arguments)
     try:
         while process.poll() is None:

@@ -236,7 +236,7 @@ class Watch:
     def finish(self) -> None:
         """End the run: fetch what is still on the device, and restore torch and the output."""
         if self._run:
-            self._run.outcome.end("finished", None)
+            self._run.outcome.finish()
             if self._run.sidecar:
                 self._run.sidecar.stop()
 

@@ -238,18 +238,18 @@ class Run:
     @unraised
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """End the run. exit_code: other than 0 if it failed."""
-        self._close()
         if exit_code:
             self._watch.__exit__(SystemExit, SystemExit(exit_code), None)
         else:
             self._watch.finish()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        self._close()
         self._watch.__exit__(kind, error, trace)
+        self._close()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

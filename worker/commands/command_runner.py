@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from halfstep.cli.command_sources import changed
 from halfstep.clock import clock
 from halfstep.isolation import PARENT, Isolation
-from halfstep.process import end_as, end_with_parent
+from halfstep.process import end_as, end_with_parent, script_problem
 from halfstep.sandbox import apply_deferred
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import CommandJob, Lease, read_message, write_message
@@ -66,6 +66,9 @@ class CommandRunner:
             text = f"files differ from when the command was queued, and run as they are: {names}"
             sys.stderr.write(f"halfstep: {text}\n")
             sys.stderr.flush()
+        if problem := script_problem(job.argv[0], Path(job.folder)):
+            sys.stderr.write(f"halfstep: {problem}\n")
+            return NOT_STARTED
         try:
             command = subprocess.Popen(
                 job.argv,

@@ -114,7 +114,7 @@ def test_a_script_that_was_edited_while_it_was_queued_is_named(site: Site, tmp_p
 
 
 def test_an_exit_code_fails_the_run_with_its_last_output(
-    site: Site, worker: subprocess.Popen[bytes]
+    site: Site, worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """The fault is the code's; so it is where there is no program, environment or folder."""
     broken = python(site, "print('half way'); raise SystemExit('no such data')")
@@ -122,6 +122,10 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
     no_venv = python(site, "", venv="/nowhere")
     no_folder = python(site, "", folder="/nowhere/at/all")
     no_secret = python(site, "", secrets=["GONE"])
+    script = tmp_path / "train.sh"
+    script.write_bytes(b"#!/bin/sh\r\ntrue\r\n")
+    script.chmod(0o755)
+    converted = submit(site, str(script))
     fine = python(site, "print('well')")
     assert site.wait(fine).status == Status.FINISHED
     assert site.history(fine) == ["queued", "starting", "running", "finished"]
@@ -131,6 +135,7 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
         (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
         (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
         (no_secret, "secret GONE no longer exists", "infrastructure"),
+        (converted, "ends with a carriage return; convert the file to Unix line ends", "code"),
     ):
         run = site.run(run_id)
         assert (run.status, run.attempt) == (Status.FAILED, 1)
