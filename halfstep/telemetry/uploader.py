@@ -265,7 +265,7 @@ def main() -> None:
     from halfstep.telemetry.run_folder import read_run
     from halfstep.telemetry.sender import RunSending
 
-    log = UploaderLog(folder / LOG)
+    log, training = UploaderLog(folder / LOG), None
     try:
         [entry] = [row for row in read_run(folder).attempts if row.attempt == attempt]
         training = Training(AttemptFiles(folder, attempt), entry.pid, entry.pid_started)
@@ -274,6 +274,8 @@ def main() -> None:
             sending = RunSending(folder, ingest, log.say)
             follow(sending, training, log.say, announce=log.announce, release=log.release)
     except Exception as error:  # a bug, or a deleted folder: no traceback in the script's output
+        if training and training.lives() and not folder.exists():
+            return  # which writes it again, says so, and starts another uploader
         text = f"{type(error).__name__}: {error}; `halfstep upload {folder}` sends the rest"
         log.say(f"the uploader has failed: {text}")
 
