@@ -70,8 +70,12 @@ def _created(place: Path) -> Path:
     probe = place / f".{os.getpid()}"
     try:
         probe.write_bytes(bytes(4096))
-    finally:
+    except OSError:
         probe.unlink(missing_ok=True)
+        with suppress(OSError):  # an earlier attempt has files there
+            place.rmdir()
+        raise
+    probe.unlink()
     return place
 
 

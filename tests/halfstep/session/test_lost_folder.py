@@ -167,6 +167,21 @@ def test_a_refuge_of_another_user_is_not_used(
     assert refuge.opened(tmp_path).parent == tmp_path / "memory"
 
 
+def test_a_refuge_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in TMPDIR nor in memory."""
+
+    def failing(_path: Path, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", failing)
+    with pytest.raises(OSError, match="No space left"):
+        refuge.opened(tmp_path)
+    assert not list(own_refuge.iterdir())
+    assert not list((tmp_path / "memory").iterdir())
+
+
 def _log_in_rank(number: int) -> None:
     os.environ["RANK"] = str(number)
     watch = halfstep.watch(mode="offline", console=False, system=False)
