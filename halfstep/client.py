@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.message import Message
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 from urllib.parse import quote
@@ -40,6 +41,7 @@ from halfstep.api_client.responses import (
 )
 from halfstep.api_client.saved_calls import SavedCalls
 from halfstep.api_client.tls import DeferredContext
+from halfstep.cli import command_line, command_sources
 from halfstep.number_formats import duration
 from halfstep.session.nesting import merged
 from halfstep.telemetry.plain_json import JsonObject
@@ -141,16 +143,20 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         filter: str = "",  # noqa: A002 - as the API calls it
         *,
         sort: str = "-id",
-        limit: int = 50,
+        limit: int | None = None,
         values: Sequence[str] = (),
-    ) -> "list[ListedRun]":
-        """Return runs, newest first by default.
+    ) -> "Iterator[ListedRun]":
+        """Yield runs, newest first by default.
 
         filter: conditions that all must hold, as on the runs page: "sweep status:failed
         val/accuracy>0.9".  sort: a column, setting or metric, such as loss; "-loss": descending.
-        values: names of settings and metrics to include under "values" of each run.
+        limit: most runs; None: all.  values: names of settings and metrics to include under
+        "values" of each run.
         """
-        return list(self.run_page(filter, sort=sort, limit=limit, values=values)["runs"])
+        query: JsonObject = {"filter": filter, "sort": sort, "values": ",".join(values)}
+        query |= {"limit": _page_size(limit)}
+        rows = self._pages("/api/v1/runs", "runs", query, cursor="before")
+        return cast("Iterator[ListedRun]", islice(rows, limit))
 
     def run_page(
         self,
@@ -166,10 +172,10 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         no setting or metric has. Fetches several of the server's pages if necessary.
         """
         query: JsonObject = {"filter": filter, "sort": sort, "values": ",".join(values)}
-        query["limit"] = min(limit, MOST_RUNS)
+        query["limit"] = _page_size(limit)
         page = cast("RunList", self._get("/api/v1/runs", query))
         while page["next"] is not None and len(page["runs"]) < limit:
-            query |= {"before": page["next"], "limit": min(limit - len(page["runs"]), MOST_RUNS)}
+            query |= {"before": page["next"], "limit": _page_size(limit - len(page["runs"]))}
             further = self._get("/api/v1/runs", query)
             page["runs"] += further["runs"]
             page["next"] = further["next"]
@@ -677,11 +683,11 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         command = _command(line, folder, git, commit, venv, variables, secrets, schema)
         return self.begin_sweep("", space, parameters, command=command, **further)
 
-    def sweeps(self, *, limit: int = 50) -> "list[SweepSummary]":
-        """Return sweeps, newest first."""
-        return cast(
-            "list[SweepSummary]", list(self._get("/api/v1/sweeps", {"limit": limit})["sweeps"])
-        )
+    def sweeps(self, *, limit: int | None = None) -> "Iterator[SweepSummary]":
+        """Yield sweeps, newest first. limit: most of them; None: all."""
+        query = {"limit": _page_size(limit)}
+        rows = self._pages("/api/v1/sweeps", "sweeps", query, cursor="before")
+        return cast("Iterator[SweepSummary]", islice(rows, limit))
 
     def sweep(self, sweep_id: int) -> "SweepDetail":
         """Return one sweep: its progress, and its best run so far."""
@@ -692,7 +698,7 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         query = {"sort": "value", "limit": 1000}
         return cast(
             "list[SweepTrial]",
-            list(self._get(f"/api/v1/sweeps/{sweep_id}/trials", query)["trials"]),
+            list(self._pages(f"/api/v1/sweeps/{sweep_id}/trials", "trials", query)),
         )
 
     def extend_sweep(
@@ -834,13 +840,21 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
             return _name(answer)
 
     def _pages(
-        self, path: str, name: str, query: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        name: str,
+        query: Mapping[str, Any] | None = None,
+        *,
+        cursor: Literal["after", "before"] = "after",
     ) -> Iterator[JsonObject]:
-        after: str | None = ""
-        while after is not None:
-            page = self._get(path, {**(query or {}), "after": after})
+        """Yield the rows of all pages. cursor: parameter that has a page's `next`."""
+        query = dict(query or {})
+        while True:
+            page = self._get(path, query)
             yield from page[name]
-            after = page["next"]
+            if page["next"] is None:
+                return
+            query[cursor] = page["next"]
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         with spoken():
@@ -907,6 +921,13 @@ def patiently(request: Callable[[], T], patience: float, on_outage: Callable[[st
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
+def _page_size(limit: int | None) -> int:
+    """Return the number of rows of a page to request. Raises ApiError."""
+    if limit is not None and limit < 1:
+        raise ApiError(422, f"limit: {limit} is not valid; allowed: a whole number from 1")
+    return MOST_RUNS if limit is None else min(limit, MOST_RUNS)
+
+
 def _name(answer: httpx2.Response) -> str:
     """Return a download's file name, without any folder in it."""
     message = Message()
@@ -925,8 +946,13 @@ def _command(
     secrets: Sequence[str],
     schema: Mapping[str, Mapping[str, Any]] | None,
 ) -> JsonObject:
+    try:
+        words = command_line.words(line)
+    except ValueError:  # the server says why
+        words = []
     return {
         "line": line,
+        "sources": {} if git else command_sources.sources_of(words, folder),
         "folder": folder,
         "git": git,
         "commit": commit,

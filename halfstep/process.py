@@ -7,11 +7,12 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4  # linux/prctl.h
+MOST_SHEBANG_BYTES = 256  # that Linux reads
 
 
 def close_to_others() -> None:
@@ -44,6 +45,26 @@ def end_as(code: int) -> NoReturn:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def script_problem(program: str, folder: Path) -> str | None:
+    """Return why the first line of a script names no interpreter; None if it does, or has none.
+
+    The error of Linux is then that there is no such file, as if the script were missing.
+    """
+    with suppress(OSError), Path(folder, program).open("rb") as file:
+        line = file.readline(MOST_SHEBANG_BYTES)
+        if not line.startswith(b"#!"):
+            return None
+        if line.endswith((b"\r\n", b"\r")):
+            end = "the first line ends with a carriage return"
+            return f"{program}: {end}; convert the file to Unix line ends"
+        interpreter = line[2:].split()[:1]
+        if interpreter and not Path(os.fsdecode(interpreter[0])).exists():
+            return (
+                f"{program}: there is no {os.fsdecode(interpreter[0])}, which its first line names"
+            )
+    return None
 
 
 def on_signals(handler: Callable[..., Any] | signal.Handlers) -> None:

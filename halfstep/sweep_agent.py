@@ -11,6 +11,7 @@ request to give a point back for about ten seconds.
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfstep.api_client.errors import ApiError
+from halfstep.process import script_problem
 from halfstep.session.stderr import say
 
 if TYPE_CHECKING:
@@ -201,21 +203,29 @@ def agent(
 
 def _calling(function: Callable[[], Any]) -> Work:
     def work(claim: "Claim", is_lost: threading.Event) -> bool:
-        from halfstep.session import active_run
-
+        _end_active_run()  # one that began before the point's is another
         try:
             function()
         except Exception as error:
             traceback.print_exc()
-            if (watch := active_run.active) is not None:
-                watch.__exit__(type(error), error, error.__traceback__)
-                watch.finish()
+            _end_active_run(error)
             return False
-        if (watch := active_run.active) is not None:
-            watch.finish()
+        _end_active_run()
         return True
 
     return work
+
+
+def _end_active_run(error: Exception | None = None) -> None:
+    """End this process's run, also one of the drop-in that records nothing."""
+    from halfstep.session import active_run
+
+    if (watch := active_run.active) is not None:
+        if error is not None:
+            watch.__exit__(type(error), error, error.__traceback__)
+        watch.finish()
+    if (calls := sys.modules.get("halfstep.wandb_compat.calls")) is not None:
+        calls.finish()
 
 
 def run_command(
@@ -243,7 +253,13 @@ def run_command(
 
 
 def _run_process(arguments: Sequence[str], is_lost: threading.Event) -> bool:
-    """Run a process; end it if the point is lost, and if this process is interrupted."""
+    """Run a process; end it if the point is lost, and if this process is interrupted.
+
+    Raises ValueError for a script whose first line names no interpreter.
+    """
+    path = shutil.which(arguments[0])
+    if path and (problem := script_problem(path, Path())):
+        raise ValueError(problem)
     process = subprocess.Popen(arguments)
     try:
         while process.poll() is None:

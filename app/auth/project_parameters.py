@@ -62,19 +62,24 @@ def in_project(
     field: str = FIELD,
     action: str = "",
     is_invalid: bool = False,
+    is_created: bool = False,
     empty_is_none: bool = False,
 ) -> Any:
     """Declare a JSON body of this model whose field names a project; null names none.
 
     The route's parameter must be called `body`.  is_invalid: respond with 422 and the allowed
-    projects instead of 404 or 403.
+    projects instead of 404 or 403.  is_created: an administrator's missing project is created, as
+    that of a watched run.
     """
 
     def body_in_project(body: Model, session: Db, principal: SignedIn) -> Model:
         name = getattr(body, field)
         if name is None or (empty_is_none and not name.strip()):
             return body
-        if is_invalid and (errors := errors_of(session, principal.grants, name, permission)):
+        grants = principal.grants
+        if is_created and grants.is_admin and grants.may(permission, name):
+            projects.get_or_create(session, name)
+        if is_invalid and (errors := errors_of(session, grants, name, permission)):
             raise Invalid(errors)
         return body.model_copy(update={field: resolve(session, permission, name, action)})
 

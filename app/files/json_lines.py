@@ -22,6 +22,7 @@ from db.tables import ENDED, LARGEST_COUNT, Run, User
 from db.telemetry import frozen_steps, ingest
 from db.telemetry.frozen_steps import rows_at
 from db.telemetry.recording import Item
+from halfstep.session.nesting import flat
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
 from halfstep.telemetry.events import Event, Metric, Resumed
 from halfstep.telemetry.logged_rows import LoggedRow, rows_of
@@ -168,12 +169,14 @@ def _line(number: int, text: bytes, started_at: float, received: float) -> _Line
     if not isinstance(fields, dict):
         raise ValueError(f"{shown(fields)} is not valid; allowed: an object of numbers")
     step, moment = fields.pop("step", None), fields.pop(TIME, received)
+    if isinstance(step, float) and step.is_integer():
+        step = int(step)
     if type(step) is not int or not 0 <= step <= LARGEST_COUNT:
         raise ValueError(f"step is {shown(step)}; allowed: a whole number from 0")
     if not _is_number(moment) or not 0 <= moment <= LARGEST_TIME:
         raise ValueError(f"{TIME} is {shown(moment)}; allowed: seconds since 1970")
     numbers = {}
-    for name, value in fields.items():
+    for name, value in flat(fields, "/").items():
         if value in NONFINITE:
             value = float(value)
         if not _is_number(value):

@@ -12,12 +12,12 @@ from app.http.parameters import flaws, outsized
 from app.submission import config_schema
 from app.submission.config_schema import Schema
 from db.access import secrets
-from halfstep.cli import command_line
+from halfstep.cli import command_line, command_sources
 from halfstep.session import queued_run
 from halfstep.telemetry.plain_json import JsonObject
 
 MOST_PARAMETERS, MOST_VARIABLES, MOST_CHOICES = 50, 100, 100
-LINE_CHARACTERS, VALUE_CHARACTERS = 10_000, 10_000
+LINE_CHARACTERS, VALUE_CHARACTERS, NAME_CHARACTERS = 10_000, 10_000, 1_000
 COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 #: Environment variables that the worker sets.
@@ -58,6 +58,16 @@ class Command(BaseModel):
     secrets: Annotated[
         list[str], Field(description="Names of secrets, which are passed as environment variables")
     ] = []
+    sources: Annotated[
+        dict[
+            Annotated[str, Field(max_length=NAME_CHARACTERS)],
+            Annotated[str, Field(pattern="^[0-9a-f]{64}$")],
+        ],
+        Field(
+            max_length=command_sources.MOST_FILES,
+            description="SHA-256 of its code, by path within the folder; the run names changes",
+        ),
+    ] = {}
     parameters: Annotated[
         dict[str, Parameter],
         Field(description="By placeholder; by default inferred from its value in config"),

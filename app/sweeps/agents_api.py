@@ -85,11 +85,17 @@ class Renewal(BaseModel):
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
 @audited("name", "project")
 def begin_agent_sweep(
-    body: Annotated[AgentSweep, in_project(AgentSweep, Permission.SUBMIT_RUN, is_invalid=True)],
+    body: Annotated[
+        AgentSweep,
+        in_project(AgentSweep, Permission.SUBMIT_RUN, is_invalid=True, is_created=True),
+    ],
     session: Db,
     principal: SignedIn,
 ) -> SweepDetail:
-    """Begin a sweep for agents. Error 422 names each invalid field."""
+    """Begin a sweep for agents. Error 422 names each invalid field.
+
+    An administrator's project is created if missing, as that of a watched run.
+    """
     submission = SweepSubmission(agents=True, **body.model_dump())
     return detail(session, sweep_submission.begin(session, principal.user, submission))
 

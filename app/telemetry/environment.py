@@ -48,6 +48,9 @@ class Environment(BaseModel):
     has_other_source: Annotated[
         bool, Field(description="Whether the worker's recipe file has changed since")
     ]
+    changed_sources: Annotated[
+        list[str], Field(description="Files of a command that have changed since it was queued")
+    ] = []
 
 
 class FullEnvironment(Environment):

@@ -16,6 +16,8 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     venv: str = ""  # virtual environment on the worker; "": the worker's own
     variables: dict[str, str] = {}  # environment variables
     secrets: list[str] = []  # names of secrets, which become environment variables too
+    # SHA-256 of its code when it was queued, by path within the folder, as the client has read it.
+    sources: dict[str, str] = {}
     parameters: dict[str, JsonObject] = {}  # by placeholder, the JSON Schema of its value
 
 

@@ -162,6 +162,7 @@ class Command(TypedDict):
     venv: str  # Virtual environment on the worker; empty: the worker's own
     variables: dict[str, str]  # Environment variables, visible to all
     secrets: list[str]  # Names of secrets, which become environment variables too
+    sources: dict[str, str]  # SHA-256 of its code, by path; the run names changes
     parameters: dict[str, Parameter]  # By placeholder; by default inferred from its value in config
 
 
@@ -851,6 +852,7 @@ class FullEnvironment(TypedDict):
     file: SourceFile | None
     git: Git | None  # Null if the folder is in no repository
     has_other_source: bool  # Whether the worker's recipe file has changed since
+    changed_sources: list[str]  # Files of a command that have changed since it was queued
     source: str | None
     diff: str | None  # Of tracked files, against the commit
 

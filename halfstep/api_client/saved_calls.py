@@ -1,6 +1,6 @@
 """Client calls about presets, notes, reports, views and retention rules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from halfstep.api_client.errors import ApiError
@@ -23,6 +23,7 @@ class SavedCalls:
     """The part of `halfstep.Client` for presets, notes, reports, views and retention rules."""
 
     _get: Callable[..., Any]
+    _pages: Callable[..., Iterator[JsonObject]]
     _post: Callable[..., JsonObject]
     _put: Callable[..., JsonObject]
     _delete: Callable[..., None]
@@ -57,10 +58,10 @@ class SavedCalls:
         """Delete a preset."""
         self._delete(f"/api/v1/presets/{preset_id}")
 
-    def reports(self, *, project: str | None = None) -> "list[ReportRow]":
-        """Return the reports of visible projects, newest first, 1,000 at most."""
+    def reports(self, *, project: str | None = None) -> "Iterator[ReportRow]":
+        """Yield the reports of visible projects, newest first."""
         query = {"limit": 1000} | ({} if project is None else {"project": project})
-        return cast("list[ReportRow]", self._get("/api/v1/reports", query)["reports"])
+        return cast("Iterator[ReportRow]", self._pages("/api/v1/reports", "reports", query))
 
     def report(self, report_id: int) -> "ReportContent":
         """Return a report with its Markdown."""

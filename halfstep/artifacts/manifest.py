@@ -6,11 +6,13 @@ size and SHA-256, so the same content has the same digest on every machine.
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from halfstep.artifacts.names import ENTRY_CHARACTERS, MOST_FILES, ArtifactError, entry_problem
+
+MOST_NAMED = 10  # files that a message names
 
 
 class Entry(NamedTuple):
@@ -43,46 +45,72 @@ def check_entries(entries: Collection[Entry]) -> None:
             raise ArtifactError(f"{parent[:200]!r} is a file, and a folder of {path[:200]!r}")
 
 
-def files_in(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a file or folder, each with its path within the version.
+def files_in(path: str | Path | Mapping[str, str | Path]) -> list[tuple[str, Path]]:
+    """Return the files of a file, a folder or a mapping, each with its path within the version.
 
-    A link within a folder is followed if it leads to a file within the folder. Raises
-    ArtifactError.
+    Links within a folder are followed. Raises ArtifactError, which names what cannot be stored, and
+    OSError.
     """
-    if path.is_file():
-        named = [(path.name, path)]
-    elif path.is_dir():
-        named = list(_files_below(path))
+    if isinstance(path, Mapping):
+        named = [(name, Path(place)) for name, place in path.items()]
+        if missing := [place for _, place in named if not place.is_file()]:
+            raise ArtifactError(f"{missing[0]} {_reason(missing[0])}; allowed: files")
+    elif Path(path).is_dir():
+        named = _files_below(Path(path))
     else:
-        raise ArtifactError(f"{path} does not exist; allowed: a file or a folder")
+        named = [(Path(path).name, Path(path))]
+        if not Path(path).is_file():
+            raise ArtifactError(f"{path} {_reason(Path(path))}; allowed: a file or a folder")
     if not named:
         raise ArtifactError(f"{path} has no files; allowed: a file or a folder with files")
-    if len(named) > MOST_FILES:
-        raise ArtifactError(
-            f"{path} has more than {MOST_FILES:,} files; allowed: at most that many. "
-            "Pack them into an archive"
-        )
     for name, _ in named:
         if problem := entry_problem(name):
             raise ArtifactError(f"{name[:ENTRY_CHARACTERS]!r}: {problem}")
     return named
 
 
-def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
-    root = folder.resolve()
-    count = 0
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(parent, name)
-            if not path.is_file():  # a socket, or a link to nothing
-                continue
-            if not path.resolve().is_relative_to(root):
-                raise ArtifactError(f"{path} is a link out of {folder}; allowed: files within it")
-            yield path.relative_to(folder).as_posix(), path
-            count += 1
-            if count > MOST_FILES:
-                return
+def _files_below(folder: Path) -> list[tuple[str, Path]]:
+    root = os.path.realpath(folder)
+    named: list[tuple[str, Path]] = []
+    problems: list[str] = []
+
+    def visit(place: Path, above: tuple[str, ...]) -> None:
+        for path in sorted(place.iterdir()):
+            name, real = path.relative_to(folder).as_posix(), os.path.realpath(path)
+            is_folder, is_file = path.is_dir(), path.is_file()
+            if not is_folder and not is_file:
+                problems.append(f"{name} {_reason(path)}")
+            elif os.path.commonpath([root, real]) != root:
+                problems.append(f"{name} is a link out of the folder")
+            elif is_file:
+                named.append((name, path))
+            elif real in above:
+                problems.append(f"{name} is a link to a folder that contains it")
+            else:
+                visit(path, (*above, real))
+            if len(named) > MOST_FILES:
+                raise ArtifactError(
+                    f"{folder} has more than {MOST_FILES:,} files; allowed: at most that many. "
+                    "Pack them into an archive"
+                )
+
+    visit(folder, (root,))
+    if problems:
+        more = f"; and {len(problems) - MOST_NAMED:,} more" if len(problems) > MOST_NAMED else ""
+        raise ArtifactError(
+            f"{folder} cannot be saved completely: {'; '.join(problems[:MOST_NAMED])}{more}; "
+            "allowed: files, folders, and links to those within it"
+        )
+    return named
+
+
+def _reason(path: Path) -> str:
+    """Return why a path that is no file cannot be stored."""
+    if path.is_dir():
+        return "is a folder"
+    if path.exists():
+        return "is no file, but a FIFO, a socket or a device"
+    return "is a link to nothing" if path.is_symlink() else "does not exist"
 
 
 def sha256_of(path: Path) -> str:

@@ -22,6 +22,7 @@ from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Media, Point, SourceRun
 from halfstep.session.config_values import as_config
 from halfstep.session.logged_values import MOST_BYTES
+from halfstep.session.stderr import Messages
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_codec import BadEvent
@@ -33,7 +34,6 @@ from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, SpoolWriter, Steps
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # namespace of run ids
 IMPORTED = "imported.json"  # written last: identity and fingerprint of the imported run
 ROWS = 10_000  # per frame
-MOST_COMPLAINTS = 5
 
 
 class Written(NamedTuple):
@@ -89,7 +89,7 @@ class _Writing:
     ) -> None:
         self.files = AttemptFiles(folder, attempt)
         self._run, self._say = run, say
-        self._complaints: set[str] = set()
+        self._messages = Messages(lambda text: say(f"{run.name}: {text}"))
         self._lines: dict[str, _Line] = {}
         self._shift = 0
         self._media: set[str] = set()  # paths of the written files
@@ -116,6 +116,7 @@ class _Writing:
             numbers = self._second_pass(spool, column_of, set(rows["step"].tolist()))
         last = int(rows["step"][-1]) if len(rows) else 0
         write_outcome(self.files, self._run.status, last)
+        self._messages.end()
         return len(rows), numbers, len(self._media)
 
     def _first_pass(self) -> dict[str, str]:
@@ -150,7 +151,7 @@ class _Writing:
         steps, losses, times = loss.in_order()
         keep = steps + self._shift >= 1
         if not keep.all():
-            self._complain(f"{int((~keep).sum())} losses of steps below 0 are left out")
+            self._messages.say_once(f"{int((~keep).sum())} losses of steps below 0 are left out")
         steps, losses, times = steps[keep], losses[keep], times[keep]
         rows = np.zeros(len(steps), STEP_DTYPE)
         rows["step"] = steps + self._shift
@@ -211,7 +212,7 @@ class _Writing:
                     Metric(step=step, name=point.name, value=point.value, elapsed_ms=elapsed_ms)
                 )
             except BadEvent as error:
-                self._complain(str(error))
+                self._messages.say_once(str(error))
             else:
                 numbers += 1
         return numbers
@@ -240,7 +241,7 @@ class _Writing:
         try:
             spool.event(event)
         except BadEvent as error:
-            self._complain(str(error))
+            self._messages.say_once(str(error))
         else:
             self._media.add(path)
 
@@ -259,11 +260,6 @@ class _Writing:
         except (Damaged, ValueError, ArithmeticError, OSError) as error:
             if complains:
                 self._say(f"{self._run.name}: {error}; all before it is imported")
-
-    def _complain(self, text: str) -> None:
-        if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
-            self._complaints.add(text)
-            self._say(f"{self._run.name}: {text}")
 
 
 class _Line:

@@ -60,9 +60,9 @@ def tools(client: Client) -> list[Callable[..., JsonObject]]:
         ] = "-id",
         limit: Annotated[int, Field(ge=1, le=MOST_RUNS)] = 20,
     ) -> JsonObject:
-        """List runs, newest first."""
-        rows = client.runs(filter, sort=sort, limit=limit)
-        return {"runs": [summary(client, run) for run in rows]}
+        """List runs, newest first, and the total number of matches."""
+        page = client.run_page(filter, sort=sort, limit=limit)
+        return {"runs": [summary(client, run) for run in page["runs"]], "total": page["total"]}
 
     def show_run(run_id: RunId) -> JsonObject:
         """Show a run: its progress, configuration and latest status changes."""

@@ -8,6 +8,8 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import numpy as np
+
 from halfstep.session.config_values import OnLoss, as_config
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.stderr import in_a_line, say
@@ -50,11 +52,23 @@ def first_config(value: object) -> Any:
 
 
 def step(value: Any) -> int:
-    """Return a step's number. Raises BadArgument."""
-    with suppress(TypeError, OverflowError):
-        if not isinstance(value, bool) and 0 <= index(value) <= LARGEST_WHOLE:
-            return index(value)
+    """Return a step's number, also of a float that is a whole number. Raises BadArgument."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool | np.bool_) and is_number(value):
+            whole = index(value) if isinstance(value, int) else index_of(as_scalar(value))
+            if 0 <= whole <= LARGEST_WHOLE:
+                return whole
     raise BadArgument(f"its step is {shown(value)}; allowed: a whole number from 0")
+
+
+def index_of(number: Any) -> int:
+    """Return a whole number. Raises TypeError, ValueError, OverflowError."""
+    try:
+        return index(number)
+    except TypeError:
+        if int(number) != float(number):
+            raise
+        return int(number)
 
 
 def loss(value: Any) -> "Tensor | float":

@@ -44,11 +44,7 @@ def saved_event(
 
     Content that the run's folder has already is not copied again. Raises ArtifactError.
     """
-    if isinstance(path, Mapping):
-        named = [(name, Path(place)) for name, place in path.items()]
-    else:
-        named = files_in(Path(path))
-    entries = [Entry(name, *_stored(folder / BLOBS, place)) for name, place in named]
+    entries = [Entry(name, *_stored(folder / BLOBS, place)) for name, place in files_in(path)]
     check_entries(entries)
     files = [
         ArtifactFile(

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfstep.session.exit_hooks import ExitHooks
-from halfstep.session.stderr import say
+from halfstep.session.stderr import Messages, say
 from halfstep.telemetry.events import FailedDiagnosis
 from halfstep.telemetry.patient_spool import PatientSpool
 
@@ -24,7 +24,7 @@ class ErrorGuard:
     def __init__(self, loop: "Loop", taps: "Hooks", spool: PatientSpool) -> None:
         self._loop, self._taps, self._spool = loop, taps, spool
         self.is_on = False
-        self._complaints: set[str] = set()
+        self.messages = Messages(say)
 
     def arm(self) -> None:
         """Start to observe the loop."""
@@ -67,7 +67,5 @@ class ErrorGuard:
             self._spool.event(note)
 
     def complain(self, text: str) -> None:
-        """Print a line on stderr, once per text and at most 20 texts."""
-        if text not in self._complaints and len(self._complaints) < 20:
-            self._complaints.add(text)
-            say(text)
+        """Print a line on stderr, once per text and a few of each kind."""
+        self.messages.say_once(text)

@@ -6,6 +6,7 @@ import json
 import numbers
 import struct
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from halfstep.telemetry.run_folder import slug
 MOST_BYTES = 32 * 2**20  # per file
 MOST_BINS = 512
 MOST_IMAGES = 200  # in one table
+NO_NUMBERS = set("USMmc")  # kinds of numpy's dtypes
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,12 @@ class Audio:
 def is_number(value: Any) -> bool:
     """Return True if a value is one number, on the host or a device.
 
-    Tensors and arrays of one element count, whatever their shape.
+    Tensors and arrays of one element count, whatever their shape, but not numpy's texts, dates and
+    complex numbers.
     """
-    if isinstance(value, numbers.Real):
+    if getattr(getattr(value, "dtype", None), "kind", "") in NO_NUMBERS:
+        return False
+    if isinstance(value, numbers.Real | Decimal):
         return True
     if not hasattr(value, "item"):
         return False

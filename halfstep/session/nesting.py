@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flat(values: Mapping[Any, Any], path: str = "") -> dict[str, Any]:
+def flat(values: Mapping[Any, Any], separator: str = ".") -> dict[str, Any]:
     """Flatten nested mappings to keys such as "val.accuracy"; empty ones are left out."""
     flattened: dict[str, Any] = {}
     for name, value in values.items():
-        key = f"{path}.{name}" if path else str(name)
-        flattened |= flat(value, key) if isinstance(value, Mapping) else {key: value}
+        if isinstance(value, Mapping):
+            inner = flat(value, separator)
+            flattened |= {f"{name}{separator}{key}": each for key, each in inner.items()}
+        else:
+            flattened[str(name)] = value
     return flattened
 
 

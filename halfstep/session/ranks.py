@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halfstep import process, redaction
+from halfstep.session.stderr import say
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.relay import RelayWriter
 
 RANKS = "ranks"  # folder in the run's folder
 ERROR_CHARACTERS = 20_000
@@ -91,6 +93,15 @@ def announced(path: Path) -> AttemptFiles | None:
         folder = path.with_name(Path(content["folder"]).name)  # as mounted on this machine
         return AttemptFiles(folder, int(content["attempt"]))
     return None
+
+
+def say_once(runs: Path, text: str) -> None:
+    """Print a line that no other rank of the training has printed."""
+    files = announced(meeting_file(runs))
+    if files is None:
+        say(text)
+    else:
+        RelayWriter(files).print_once(text)
 
 
 def _started_at() -> float:

@@ -3,12 +3,14 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfstep.session.logged_values import files_of
 from halfstep.session.queued_run import QueuedRun, project_of
 from halfstep.session.run_upload import RunUpload
+from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Artifact, Checkpoint, CheckpointFile
@@ -37,10 +39,10 @@ class RunFiles:
     def log(self, name: str, value: Any, step: int) -> None:
         """Write a logged value that is not a number."""
         for file_name, content in files_of(name, value):
-            place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
-            place.write_bytes(content)
-            path, size, digest = self._of(place)
-            event = Artifact(step=step, name=place.name, path=path, size_bytes=size, sha256=digest)
+            path = f"artifacts/step-{step:08}/{file_name}"
+            self._write(path, content)
+            size, digest = len(content), hashlib.sha256(content).hexdigest()
+            event = Artifact(step=step, name=file_name, path=path, size_bytes=size, sha256=digest)
             self._spool.event(event)
 
     def checkpoint(self, path: Path, step: int, kind: str, *, upload: bool) -> None:
@@ -78,6 +80,21 @@ class RunFiles:
             project = project_of(self._files)
             artifacts.remember_saved(self._folder, event, project, self._upload.server)
         return artifacts.version_of(event)
+
+    def _write(self, path: str, content: bytes) -> None:
+        """Write a file of the run, in its refuge if its folder cannot hold it."""
+        place = self._folder / path
+        try:
+            self._inside(Path(path).parent)
+            place.write_bytes(content)
+        except OSError:
+            if self._queued:
+                raise
+            with suppress(OSError):
+                place.unlink()
+            place = refuge.opened(self._folder) / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
 
     def _inside(self, folder: Path) -> Path:
         """Create a folder within the run's folder, and return its path."""

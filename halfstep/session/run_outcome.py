@@ -45,6 +45,12 @@ class RunOutcome:
         if not self.has_ended:
             self._guard.protect(self._on_end, status, error, exit_code)
 
+    def finish(self) -> None:
+        """End the run by a call; it has failed if a cell or task raised, and it did not go on."""
+        if self.part_end is not None and self.part_end[1] == "terminated":
+            self.part_end = None  # the user has interrupted a cell, and keeps the run
+        self._end_after_parts("finished")
+
     def disarm(self) -> None:
         """Restore torch and Python."""
         self.has_ended, active_run.active = True, None

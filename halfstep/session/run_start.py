@@ -25,6 +25,7 @@ from halfstep.session.stderr import say
 from halfstep.session.sweep_point import SweepPoint
 from halfstep.session.watch_session import Watch
 from halfstep.session.watched_run import WatchedRun
+from halfstep.telemetry import refuge
 from halfstep.telemetry.run_folder import RunIsWritten, open_run
 from halfstep.telemetry.writer_lock import WriterLock
 
@@ -76,7 +77,7 @@ def watch(
     norms_every: between norms of all gradients: a skip in between has no culprits.
     """
     active = active_run.active
-    if active and active._run and not active._run.outcome.is_superseded(run, name):
+    if active and not active.is_superseded(run, name):
         active.add(*modules)
         return active
     try:
@@ -93,7 +94,9 @@ def watch(
             process_sidecar.keep_rank(number, place, secret, console=console, system=system)
             if not queued_as:
                 project = sweep_point.project() or project
-            return Watch(None, server=server, is_offline=is_offline, project=project)
+            return Watch(
+                None, server=server, is_offline=is_offline, project=project, runs_of_rank=place
+            )
         process_sidecar.stop()
         every = arguments.intervals(histogram_every, layers_every, headroom_every, norms_every)
         if queued := QueuedRun.taken():
@@ -115,27 +118,39 @@ def watch(
             name, project, run = point.name, point.project or None, None
         captures, samples = process_sidecar.purposes(console=console, system=system)
         server = None if is_offline else server_of(url, token)
-        lock = WriterLock()
-        files = open_run(
-            arguments.folder(folder),
-            name=arguments.label("name", name),
-            run=arguments.run(run),
-            project=project,
-            config=_with_point(arguments.first_config(config), point),
-            tags=arguments.tags(tags),
-            secret=server.token if server else token,
-            say=say,
-            claim=lock.claim,
-            identity=point.watch_id if point else None,
-        )
-        started = WatchedRun(
-            files,
-            optimizers=arguments.optimizers(optimizers),
-            scaler=arguments.scaler(scaler),
-            every=every,
-            server=server,
-            lock=lock,
-        )
+
+        def begin(runs: Path) -> WatchedRun:
+            lock = WriterLock()
+            files = open_run(
+                runs,
+                name=arguments.label("name", name),
+                run=arguments.run(run),
+                project=project,
+                config=_with_point(arguments.first_config(config), point),
+                tags=arguments.tags(tags),
+                secret=server.token if server else token,
+                say=say,
+                claim=lock.claim,
+                identity=point.watch_id if point else None,
+            )
+            return WatchedRun(
+                files,
+                optimizers=arguments.optimizers(optimizers),
+                scaler=arguments.scaler(scaler),
+                every=every,
+                server=server,
+                lock=lock,
+            )
+
+        runs = arguments.folder(folder)
+        try:
+            started = begin(runs)
+        except (FileExistsError, NotADirectoryError):
+            raise  # the folder is a file
+        except OSError as error:
+            elsewhere = refuge.opened(runs)
+            say(f"{runs} cannot be written, and the run is in {elsewhere}: {error}")
+            started = begin(elsewhere)
         active_run.active = watch = Watch(started, is_offline=is_offline)
     except RunIsWritten as error:
         say(f"not watching: {error}")

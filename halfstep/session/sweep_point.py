@@ -42,6 +42,12 @@ class SweepPoint(NamedTuple):
         path.write_text(json.dumps(self._asdict()))
 
 
+def is_waiting() -> bool:
+    """Return whether a point waits for the first call of `watch`."""
+    named = os.environ.get(FILE)
+    return bool(named) and Path(str(named)).exists()
+
+
 def project() -> str | None:
     """Return the project of the point, also once another rank has taken it; None without one."""
     named = os.environ.get(FILE)

@@ -1,7 +1,8 @@
 """Log of the values that a script and its child processes report."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,16 +55,37 @@ class ValueLog:
         self.step_of_children: Callable[[], int] = self.last_step
         self._numbers: deque[_Logged] = deque()
         self._logged_step = loop.step
+        self._logged_names: set[Any] = set()  # at that step, by calls without a step
         self.row_before: tuple[int, int] | None = None  # step and elapsed_ms
+        self._row_step = 0  # last one whose row this attempt has logged
         self._flushed_at = clock()
+
+    def next_step(self, names: Iterable[Any]) -> int:
+        """Return the step of values that are logged without one: the last attempted one.
+
+        Without attempted steps the last logged one; names that it has already begin the next.
+        """
+        if self._loop.step:
+            return self._loop.step
+        if self._logged_names & (names := set(names)):
+            self._logged_step += 1
+            self._logged_names.clear()
+        self._logged_names |= names
+        return self._logged_step
 
     def last_step(self) -> int:
         """Return the last step, attempted or logged."""
         return max(self._loop.step, self._logged_step)
 
+    def continue_after(self, step: int) -> None:
+        """Let values that are logged without a step follow those of this one."""
+        self._logged_step = step + 1
+
     def log(self, values: Mapping[str, Any], step: int, *, makes_row: bool) -> None:
         """Log values by name. makes_row: whether a loss is the row of its step."""
-        self._logged_step = step
+        if step != self._logged_step:
+            self._logged_step = step
+            self._logged_names.clear()
         if makes_row:
             values = self._without_row(values, step)
         for name, value in values.items():
@@ -114,14 +136,15 @@ class ValueLog:
 
     def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Write the row of a step, if the values have a loss; return the other values."""
-        if step <= self._loop.step:
+        if step <= self._row_step:
             return values
         numbers = {name: float(value) for name, value in values.items() if _is_column(name, value)}
         row = LoggedRow.of(step, self._loop.elapsed_ms(), numbers)
         if row is None:
             return values
         self._on_rows(rows_of([row], self.row_before))
-        self._loop.step, self.row_before = row.step, (row.step, row.elapsed_ms)
+        self._loop.step = self._row_step = row.step
+        self.row_before = (row.step, row.elapsed_ms)
         return {name: value for name, value in values.items() if name not in row.columns}
 
     def _log_number(self, name: str, value: Any, step: int) -> None:
@@ -146,4 +169,4 @@ def _is_column(name: object, value: object) -> bool:
     if isinstance(value, Integral):
         return abs(int(value)) <= LARGEST_WHOLE
     is_numpys = isinstance(value, Real) and type(value).__module__ == "numpy"
-    return is_numpys or isinstance(value, float)
+    return is_numpys or isinstance(value, float | Decimal)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from halfstep.api_client.credentials import Credentials
-from halfstep.session import active_run, arguments
+from halfstep.session import active_run, arguments, ranks
 from halfstep.session.queued_run import project_of
 from halfstep.session.run_upload import server_of
 from halfstep.session.stderr import say
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Methods whose data are lost in a further rank.
+RECORDING = {"log", "checkpoint", "save_artifact", "precision_diff"}
+
 
 class Watch:
     """A watched run, also a context manager; it ends with the script or at `finish()`."""
@@ -37,16 +40,19 @@ class Watch:
         is_offline: bool = False,
         project: str | None = None,
         named: tuple[str | None, str | None] = (None, None),
+        runs_of_rank: Path | None = None,
     ) -> None:
         """Hold a run of this process; None: nothing is watched, and every method does nothing.
 
         is_offline: no server is asked for artifacts.  Without a run, for the artifacts that it
         uses: project; server; named: URL and token of the server, without `server`.
+        runs_of_rank: in a further rank, whose calls do nothing: the folder of runs.
         """
         self._run, self.files = run, run.files if run else None
         self._is_offline = is_offline
         self._server_without_run, self._project_without_run = server, project or ""
-        self._named = named
+        self._named, self._runs_of_rank = named, runs_of_rank
+        self._ignored: set[str] = set()  # methods
         self._relay: RelayWriter | None = None  # in a child process
         self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
         self.has_no_torch = run is not None and run.has_no_torch
@@ -103,6 +109,12 @@ class Watch:
         """Name parameters as these modules do."""
         self._ask("add", lambda run: run.loop.add(arguments.modules(modules)))
 
+    def is_superseded(self, *names: object) -> bool:
+        """End the run if a call with these names starts another; return True if it did."""
+        if self._run is None or self.is_relayed:
+            return False
+        return self._run.outcome.is_superseded(*names)
+
     def configure(self, config: object) -> None:
         """Replace the run's configuration."""
         self._ask("configure", lambda run: run.configure(config))
@@ -132,15 +144,16 @@ class Watch:
         """Log numbers, texts, images, figures, tables or histograms for a step.
 
         A number on the device is copied to the host without waiting; an image on the device is
-        waited for.  step: the last one by default.  A child process can log only numbers, by
-        default for the parent's last step.
+        waited for.  Names within a nested dictionary are joined by "/".  step: the last one by
+        default; in a script without optimizer steps each call that repeats a name begins the next.
+        A child process can log only numbers, by default for the parent's last step.
         """
         if self._relay:
             self._relay.log(values, step)
             return
 
         def log(run: WatchedRun) -> None:
-            at = self.step if step is None else arguments.step(step)
+            at = None if step is None else arguments.step(step)
             run.log(values, at, makes_row=self.makes_rows)
 
         self._ask("log", log)
@@ -223,7 +236,7 @@ class Watch:
     def finish(self) -> None:
         """End the run: fetch what is still on the device, and restore torch and the output."""
         if self._run:
-            self._run.outcome.end("finished", None)
+            self._run.outcome.finish()
             if self._run.sidecar:
                 self._run.sidecar.stop()
 
@@ -250,6 +263,10 @@ class Watch:
                 run.guard.complain(f"{method} is ignored: {type(error).__name__}: {error}")
             return None
 
+        if self._runs_of_rank and method in RECORDING - self._ignored:
+            self._ignored.add(method)
+            text = f"{method} is ignored in ranks other than 0, which records the run"
+            ranks.say_once(self._runs_of_rank, text)
         return self._run.guard.call(done, self._run) if self._run else None
 
     def _guard(self, call: Callable[..., None], *given: Any, **named: Any) -> None:

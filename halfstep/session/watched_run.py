@@ -1,7 +1,7 @@
 """A run that this process writes, with its spool, the observed loop and the parts around them."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from halfstep.session import arguments, process_sidecar, ranks
 from halfstep.session.card import Card
 from halfstep.session.cell_output import CellOutput
 from halfstep.session.error_guard import ErrorGuard
+from halfstep.session.nesting import flat
 from halfstep.session.notebook import is_notebook
 from halfstep.session.precision_diffs import PrecisionDiffs
 from halfstep.session.queued_run import QueuedRun, secrets
@@ -32,7 +33,15 @@ from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Configured, Resumed
 from halfstep.telemetry.patient_spool import PatientSpool
 from halfstep.telemetry.plain_json import shown
-from halfstep.telemetry.run_folder import came_to, configure, described_in, write_outcome
+from halfstep.telemetry.run_folder import (
+    came_to,
+    configure,
+    described_in,
+    last_logged,
+    read_run,
+    write_outcome,
+    write_run_file,
+)
 from halfstep.telemetry.spool import Steps
 from halfstep.telemetry.writer_lock import WriterLock
 from halfstep.watching.noop_watch import NoopWatch
@@ -79,7 +88,15 @@ class WatchedRun:
             first_step, seconds = came_to(files)
             started_at -= seconds
             self._resumed = Resumed(step=first_step, exact=False, notes=[UNKNOWN])
-        self.spool = PatientSpool(files.spool, files.attempt, say, sequence)
+        self.spool = PatientSpool(
+            files.spool,
+            files.attempt,
+            say,
+            sequence,
+            has_refuge=queued is None,
+            on_removed=self._removed,
+        )
+        self._run_file = None if queued else read_run(files.folder)
         self.loop, self.taps = self._listen(optimizers, scaler, first_step, started_at, every)
         self.guard = ErrorGuard(self.loop, self.taps, self.spool)
         complain = self.guard.complain
@@ -89,8 +106,11 @@ class WatchedRun:
             files, self.loop, self.spool, self._record, self.stored.log, complain
         )
         self.diffs = PrecisionDiffs(self.loop, self.taps, self.spool)
+        #: Called before the run ends, however it does: what the drop-in has collected is logged.
+        self.before_end: Callable[[], None] = lambda: None
         self.card = Card() if is_notebook() else None
         self.sidecar: Sidecar | None = None
+        self._has_logged = False
         self._meeting: Path | None = None  # by which further ranks find the run
         self._cell_output: CellOutput | None = None
         self.outcome = RunOutcome(
@@ -161,6 +181,7 @@ class WatchedRun:
         entries = arguments.config(config, self.guard.complain)
         if not self.queued:
             configure(self.files.folder, entries, self.upload.secret)
+            self._run_file = read_run(self.files.folder)
             return
         entries = redaction.without(entries, *secrets())
         try:
@@ -180,16 +201,30 @@ class WatchedRun:
         self.spool.event(Resumed(step=step, exact=True, notes=[]))
         self._resumed = None
 
-    def log(self, values: Mapping[str, Any], step: int, *, makes_row: bool) -> None:
+    def log(self, values: Mapping[str, Any], step: int | None, *, makes_row: bool) -> None:
         """Log values. makes_row: whether a loss is the row of its step."""
         if not isinstance(values, Mapping):
-            what = f"log got {shown(values)}; allowed: a dictionary of values by name"
-            self.guard.complain(what)
+            what = f"it got {shown(values)}; allowed: a dictionary of values by name"
+            self.guard.complain(f"log is ignored: {what}")
             return
         self.outcome.part_end = None
+        if any(isinstance(value, Mapping) for value in values.values()):
+            values = flat(values, "/")
+        if step is None:
+            if not self._has_logged and self.files.attempt > 1 and not self.loop.step:
+                self._log_after_earlier()
+            step = self.values.next_step(values)
+        self._has_logged = True
         self.values.log(values, step, makes_row=makes_row)
         if self.values.is_due:
             self._flush()
+
+    def _log_after_earlier(self) -> None:
+        """Continue after the last number that an earlier attempt has logged, if there is one."""
+        last = None if self.queued else last_logged(self.files)
+        if last is not None:
+            self.log_on(last)
+            self.values.continue_after(last)
 
     def _record(self, steps: Steps) -> None:
         if self._resumed:
@@ -214,6 +249,14 @@ class WatchedRun:
         if self.card and not self.outcome.has_ended:
             self.guard.call(self.card.refresh, self.html())
 
+    def _removed(self) -> None:
+        """Write the description of the run again, whose folder has been removed."""
+        if self._run_file is None:
+            return
+        write_run_file(self.files.folder, self._run_file)
+        say(f"{self.files.folder} was removed; its newest data are written again")
+        self.upload.revive()
+
     def leave(self) -> None:
         """Leave the run to the parent process, of which this one is a fork."""
         self.outcome.exit_hooks.cancel()
@@ -222,6 +265,7 @@ class WatchedRun:
 
     def _finish(self, status: WatchedStatus, error: str | None, exit_code: int | None) -> None:
         is_on = self.guard.is_on
+        self.before_end()
         self.outcome.disarm()
         try:
             self._write_rest()
@@ -229,6 +273,7 @@ class WatchedRun:
             if is_on:  # otherwise the error that stopped the watching has occurred again
                 self.guard.fail(problem)
         self.spool.close()
+        self.guard.messages.end()
         if self._meeting:
             if not self.sidecar:
                 ranks.retract(self._meeting, self.files)

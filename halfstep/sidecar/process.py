@@ -69,7 +69,7 @@ def main() -> None:
         hidden = json.loads(messages.readline())
     try:
         log = LogFile(files.folder, files.attempt)
-        spool = PatientSpool(files.sidecar, files.attempt, lambda _: None)
+        spool = PatientSpool(files.sidecar, files.attempt, lambda _: None, has_refuge=True)
         monitor = None
         if arguments.samples:
             monitor = SystemMonitor(visible_gpus(), arguments.pid)

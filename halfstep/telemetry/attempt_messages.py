@@ -62,6 +62,7 @@ class CommandJob(Job, frozen=True, kw_only=True):
     argv: list[str]
     words: list[str] = []  # of the command, as its user typed them
     folder: str  # working folder
+    sources: dict[str, str] = {}  # SHA-256 of its code when it was queued, by path
 
 
 class ControlRequest(Message, frozen=True, kw_only=True):

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halfstep.clock import clock
+from halfstep.session import arguments
 from halfstep.session.logged_values import as_scalar, is_number
-from halfstep.session.stderr import in_a_line, say
+from halfstep.session.nesting import flat
+from halfstep.session.stderr import MOST_OF_A_KIND, in_a_line, kind_of, say
 from halfstep.telemetry.attempt_files import AttemptFiles
 
 #: Environment variable that names a run to spawned children: [folder, attempt, PID].
 PARENT = "HALFSTEP_PARENT_RUN"
-MOST_MESSAGES = 20  # lines that all child processes of a run print
 RECEIVE_SECONDS = 0.2  # between two polls of the files of child processes
 
 
@@ -49,20 +50,20 @@ class RelayWriter:
             self.print_once(f"values of a child process are not logged: {error}")
 
     def print_once(self, text: str) -> None:
-        """Print a line that no other child of the run has printed."""
-        marker = self._folder / f"said-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        """Print a line that no other child of the run has printed, and a few of each kind."""
+        kind = f"said-{_digest(kind_of(text))}"
         with suppress(OSError):  # FileExistsError: another child printed it
-            if self._is_open() and len([*self._folder.glob("said-*")]) < MOST_MESSAGES:
-                marker.open("x").close()
+            if self._is_open() and len([*self._folder.glob(f"{kind}-*")]) < MOST_OF_A_KIND:
+                (self._folder / f"{kind}-{_digest(text)}").open("x").close()
                 say(text)
 
     def _log(self, values: Any, step: Any) -> None:
         if not isinstance(values, Mapping):
-            what = f"log received {in_a_line(values)}"
-            self.print_once(f"{what}; allowed: a dictionary of values by name")
+            what = f"it received {in_a_line(values)}; allowed: a dictionary of values by name"
+            self.print_once(f"log is ignored: {what}")
             return
         numbers = {}
-        for name, value in values.items():
+        for name, value in flat(values, "/").items():
             try:
                 if is_number(value):
                     value = value.detach() if hasattr(value, "detach") else value
@@ -75,7 +76,7 @@ class RelayWriter:
                 what = f"{type(error).__name__}: {error}"
             self.print_once(f"{str(name)[:100]} is not logged: {what}")
         if numbers:
-            self._append(Relayed(numbers, None if step is None else int(step)))
+            self._append(Relayed(numbers, None if step is None else arguments.step(step)))
 
     def _append(self, relayed: Relayed) -> None:
         if not self._is_open():
@@ -133,6 +134,10 @@ def _relayed(line: Any) -> Relayed:
     if not is_whole or not isinstance(numbers, dict):
         raise ValueError(f"relay line is {line}; allowed: [numbers by name, step or null]")
     return Relayed({name: float(value) for name, value in numbers.items()}, step)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 def announce(files: AttemptFiles) -> None:

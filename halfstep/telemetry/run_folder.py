@@ -35,6 +35,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
 from halfstep import process, redaction
+from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import (
     AttemptEntry,
@@ -45,7 +46,7 @@ from halfstep.telemetry.attempt_messages import (
 )
 from halfstep.telemetry.events import Metric
 from halfstep.telemetry.plain_json import plain, shown
-from halfstep.telemetry.spool import Position, SpoolReader, spool_files, spool_of
+from halfstep.telemetry.spool import Position, SpoolReader, spool_files
 
 FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
@@ -89,6 +90,7 @@ def open_run(
     place, written = _place(folder, name, run), None
     is_free = claim(place)
     if (place / "run.json").exists():
+        refuge.restore(place)
         written = read_run(place)
     elif run is not None:
         say(f"there is no run {shown(run)} in {folder}; starting a new one")
@@ -221,7 +223,7 @@ def write_outcome(
     text.  exit_code: of its process, negative for a signal; None if the process continued, or the
     code is unknown.
     """
-    spool = sum(path.stat().st_size for _, path in spool_of(files.spool, files.attempt))
+    spool = sum(path.stat().st_size for _, path in refuge.spool_of(files.spool, files.attempt))
     outcome = WatchedOutcome(
         status=status,
         step=step,
@@ -230,7 +232,10 @@ def write_outcome(
         spool_bytes=spool,
         ended=_now(),
     )
-    write_json(files.outcome, asdict(outcome))
+    try:
+        write_json(files.outcome, asdict(outcome))
+    except OSError:
+        write_json(refuge.opened(files.folder) / files.outcome.name, asdict(outcome))
 
 
 def read_outcome(files: AttemptFiles, *, lives: bool = False) -> WatchedOutcome | None:
@@ -239,7 +244,8 @@ def read_outcome(files: AttemptFiles, *, lives: bool = False) -> WatchedOutcome 
     lives: its process is alive. Raises ValueError if the file is damaged.
     """
     try:
-        outcome = read_message(files.outcome, WatchedOutcome)
+        path = refuge.within(files.folder, files.outcome.name)
+        outcome = read_message(path, WatchedOutcome)
     except FileNotFoundError:
         return None
     if outcome.status == "finished" and files.exit_code.exists():
@@ -289,6 +295,16 @@ def is_called(place: Path, name: str) -> bool:
         described = read_run(place)
         return name in (described.run, described.name)
     return False
+
+
+def run_called(folder: Path, run: str) -> Path | None:
+    """Return the folder of a run below a folder; None if there is none of this name."""
+    base, number = slug(run), 1
+    while (place := folder / (base if number == 1 else f"{base}-{number}")).is_dir():
+        if (place / "run.json").exists() and is_called(place, run):
+            return place
+        number += 1
+    return None
 
 
 def slug(name: str) -> str:

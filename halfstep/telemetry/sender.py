@@ -17,6 +17,7 @@ from halfstep.api_client.credentials import Unreadable
 from halfstep.api_client.errors import ApiError
 from halfstep.clock import clock
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
+from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_fields import NAME_CHARACTERS
@@ -38,8 +39,9 @@ from halfstep.telemetry.ingest import (
     SpoolOffset,
     Writer,
 )
+from halfstep.telemetry.refuge import spool_of
 from halfstep.telemetry.run_folder import LAST_STEP, lives, read_outcome, read_run, write_json
-from halfstep.telemetry.spool import WINDOW_BYTES, file_events, lost_bytes, spool_of
+from halfstep.telemetry.spool import WINDOW_BYTES, file_events, lost_bytes
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
@@ -266,7 +268,7 @@ class AttemptSending:
 
     def _send_file(self, recorded: Recorded, file: File) -> None:
         """Send a file if it still exists with the size that the event has."""
-        path = self._files.folder / file.path
+        path = refuge.within(self._files.folder, file.path)
         size = path.stat().st_size if path.is_file() else None
         if size != file.size_bytes:
             now = "is gone" if size is None else f"has {size:,} bytes, not {file.size_bytes:,}"

@@ -95,6 +95,8 @@ class Unrecordable(NamedTuple):
 class SpoolWriter:
     """Writer that appends steps and events; FileExistsError: this attempt already ran once."""
 
+    _file: io.FileIO
+
     def __init__(
         self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20, sequence: int = 0
     ) -> None:
@@ -131,6 +133,19 @@ class SpoolWriter:
     def close(self) -> None:
         """Close the current file."""
         self._file.close()
+
+    def is_removed(self) -> bool:
+        """Return whether the current file has been deleted, perhaps with its folder."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
+    def write_again(self) -> None:
+        """Write a deleted file again, from what the open one still has. Raises OSError."""
+        content = Path(f"/proc/self/fd/{self._file.fileno()}").read_bytes()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        again = (self._folder / f"{self._attempt}-{self.sequence}.spool").open("xb", buffering=0)
+        self._file.close()
+        self._file, self._bytes = again, 0
+        self._write(content)
 
     def _append(self, kind: int, payload: bytes) -> None:
         if self._bytes >= self._rotate_bytes:

@@ -29,14 +29,18 @@ class Sent(NamedTuple):
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders at or below a folder; folders inside a run's folder are skipped."""
+    """Return the run folders at or below a folder; folders inside a run's folder are skipped.
+
+    A link is followed only to the folder of a run.
+    """
     if (folder / "run.json").is_file():
         return [folder]
     try:
-        below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+        below = sorted(path for path in folder.iterdir() if path.is_dir())
     except PermissionError:  # `upload` reports why it cannot be read
         return [folder]
-    return [run for path in below for run in run_folders(path)]
+    followed = [path for path in below if not path.is_symlink() or (path / "run.json").is_file()]
+    return [run for path in followed for run in run_folders(path)]
 
 
 def upload(

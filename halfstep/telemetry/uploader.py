@@ -128,10 +128,10 @@ class Training:
     def close(self) -> None:
         """Write an outcome for the process if it is dead and wrote none itself."""
         from halfstep.session.exit_files import crash_of
-        from halfstep.telemetry.run_folder import last_step, write_outcome
+        from halfstep.telemetry.run_folder import last_step, read_outcome, write_outcome
 
         # In this order: a live process may still write its outcome between the two checks.
-        if self._since is not None and not self.lives() and not self.files.outcome.exists():
+        if self._since is not None and not self.lives() and read_outcome(self.files) is None:
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
             code, error = crash_of(self.files.crash) or (None, None)
             status: WatchedStatus = "terminated" if code else "vanished"
@@ -265,7 +265,7 @@ def main() -> None:
     from halfstep.telemetry.run_folder import read_run
     from halfstep.telemetry.sender import RunSending
 
-    log = UploaderLog(folder / LOG)
+    log, training = UploaderLog(folder / LOG), None
     try:
         [entry] = [row for row in read_run(folder).attempts if row.attempt == attempt]
         training = Training(AttemptFiles(folder, attempt), entry.pid, entry.pid_started)
@@ -274,6 +274,8 @@ def main() -> None:
             sending = RunSending(folder, ingest, log.say)
             follow(sending, training, log.say, announce=log.announce, release=log.release)
     except Exception as error:  # a bug, or a deleted folder: no traceback in the script's output
+        if training and training.lives() and not folder.exists():
+            return  # which writes it again, says so, and starts another uploader
         text = f"{type(error).__name__}: {error}; `halfstep upload {folder}` sends the rest"
         log.say(f"the uploader has failed: {text}")
 

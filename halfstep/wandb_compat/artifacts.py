@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from halfstep.artifacts.manifest import files_in
+from halfstep.artifacts.names import ArtifactError
 from halfstep.wandb_compat.unsupported import Error, Unserved, ignored, say_once
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Artifact:
         self.aliases: list[str] = []
         self._files: dict[str, Path] = {}
         self._has_references = False
+        self._problem: str | None = None  # why the files are not complete
         self._folder: Path | None = None  # of a version that is used
         self._saved: SavedVersion | None = None
         self._temporary: Path | None = None
@@ -48,8 +50,12 @@ class Artifact:
 
     def add_dir(self, local_path: str | Path, name: str | None = None, **further: Any) -> None:
         """Add all files of a folder. name: the folder within the version."""
-        for path, place in files_in(Path(local_path)):
-            self._files[f"{name.rstrip('/')}/{path}" if name else path] = place
+        try:
+            for path, place in files_in(Path(local_path)):
+                self._files[f"{name.rstrip('/')}/{path}" if name else path] = place
+        except (ArtifactError, OSError) as error:
+            self._problem = str(error)
+            say_once(f"Artifact({self.name!r}).add_dir() failed: {error}")
 
     @contextmanager
     def new_file(
@@ -79,6 +85,9 @@ class Artifact:
         """Save the files as a version, unless it has references only."""
         if self._has_references and not self._files:
             say_once(f"log_artifact({self.name!r}) is ignored: it has only references")
+            return
+        if self._problem:
+            say_once(f"log_artifact({self.name!r}) is ignored: {self._problem}")
             return
         self.aliases = [alias for alias in aliases if alias != "latest"]
         self._saved = watch.save_artifact(

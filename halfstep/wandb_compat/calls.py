@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfstep.session import logged_values, run_start, watch_session
-from halfstep.session.nesting import flat
-from halfstep.telemetry.run_folder import described_in, runs_folder
+from halfstep.session import logged_values, ranks, run_start, sweep_point, watch_session
+from halfstep.session.queued_run import queued_files
+from halfstep.telemetry.run_folder import described_in, read_run, run_called, runs_folder
 from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.media import Histogram, Image, Table
 from halfstep.wandb_compat.run import Run
-from halfstep.wandb_compat.settings import Entries, entries_of
+from halfstep.wandb_compat.settings import Entries, check_change, entries_of
 from halfstep.wandb_compat.sweeps import sweep
-from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once
+from halfstep.wandb_compat.unsupported import Error, Unserved, ignored, say_once
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
@@ -70,15 +70,18 @@ def init(
     resume: Any = None,
     **further: Any,
 ) -> Run:
-    """Start a run. An active run is returned, or with `reinit` finished first."""
+    """Start a run. An active run is returned; with `reinit` or in a later cell it ends first."""
     global _begun
     if (before := _active()) is not None:
-        if reinit in (None, False, "default", "return_previous"):
+        is_kept = reinit in (None, False, "default", "return_previous")
+        if is_kept and not before._watch.is_superseded(id, name):
             return before
         if reinit == "create_new":
             say_once("init(reinit='create_new') is not supported: the active run is finished first")
         before.finish()
     ignored("init", further)
+    if resume is None:
+        resume = os.environ.get("WANDB_RESUME")
     labels = {"name": name, "entity": entity, "notes": notes, "group": group, "job_type": job_type}
     try:
         settings = early.as_dict() | entries_of(config)
@@ -86,6 +89,10 @@ def init(
         if config_include_keys:
             settings = {k: v for k, v in settings.items() if k in config_include_keys}
         settings = {k: v for k, v in settings.items() if k not in (config_exclude_keys or ())}
+        folder = runs_folder(Path(dir or os.environ.get("WANDB_DIR") or "."))
+        identifier = id or os.environ.get("WANDB_RUN_ID")
+        if _mode(mode) != "disabled":
+            _check_resume(folder, identifier, resume, settings, allow_val_change)
         own = {key: labels[key] for key in ("notes", "group", "job_type") if labels[key]}
         settings = own | settings
         watch = run_start.watch(
@@ -93,14 +100,16 @@ def init(
             project=project or os.environ.get("WANDB_PROJECT"),
             config=settings,
             tags=(tags,) if isinstance(tags, str) else tuple(tags or _listed("WANDB_TAGS")),
-            run=id or os.environ.get("WANDB_RUN_ID"),
-            folder=runs_folder(Path(dir or os.environ.get("WANDB_DIR") or ".")),
+            run=identifier,
+            folder=folder,
             mode=_mode(mode),
         )
         described = described_in(watch.files.folder) if watch.files else None
-        _begun = Run(watch, described, labels)
+        _begun = Run(watch, described, labels, allow_val_change)
         entries = ((described and described.config) or {}) | settings
         vars(_begun.config)["_entries"].update(entries | watch.sweep_settings)
+    except Error:
+        raise
     except Exception as error:
         say_once(f"init() failed, and nothing is recorded: {type(error).__name__}: {error}")
         _begun = Run(watch_session.Watch(None), None, labels)
@@ -115,7 +124,7 @@ def log(
 ) -> None:
     """Log values to the active run, or else to what `watch` watches."""
     if _active() is None and (watch := watch_session.current()) is not None:
-        watch.log(flat(data) if isinstance(data, Mapping) else data, step=step)
+        watch.log(data, step=step)
         return
     _of_active("log", data, step=step, commit=commit, sync=sync)
 
@@ -175,6 +184,33 @@ def _of_active(method: str, *arguments: Any, **named: Any) -> Any:
 
 def _active() -> Run | None:
     return None if _begun is None or _begun.is_finished else _begun
+
+
+def _check_resume(
+    folder: Path,
+    identifier: str | None,
+    resume: Any,
+    settings: Mapping[str, Any],
+    allow_val_change: bool | None,
+) -> None:
+    """Raise Error if an existing run, or a missing one, is not as the script requires it.
+
+    The runs of queues and sweeps are not chosen by the script, nor those of further ranks.
+    """
+    if ranks.rank() or queued_files() or sweep_point.is_waiting():
+        return
+    place = run_called(folder, identifier) if identifier else None
+    what = f"init(id={identifier!r}, resume={resume!r})"
+    if resume == "must" and place is None:
+        raise Error(f"{what}: there is no such run in {folder}; allowed: one that is there")
+    if resume == "never" and place is not None:
+        raise Error(f"{what}: {place} exists; allowed: another id, or resume='allow'")
+    if resume in (True, "auto") and identifier is None:
+        say_once(f"init(resume={resume!r}) is not supported and is ignored; allowed: an id, too")
+    if place is not None:
+        if not resume:
+            say_once(f"init(id={identifier!r}) continues the run in {place}")
+        check_change(read_run(place).config or {}, settings, allow_val_change)
 
 
 def _mode(mode: str | None) -> Any:

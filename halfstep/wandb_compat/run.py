@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from halfstep.importing.columns import columns_of
-from halfstep.session import watch_session
+from halfstep.session import arguments, watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
 from halfstep.session.stderr import say
@@ -40,12 +40,18 @@ class Run:
     """A run, as `wandb.init` returns it. Unknown attributes do nothing."""
 
     def __init__(
-        self, watch: watch_session.Watch, described: RunFile | None, labels: dict[str, Any]
+        self,
+        watch: watch_session.Watch,
+        described: RunFile | None,
+        labels: dict[str, Any],
+        allow_val_change: bool | None = None,
     ) -> None:
         """described: content of run.json, None if nothing is recorded. labels: W&B's own."""
         self._watch = watch
         self._described = described
-        self.config = Entries(self._configure)
+        self.config = Entries(
+            self._configure, allow_val_change=allow_val_change, locked=watch.sweep_settings
+        )
         self.summary = Entries(self._summarise)
         self.name: str = (described and described.name) or labels["name"] or "run"
         self.id: str = (described.id if described else "disabled")[:8]
@@ -58,10 +64,14 @@ class Run:
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children
+        if watch._run:
+            watch._run.before_end = self._close
         self.step = 0
         #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
         self._shift = 0
-        if self.resumed and (watch.has_no_torch or not watch.step):
+        self._reached: int | None = None  # last step of earlier attempts
+        self._has_begun = not self.resumed  # logged, by which it is known whence it continues
+        if self.resumed:
             self._log_on()
         self._pending: dict[str, Any] = {}
         self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
@@ -99,6 +109,9 @@ class Run:
             say_once("log() after finish() is ignored")
             return
         if step is not None:
+            step = arguments.step(step)
+            if not self._has_begun:
+                self._begin_at(step, data)
             if step < self.step:  # W&B drops these
                 self._record(flat(data), step)
                 return
@@ -129,7 +142,8 @@ class Run:
         """
         if step_metric is not None:
             self._step_metrics[name] = str(getattr(step_metric, "name", step_metric))
-            self.config["step_metric"] = dict(self._step_metrics)
+            step_metric = dict(self._step_metrics)
+            self.config.update({"step_metric": step_metric}, allow_val_change=True)
         for kind in (summary or "").split(","):
             if kind:
                 self._summaries[f"{kind} {name}"] = (name, _kind(kind, goal))
@@ -173,7 +187,13 @@ class Run:
         if glob_str is None:
             return True
         matching = sorted(glob(str(glob_str), recursive=True))  # noqa: PTH207 - it may be absolute
-        files = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
+        files = [path for path in map(Path, matching) if path.is_file()]
+        if not files:
+            say_once(f"save({str(glob_str)!r}) matches no file, and nothing is uploaded")
+        elif len(files) > MOST_FILES:
+            few = f"the first {MOST_FILES:,} of {len(files):,} files"
+            say_once(f"save({str(glob_str)!r}) uploads {few}; allowed: at most that many")
+        files = files[:MOST_FILES]
         for path in files:
             if policy == "now":
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
@@ -218,18 +238,18 @@ class Run:
     @unraised
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """End the run. exit_code: other than 0 if it failed."""
-        self._close()
         if exit_code:
             self._watch.__exit__(SystemExit, SystemExit(exit_code), None)
         else:
             self._watch.finish()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        self._close()
         self._watch.__exit__(kind, error, trace)
+        self._close()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -241,14 +261,43 @@ class Run:
     @unraised
     def _log_on(self) -> None:
         """Continue the counter after the last logged step of an earlier attempt."""
-        files = self._watch.files
-        logged = last_logged(files) if files else None
-        if self._watch.step:
-            self.step, self._shift = max(self._watch.step, logged or 0), 1
-            self._watch.log_on(self.step)
+        watch = self._watch
+        if watch.step and not watch.has_no_torch:  # its steps are observed
+            self._reached = watch.step
+            return
+        logged = last_logged(watch.files) if watch.files else None
+        if watch.step:
+            self._reached = self.step = max(watch.step, logged or 0)
+            self._shift = 1
         elif logged is not None:
-            self.step = logged + 1
-            self._watch.log_on(logged)
+            self._reached, self.step = logged, logged + 1
+        if not watch.has_no_torch and self._reached is not None:
+            watch.log_on(self._reached)
+
+    def _begin_at(self, step: int | None, data: Mapping[str, Any]) -> None:
+        """Report whence a later attempt continues, at its first log.
+
+        step: that the script has logged first; at an earlier one than the last its steps are
+        repeated.
+        """
+        self._has_begun = True
+        reached, watch = self._reached, self._watch
+        goes_back = step is not None and (reached is None or step <= reached)
+        if goes_back and watch.step and not watch.has_no_torch:
+            say_once(
+                f"log(step={step}): the run has reached step {reached}, and further steps are "
+                f"counted from there; allowed: halfstep.watch(model).resume(STEP) after init()"
+            )
+        elif not watch.has_no_torch:
+            return
+        elif goes_back:
+            self.step = step = int(step or 0)
+            if self._has_row(flat(data)):
+                watch.resume(max(step - 1, 0))
+            else:
+                watch.log_on(max(step - 1, 0) if reached is None else reached)
+        elif reached is not None:
+            watch.log_on(reached)
 
     @unraised
     def _close(self) -> None:
@@ -259,8 +308,7 @@ class Run:
             self.is_finished = True
             return
         for path in self._saved:
-            if path.is_file():
-                self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
+            self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
         own = {f"summary/{name}": self.summary[name] for name in self._own}
         self._report_values({n: v for n, v in own.items() if is_number(v)}, self._at(None))
         rows = [{"name": name, "value": worded(value)} for name, value in self.summary.items()]
@@ -312,6 +360,8 @@ class Run:
                 show(shown, name, value)
             except Exception as error:
                 say_once(f"{name} is not logged: {type(error).__name__}: {error}")
+        if not self._has_begun:
+            self._begin_at(None, values)
         self._watch.log(shown, step=step)
 
     def _note(self, name: str, value: Any) -> None:

@@ -4,14 +4,29 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from halfstep.session.config_values import as_config
-from halfstep.wandb_compat.unsupported import say_once, unraised
+from halfstep.session.nesting import merged
+from halfstep.session.notebook import is_notebook
+from halfstep.telemetry.plain_json import shown
+from halfstep.wandb_compat.unsupported import Error, say_once, unraised
 
 
 class Entries(MutableMapping[str, Any]):
-    """Entries by name or attribute. on_change: called with the changed entries."""
+    """Entries by name or attribute. Raises Error for a change that is not allowed."""
 
-    def __init__(self, on_change: Callable[[dict[str, Any]], None] = lambda changed: None) -> None:
-        vars(self)["_entries"], vars(self)["_on_change"] = {}, on_change
+    def __init__(
+        self,
+        on_change: Callable[[dict[str, Any]], None] = lambda changed: None,
+        *,
+        allow_val_change: bool | None = True,
+        locked: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin without entries.
+
+        on_change: called with the changed entries.  allow_val_change: of entries that are set; None
+        reports a change.  locked: values that stay.
+        """
+        vars(self).update(_entries={}, _on_change=on_change, _locked=locked or {})
+        vars(self)["_allow_val_change"] = allow_val_change
 
     def __getitem__(self, name: str) -> Any:
         return self._entries[name]
@@ -47,21 +62,50 @@ class Entries(MutableMapping[str, Any]):
 
     def update(self, *given: Any, **named: Any) -> None:
         """Set several entries from mappings, namespaces or keyword arguments."""
-        named.pop("allow_val_change", None)
+        allowed = [named.pop("allow_val_change", None), *(e for e in given if isinstance(e, bool))]
+        is_allowed = next((each for each in allowed if each is not None), None)
         for each in given:
-            if isinstance(each, bool):  # allow_val_change, given positionally
-                continue
-            self._change(entries_of(each))
-        self._change(named)
+            if not isinstance(each, bool):
+                self._change(entries_of(each), is_allowed)
+        self._change(named, is_allowed)
 
     def setdefaults(self, given: Any) -> None:
         """Set the entries that are missing."""
         self._change({k: v for k, v in entries_of(given).items() if k not in self._entries})
 
-    def _change(self, entries: Mapping[str, Any]) -> None:
+    def _change(self, entries: Mapping[str, Any], is_allowed: bool | None = None) -> None:
+        locked = {name: value for name, value in self._locked.items() if name in entries}
+        entries = merged(given := entries, locked)
+        for name in changed(given, entries):
+            say_once(f"config.{name} stays as the sweep has set it")
+        check_change(
+            self._entries, entries, self._allow_val_change if is_allowed is None else is_allowed
+        )
         if entries:
             self._entries.update(entries)
             _safe(self._on_change)(dict(entries))
+
+
+def check_change(
+    before: Mapping[str, Any], entries: Mapping[str, Any], is_allowed: bool | None
+) -> None:
+    """Report entries that replace others, or raise Error if that is not allowed.
+
+    is_allowed: None: as `init` without allow_val_change; a notebook may change what it likes.
+    """
+    names = [] if is_allowed or (is_allowed is None and is_notebook()) else changed(before, entries)
+    for name in names:
+        if is_allowed is None:
+            say_once(f"config.{name} is changed; allow_val_change=False refuses that")
+            continue
+        values = f"is {shown(before[name])}, not {shown(entries[name])}"
+        raise Error(f"config.{name} {values}; allowed: a change with allow_val_change=True")
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the names of entries with another value."""
+    both = [name for name in after if name in before]
+    return [n for n in both if as_config({"": before[n]}) != as_config({"": after[n]})]
 
 
 def _safe(on_change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from halfstep.session.stderr import say
+from halfstep.session.stderr import Messages, say
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Names in wandb that do nothing here.
@@ -45,7 +45,7 @@ UNSERVED = (
     "unwatch",
     "util",
 )
-_said: set[str] = set()
+_messages = Messages(lambda text: say(f"as wandb: {text}"))
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,10 +91,8 @@ class Unserved:
 
 
 def say_once(text: str) -> None:
-    """Print a message the first time it occurs."""
-    if text not in _said:
-        _said.add(text)
-        say(f"as wandb: {text}")
+    """Print a message the first time it occurs, and a few of each kind."""
+    _messages.say_once(text)
 
 
 def unraised(method: Callable[P, R]) -> Callable[P, R | None]:

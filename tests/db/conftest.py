@@ -33,7 +33,7 @@ def submit(session: Session, owner: User, **changes: Any) -> Run:
 def submit_command(session: Session, owner: User, line: str = "true", **changes: Any) -> Run:
     """Queue a command; changes: values of the row or of the command."""
     command = {"line": line, "folder": "", "git": "", "commit": "", "venv": ""}
-    command |= {"variables": {}, "secrets": [], "parameters": {}}
+    command |= {"variables": {}, "secrets": [], "parameters": {}, "sources": {}}
     command |= {name: changes.pop(name) for name in command.keys() & changes.keys()}
     values: dict[str, Any] = {"name": "script", "command": command, "config": {}}
     return runs.submit_command(session, owner=owner, **(values | changes))

@@ -64,7 +64,7 @@ def test_submit_look_and_steer(client: Client) -> None:
     assert (run["status"], run["name"], run["tags"]) == ("queued", "mine", ["a", "b"])
     assert client.run(run["id"])["config"]["training"]["steps"] == 7
     assert [each["id"] for each in client.runs("mine")] == [run["id"]]
-    assert client.runs("nobody's") == []
+    assert list(client.runs("nobody's")) == []
     edited = client.edit(run["id"], tags=["c"], note="# Why")
     assert (edited["name"], edited["tags"], edited["note"]) == ("mine", ["c"], "# Why")
     client.pause(run["id"])
@@ -107,10 +107,15 @@ def test_a_list_has_the_requested_length(
         ids = [run["id"] for run in found["runs"]]
         assert (len(ids), len(set(ids)), found["total"]) == (401, 401, 405)
         assert ids[:200] == [run["id"] for run in client.runs(sort=sort, limit=200)]
-    assert len(client.runs(limit=1000)) == 405
+    assert len({run["id"] for run in client.runs()}) == 405
+    assert next(client.runs(values=["training.steps"]))["values"] == {"training.steps": 6}
+    assert len(list(client.runs(limit=1000))) == 405
+    with pytest.raises(ApiError, match="limit: 0 is not valid"):
+        client.runs(limit=0)
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     listed = halfstep("run", "list", "--limit", "300", **environment)
     assert len(listed.stdout.splitlines()) == 1 + 300
+    assert listed.stderr == "halfstep: 300 of 405 runs; --limit shows more\n"
     ended = halfstep("run", "list", "--limit", "0", **environment)
     assert (ended.returncode, "limit" in ended.stderr) == (1, True)
 
@@ -146,7 +151,7 @@ def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: 
         (lambda: client.edit(1, name=text), "name"),
         (lambda: client.edit(1, tags=["ok", text]), "tags.1"),
         (lambda: client.submit("digits", {text: 1}), "config"),
-        (lambda: client.runs(filter=text), ""),
+        (lambda: next(client.runs(filter=text)), ""),
     ):
         with pytest.raises(ApiError) as refused:
             call()
@@ -167,7 +172,7 @@ def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
     assert (lost.returncode, lost.stderr) == (1, said)
     place = credentials.store(Credentials(address, "hs_bad"))
     with Client() as client, pytest.raises(ApiError, match=f"The token is that of {place}"):
-        client.runs()
+        next(client.runs())
     wrong = halfstep("run", "list", HALFSTEP_URL="nonsense", HALFSTEP_TOKEN="hs_bad")
     said = "halfstep: HALFSTEP_URL is 'nonsense'; allowed: http://… or https://…\n"
     assert (wrong.returncode, wrong.stderr) == (1, said)
@@ -376,7 +381,7 @@ def test_without_a_token_the_error_says_where_to_create_one(
     with pytest.raises(ApiError, match="create one on the account page"):
         Client(address)
     with Client(address, "wrong") as client, pytest.raises(ApiError) as refused:
-        client.runs()
+        next(client.runs())
     assert refused.value.status == 401
 
 
@@ -386,7 +391,7 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
     client = Client(f"http://ada:secret@{address}", "token")
     result = rf"the server does not answer at http://{address}: .*refused"
     with pytest.raises(ApiError, match=result):
-        client.runs()
+        next(client.runs())
 
 
 def test_waiting_clients_continue_after_a_restart_of_the_server(

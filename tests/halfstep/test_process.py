@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from halfstep import process
 from tests.site import until
@@ -19,3 +22,27 @@ def test_a_process_lives_until_it_has_died() -> None:
     child.communicate()
     assert process.started(child.pid) is None
     assert not process.lives(child.pid, None)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "problem"),
+    [
+        (b"#!/bin/sh\r\n", "carriage return; convert the file to Unix line ends"),
+        (b"#!/usr/bin/env python3\r\n", "carriage return"),
+        (b"#!/no/such/python -u\n", "there is no /no/such/python, which its first line names"),
+        (b"#!/bin/sh\n", None),
+        (b"#! /bin/sh -e\n", None),
+        (b"echo\r\n", None),
+        (b"\x7fELF", None),
+        (b"", None),
+    ],
+)
+def test_the_first_line_of_a_script_names_its_interpreter(
+    tmp_path: Path, first_line: bytes, problem: str | None
+) -> None:
+    """Linux says of each wrong one that the file is missing."""
+    (tmp_path / "train.sh").write_bytes(first_line + b"true\n")
+    found = process.script_problem("./train.sh", tmp_path)
+    assert (found is None) == (problem is None)
+    assert problem is None or problem in str(found)
+    assert process.script_problem("no-such-file", tmp_path) is None

@@ -20,7 +20,7 @@ import halfstep
 from db.database import Database, now
 from db.settings import Settings
 from db.sweeps import sweeps
-from db.tables import Run, Status, Trial
+from db.tables import Membership, Metric, Project, Run, Status, Trial, User
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
 from halfstep.session import active_run
@@ -47,12 +47,11 @@ def known(
 ) -> Iterator[None]:
     """The server, with a token that only uploads; nothing is watched afterwards."""
     monkeypatch.chdir(tmp_path)
-    # Another test of this process may have used the drop-in, whose `agent` then is the module's.
-    monkeypatch.delitem(sys.modules, "halfstep.wandb_compat.calls", raising=False)
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text(SCRIPT)
     yield
+    halfstep.finish()
     if active_run.active:
         active_run.active.finish()
 
@@ -355,3 +354,56 @@ def test_wandb_sweeps_are_served(database: Database) -> None:
     with pytest.raises(halfstep.ApiError, match="agent\\(\\) needs a function"):
         wandb.agent("1")
     assert wandb.agent("entity/project/1", train, forward_signals=True) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", [None, "disabled"])
+def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode: Any) -> None:
+    """The next one has a run and settings of its own; the values of the failed one are kept."""
+    wandb: Any = halfstep
+    config = {
+        "method": "grid",
+        "metric": {"name": "score", "goal": "maximize"},
+        "parameters": {"lr": {"values": [0.1, 0.2, 0.3, 0.4]}},
+    }
+    wandb.init(name="before the sweep")
+    seen = []
+
+    def train() -> None:
+        is_raising = len(seen) == 1
+        run = wandb.init(mode=mode if is_raising else None)
+        seen.append((run.id, wandb.config.lr if not run.disabled else 0.2))
+        if is_raising:
+            wandb.log({"collected": 7.0}, commit=False)
+            raise ValueError("it diverged")
+        wandb.config.update({"lr": 9.0, "depth": 3})  # the sweep's settings win
+        wandb.log({"score": wandb.config.lr})
+
+    assert wandb.agent(wandb.sweep(config), train) == (3, 1)
+    assert [rate for _, rate in seen] == [0.1, 0.2, 0.3, 0.4]
+    assert len({identifier for identifier, _ in seen}) == 4
+    expected = [(0.1, "complete", 0.1), (0.2, "failed", None)]
+    expected += [(0.3, "complete", 0.3), (0.4, "complete", 0.4)]
+    until(lambda: trials(database) == expected)
+    if mode is None:
+        with database.reading() as session:
+            failed = select(Run.id).where(Run.name == "lr=0.2").scalar_subquery()
+            query = select(Metric.value).where(Metric.run_id == failed, Metric.name == "collected")
+            assert session.scalars(query).all() == [7.0]
+
+
+def test_a_sweep_creates_its_project(database: Database) -> None:
+    """As a run does, of an administrator; others are told which projects are allowed."""
+    wandb: Any = halfstep
+    config = {"method": "grid", "parameters": {"lr": {"values": [0.1]}}}
+    sweep_id = wandb.sweep(config, project="not there yet")
+    wandb.agent(sweep_id, lambda: wandb.init(project="another").log({"loss": 1.0}))
+    with database.reading() as session:
+        assert session.scalars(select(Run.project)).all() == ["not there yet"]
+        assert session.get(Project, "not there yet") is not None
+        assert session.get(Project, "another") is None
+    with database.writing() as session:
+        session.execute(update(User).values(is_admin=False))
+        session.add(Membership(project="not there yet", user_id=1, role="member"))
+    wandb.sweep(config, project="not there yet")
+    with pytest.raises(wandb.Error, match="'new' is not valid; allowed: 'not there yet'"):
+        wandb.sweep(config, project="new")

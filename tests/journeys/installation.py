@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ class Admin:
         }
 
 
-def until_some(read: Callable[[], list[Any]]) -> list[Any]:
+def until_some(read: Callable[[], Iterable[Any]]) -> list[Any]:
     """Return what `read` returns once that is not empty."""
     rows: list[Any] = []
     until(lambda: bool(rows or rows.extend(read()) or rows))

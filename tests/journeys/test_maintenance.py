@@ -97,7 +97,7 @@ def test_export_import_and_upload(installation: Installation, tmp_path: Path) ->
         assert ended.returncode == 0, ended.stderr
         ended = script_command(admin, tmp_path, "upload", "halfstep-runs/journey")
         assert ended.returncode == 0, ended.stderr
-        until(lambda: len(admin.client.runs("name:journey status:finished")) == 1)
+        until(lambda: len(list(admin.client.runs("name:journey status:finished"))) == 1)
         [sent] = admin.client.runs("name:journey")
         assert sent["step"] == 20
         assert len(admin.client.artifacts(sent["id"])) == 5

@@ -63,6 +63,7 @@ def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict
         "folder": started.folder,
         "file": msgspec.to_builtins(state.file),
         "git": _git(state.git),
+        "changed_sources": state.changed,
     }
     texts = (
         None if text is None else redaction.source(text, *hidden)

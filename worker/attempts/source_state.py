@@ -17,6 +17,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from db.runs.environments import LONGEST_BYTES
+from halfstep.cli import command_sources
 from halfstep.telemetry.attempt_messages import Message
 
 GIT_SECONDS = 10.0
@@ -61,6 +62,10 @@ class SourceState(Message, frozen=True, kw_only=True):
     source: Text | None = None
     git: GitState | None = None
     diff: Text | None = None
+    # Files of a command that have changed since it was queued.
+    changed: Annotated[list[Name], Meta(max_length=command_sources.MOST_FILES)] = field(
+        default_factory=list
+    )
 
 
 def read_state(file: Path | None, folder: Path) -> SourceState:

@@ -75,6 +75,7 @@ class Command:
             folder=str(folder),
             started_at=attempt.started_at,
             project=attempt.run.project,
+            sources=spec.sources,
         )
         write_message(attempt.files.job, job)
         self._to_start = Started(words, str(folder), self._read_state, self._hidden)

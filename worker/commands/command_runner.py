@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec.structs import replace
 
+from halfstep.cli.command_sources import changed
 from halfstep.clock import clock
 from halfstep.isolation import PARENT, Isolation
-from halfstep.process import end_as, end_with_parent
+from halfstep.process import end_as, end_with_parent, script_problem
 from halfstep.sandbox import apply_deferred
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import CommandJob, Lease, read_message, write_message
@@ -56,8 +58,17 @@ class CommandRunner:
     def run(self) -> int:
         """Start the command and return its exit code, negative for a signal."""
         job = read_message(self._files.job, CommandJob)
+        state = _describe(job)
         with suppress(OSError):  # such as a full disk
-            write_message(self._files.description, _describe(job))
+            write_message(self._files.description, state)
+        if state.changed:
+            names = ", ".join(state.changed)
+            text = f"files differ from when the command was queued, and run as they are: {names}"
+            sys.stderr.write(f"halfstep: {text}\n")
+            sys.stderr.flush()
+        if problem := script_problem(job.argv[0], Path(job.folder)):
+            sys.stderr.write(f"halfstep: {problem}\n")
+            return NOT_STARTED
         try:
             command = subprocess.Popen(
                 job.argv,
@@ -129,7 +140,8 @@ def _describe(job: CommandJob) -> SourceState:
     """Return source and git state of the command."""
     folder = Path(job.folder)
     scripts = (folder / word for word in job.words if word.endswith(".py"))
-    return read_state(next(filter(Path.is_file, scripts), None), folder)
+    state = read_state(next(filter(Path.is_file, scripts), None), folder)
+    return replace(state, changed=changed(job.sources, folder))
 
 
 def main() -> None:

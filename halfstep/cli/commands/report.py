@@ -19,7 +19,7 @@ app = App("List, show or create reports.")
 def list_(project: SomeProject = None, as_json: AsJson = False) -> None:
     """List the reports of projects that you see, newest first."""
     with connect() as client:
-        reports = client.reports(project=project)
+        reports = list(client.reports(project=project))
     columns = ("Report", "Title", "Project", "Author")
     print_list(reports, columns, _row, as_json=as_json)
 

@@ -152,6 +152,8 @@ def list_(
         print_tables(run_table(page["runs"], "Reason"))
     else:
         notes = [*notes, "no run matches"]
+    if len(page["runs"]) < page["total"]:
+        notes = [*notes, f"{len(page['runs']):,} of {page['total']:,} runs; --limit shows more"]
     print_notes(notes, as_json=as_json)
 
 

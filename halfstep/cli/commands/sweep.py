@@ -31,7 +31,7 @@ from halfstep.cli.options import (
     pairs,
     value_of,
 )
-from halfstep.cli.output import print_json, print_list, print_result, warn
+from halfstep.cli.output import print_json, print_list, print_notes, print_result, warn
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import ListedRun, SweepSummary, SweepTrial
@@ -124,9 +124,13 @@ def list_(
 ) -> None:
     """List sweeps, newest first."""
     with connect() as client:
-        sweeps = client.sweeps(limit=limit)
+        sweeps = list(client.sweeps(limit=limit + 1 if limit > 0 else limit))
+    if is_cut := len(sweeps) > limit:
+        sweeps.pop()
     columns = ("Sweep", "Name", "Status", "Runs", "Metric", "Best", "Reason")
     print_list(sweeps, columns, _sweep_row, as_json=as_json)
+    notes = [f"the newest {limit:,} sweeps; --limit shows more"] if is_cut else []
+    print_notes(notes, as_json=as_json)
 
 
 def _sweep_row(sweep: "SweepSummary") -> tuple[str, ...]:
@@ -142,7 +146,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Show a sweep and its runs with settings and values, the best first."""
     with connect() as client:
         sweep, trials = client.sweep(sweep_id), client.trials(sweep_id)
-        newest = [] if as_json else client.runs(f"sweep:{sweep_id}", limit=1000)
+        newest = [] if as_json else list(client.runs(f"sweep:{sweep_id}"))
     if as_json:
         print_json([sweep, *trials])
         return

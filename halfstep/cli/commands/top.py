@@ -58,4 +58,4 @@ def app(
 
 
 def _running(client: "Client") -> "list[ListedRun]":
-    return client.runs("status:active -status:queued", sort="id", limit=MOST_RUNS)
+    return list(client.runs("status:active -status:queued", sort="id", limit=MOST_RUNS))

@@ -64,7 +64,7 @@ def test_lines_are_rows_and_metrics(
         {"step": 0, "loss": 9.0, "val/accuracy": 0.1},
         {"step": 1, "train/loss": 2.0, "lr": 0.5},
         {"step": 2, "train/loss": "NaN", "lr": 0.25, "temperature": 40},
-        {"step": 2, "val/accuracy": 0.5},
+        {"step": 2.0, "val": {"accuracy": 0.5}},
     ]
     for _ in range(2):
         assert log(sender, *lines) == {"lines": 4, "problems": []}
@@ -91,11 +91,12 @@ def test_lines_are_rows_and_metrics(
         ({"loss": 1.0}, "step is None; allowed: a whole number"),
         ({"step": -1}, "step is -1"),
         ({"step": True}, "step is True"),
+        ({"step": 1.5}, "step is 1.5"),
         ({"step": 2**70}, "step is"),
         ({"step": 1, "time": "now"}, "time is 'now'"),
         ({"step": 1, "a": None}, "a is None; allowed: a number"),
         ({"step": 1, "a": "text"}, "a is 'text'"),
-        ({"step": 1, "a": {"b": 1}}, "a is {'b': 1}"),
+        ({"step": 1, "a": {"b": [1]}}, "a/b is [1]"),
         ({"step": 1, "a": 10**400}, "a is"),
         ({"step": 1, "": 1}, "metric"),
         ({"step": 1, "x" * 201: 1}, "metric"),

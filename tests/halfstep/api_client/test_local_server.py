@@ -103,7 +103,7 @@ def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: s
     for count in (1, 2):
         with installation.running() as admin:
             _watch(tmp_path)
-            until_some(lambda: admin.client.runs("status:finished found")[count - 1 :])  # noqa: B023
+            until_some(lambda: list(admin.client.runs("status:finished found"))[count - 1 :])  # noqa: B023
             assert admin.browser.get("/account").text.count("scripts on this machine") == 1
     assert "the run is in" in _watch(tmp_path)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -90,14 +91,61 @@ def test_a_bad_reference_is_an_error_that_says_what_is_allowed(text: str) -> Non
         parse_reference(text)
 
 
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, data: Path) -> None:
-    """One to a file within it is."""
+def test_links_within_a_folder_are_followed_and_all_else_is_refused(
+    tmp_path: Path, data: Path
+) -> None:
+    """The message names each link out of it, to nothing and in a circle, and each FIFO."""
     (data / "c.csv").symlink_to("a.csv")
-    assert [name for name, _ in files_in(data)] == ["a.csv", "c.csv", "sub/b.csv"]
-    (tmp_path / "secret").write_text("x")
-    (data / "d.csv").symlink_to(tmp_path / "secret")
-    with pytest.raises(ArtifactError, match="is a link out of"):
+    (data / "linked").symlink_to("sub")
+    names = ["a.csv", "c.csv", "linked/b.csv", "sub/b.csv"]
+    assert [name for name, _ in files_in(data)] == names
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("x")
+    (data / "file").symlink_to(tmp_path / "elsewhere" / "secret")
+    (data / "folder").symlink_to(tmp_path / "elsewhere")
+    (data / "sub" / "nothing").symlink_to("nowhere")
+    (data / "sub" / "circle").symlink_to("..")
+    os.mkfifo(data / "sub" / "pipe")
+    with pytest.raises(ArtifactError) as refused:
         files_in(data)
+    for problem in (
+        "file is a link out of the folder",
+        "folder is a link out of the folder",
+        "sub/nothing is a link to nothing",
+        "sub/circle is a link to a folder that contains it",
+        "sub/pipe is no file",
+    ):
+        assert problem in str(refused.value)
+    for path in ("file", "folder", "sub/nothing", "sub/circle", "sub/pipe"):
+        (data / path).unlink()
+    assert [name for name, _ in files_in(data)] == names
+
+
+@pytest.mark.parametrize("name", ["pipe", "nothing", "folder"])
+def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """In a mapping, too; reading a FIFO would wait forever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / name, {"within": tmp_path / name}):
+        with pytest.raises(ArtifactError, match=name):
+            files_in(path)
+
+
+def test_the_drop_in_logs_no_incomplete_artifact(
+    data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that cannot be added completely ends no script, and its artifact is not logged."""
+    wandb: Any = halfstep
+    (data / "dead").symlink_to("nowhere")
+    with wandb.init(name="maker", mode="offline") as run:
+        artifact = wandb.Artifact("data", type="dataset")
+        artifact.add_dir(data)
+        artifact.add_file(data / "a.csv")
+        run.log_artifact(artifact)
+        folder = run._watch.folder
+    assert not (folder / "blobs").exists()
+    assert "log_artifact('data') is ignored" in (said := capfd.readouterr().err)
+    assert "dead is a link to nothing" in said
 
 
 def test_without_a_server_a_version_is_used_from_disk(data: Path) -> None:

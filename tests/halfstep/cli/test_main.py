@@ -194,7 +194,7 @@ def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
 
     def run_page(_self: Client, _filter: str, *, sort: str, limit: int) -> dict[str, Any]:
         asked.append(sort)
-        return {"runs": [], "notes": []}
+        return {"runs": [], "notes": [], "total": 0}
 
     monkeypatch.setattr(Client, "run_page", run_page)
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
@@ -285,7 +285,7 @@ def test_a_list_of_runs_loads_nothing_that_it_does_not_need(tmp_path: Path) -> N
 import sys
 from halfstep.cli.main import main
 from halfstep.client import Client
-Client.run_page = lambda *_, **__: {"runs": [], "notes": []}
+Client.run_page = lambda *_, **__: {"runs": [], "notes": [], "total": 0}
 main(["run", "list", "--limit", "5"])
 print(*{name.partition(".")[0] for name in sys.modules})
 """

@@ -210,7 +210,7 @@ def test_a_fix_is_queued_once_the_person_confirms(client: Client, mode: str) -> 
     for person in (None, lambda _text: False):
         with pytest.raises(LookupError, match="Nothing was queued"):
             call(server, "queue_fix", person, mode=mode, run_id=1, action=LOWER)
-    assert len(client.runs()) == 3
+    assert len(list(client.runs())) == 3
     queued = call(server, "queue_fix", agree, mode=mode, run_id=1, action=LOWER)
     assert "from run 1's checkpoint at step 5" in questions[0]
     assert '{"training.learning_rate": 0.05}' in questions[0]

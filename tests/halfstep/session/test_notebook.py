@@ -109,6 +109,34 @@ def test_the_exception_of_a_cell_is_recorded(
     assert bool(found[2]) == bool(error)
 
 
+@pytest.mark.parametrize(
+    ("cells", "status"),
+    [
+        ([RAISE, "watch.finish()"], "failed"),
+        ([RAISE, "steps(1)", "watch.finish()"], "finished"),
+        (["raise KeyboardInterrupt", "watch.finish()"], "finished"),
+    ],
+)
+def test_finish_after_a_cell_that_raised_ends_a_failed_run(
+    tmp_path: Path, cells: list[str], status: str
+) -> None:
+    """Unless a later cell trains on, or the user has interrupted the cell."""
+    run(tmp_path, TRAIN.format(lr=1), *cells)
+    assert outcomes(tmp_path)["try"][0] == status
+
+
+def test_finish_of_the_drop_in_ends_a_failed_run_too(tmp_path: Path) -> None:
+    """With its summary, and what it has collected."""
+    begin = "import halfstep as wandb\nwandb.init(name='try', dir='.')\nwandb.log({'acc': 1})"
+    failing = "wandb.log({'acc': 2}, commit=False)\nraise ValueError('the loss is odd')"
+    run(tmp_path, begin, failing, "wandb.finish()")
+    folder = tmp_path / "halfstep-runs" / "try"
+    outcome = json.loads((folder / "outcome-1.json").read_text())
+    assert outcome["status"] == "failed"
+    assert "the loss is odd" in outcome["error"]
+    assert [event["value"] for event in Written(folder).of("metric")] == [1, 2]
+
+
 def test_a_run_with_a_failed_cell_has_failed_when_another_begins(tmp_path: Path) -> None:
     """Also if its first cell raised, or was interrupted by the user."""
     first = TRAIN.format(lr=1) + "raise ValueError('first')"

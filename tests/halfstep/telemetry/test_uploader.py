@@ -532,11 +532,16 @@ def test_a_later_attempt_takes_the_folder_over(
 
 
 def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path) -> None:
-    """Each with its page; those within a run's folder are none."""
+    """Each with its page, also a linked one; those within a run's folder are none."""
     runs = [Writer(tmp_path / "deep", name).steps().finish().files for name in ("a", "b")]
     inside = runs[0].folder / "artifacts" / "x"
     inside.mkdir(parents=True)
     (inside / "run.json").write_text("{}")
+    (tmp_path / "deep" / "up").symlink_to(tmp_path)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "a").symlink_to(runs[0].folder)
+    assert run_folders(tmp_path / "links") == [tmp_path / "links" / "a"]
+    (tmp_path / "links" / "a").unlink()
     assert run_folders(tmp_path) == [files.folder for files in runs]
     done = upload(site, tmp_path)
     assert done.stdout == "".join(

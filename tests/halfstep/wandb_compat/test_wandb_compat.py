@@ -3,6 +3,8 @@
 import argparse
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -11,20 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sqlalchemy import select
 
 import halfstep
+from db.database import Database
+from db.tables import Metric, Step
 from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import unsupported
 from tests.halfstep.watching.watch_made import Written
+from tests.site import until
 
 
 @pytest.fixture(autouse=True)
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder, no messages, and no run that outlives its test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(unsupported, "_said", set())
+    monkeypatch.setattr(unsupported._messages, "_printed", {})
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
@@ -341,6 +347,44 @@ def test_several_runs_of_a_sweep(without_torch: None) -> None:
     assert outcome("other")["status"] == "failed"
 
 
+def test_a_script_without_finish_loses_nothing(tmp_path: Path) -> None:
+    """Neither collected values, nor the summary, nor files that it saved; also if it raises."""
+    code = """
+import halfstep as wandb
+wandb.init(name="unfinished")
+open("model.bin", "w").write("weights")
+wandb.save("model.bin")
+wandb.log({"acc": 0.5}, commit=False)
+wandb.summary["best"] = 3
+raise ValueError("it diverged")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.count("halfstep:") == 1, ended.stderr
+    assert logged("unfinished") == {"acc": [(0, 0.5)], "summary/best": [(0, 3.0)]}
+    assert {row["name"] for row in table("unfinished", "summary")} == {"acc", "best"}
+    [saved] = written("unfinished").of("checkpoint")
+    assert saved["files"][0]["size_bytes"] == 7
+    assert outcome("unfinished")["status"] == "failed"
+
+
+def test_a_later_cell_of_a_notebook_starts_a_run_of_its_own(
+    without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After one that raised or did not finish; elsewhere another name is reported."""
+    wandb: Any = halfstep
+    first = wandb.init(name="cell 1")
+    assert wandb.init(name="cell 2") is first
+    assert "call `finish()` before starting another run" in capsys.readouterr().err
+    assert first._watch._run
+    first._watch._run.outcome._cells.has_ended = True
+    wandb.log({"acc": 0.5}, commit=False)
+    second = wandb.init(name="cell 2")
+    assert second is not first
+    assert wandb.run is second
+    assert logged("cell-1") == {"acc": [(0, 0.5)]}
+    assert outcome("cell-1")["status"] == "interrupted"
+
+
 def test_a_run_that_only_logs_continues(without_torch: None) -> None:
     """By its id; W&B's counter continues, and the data are sent to the server."""
     for attempt in (1, 2):
@@ -351,6 +395,114 @@ def test_a_run_that_only_logs_continues(without_torch: None) -> None:
     assert logged("abc")["score"] == [(step, 1 + step // 3) for step in range(6)]
     [resumed] = written("abc").of("resumed")
     assert (resumed["step"], resumed["exact"]) == (2, True)
+
+
+def test_steps_that_a_script_runs_again_are_replaced(without_torch: None) -> None:
+    """After a resume from a step before the last one, by the step that it logs first."""
+    wandb: Any = halfstep
+    wandb.init(id="again", resume="allow")
+    for step in range(1, 11):
+        wandb.log({"loss": 1.0 / step, "acc": step}, step=step)
+    wandb.finish()
+    run = wandb.init(id="again", resume="must")
+    assert run.step == 10
+    for step in range(7, 13):
+        wandb.log({"loss": 10.0 + step, "acc": 100 + step}, step=step)
+        assert run.step == step
+    wandb.finish()
+    steps = list(range(1, 11)) + list(range(7, 13))
+    assert written("again").steps["step"].tolist() == steps
+    assert logged("again")["acc"][-6:] == [(step, 100 + step) for step in range(7, 13)]
+    [resumed] = written("again").of("resumed")
+    assert (resumed["step"], resumed["exact"]) == (6, False)
+
+
+def test_steps_run_again_are_replaced_on_the_server(
+    database: Database,
+    server: dict[str, str],
+    without_torch: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those of a run whose second attempt has logged other numbers first."""
+    wandb: Any = halfstep
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    for run_id, has_epoch in (("again", False), ("epochs", True)):
+        for first, offset in ((1, 0), (7, 100)):
+            wandb.init(id=run_id, resume="allow")
+            if has_epoch:
+                wandb.log({"epoch": first}, step=first)
+            for step in range(first, 11):
+                wandb.log({"loss": offset + step, "acc": offset + step}, step=step)
+            wandb.finish()
+
+    def values(column: Any, *where: Any) -> list[float]:
+        with database.reading() as session:
+            query = select(column).where(*where).order_by(column.class_.run_id, column.class_.step)
+            return list(session.scalars(query))
+
+    expected = [*range(1, 7), *range(107, 111)] * 2
+    until(lambda: values(Metric.value, Metric.name == "acc") == expected)
+    assert values(Step.loss) == expected
+
+
+def test_numbers_without_a_loss_are_logged_again(without_torch: None) -> None:
+    """Of a later attempt; the others stay, as those of another unit, such as epochs, must."""
+    wandb: Any = halfstep
+    for first in (0, 5):
+        wandb.init(id="numbers", resume="allow")
+        for step in range(first, 10):
+            wandb.log({"acc": first + step}, step=step)
+            wandb.log({"loss": float(first)}, step=step + 1)
+        wandb.finish()
+    [resumed] = written("numbers").of("resumed")
+    assert (resumed["step"], resumed["exact"]) == (10, True)
+    assert written("numbers").steps["step"].tolist() == [*range(1, 11), *range(6, 11)]
+
+
+def test_resume_must_and_never_are_honoured(
+    beginning: Path, without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is written; without a choice an existing run is continued, with a line."""
+    wandb: Any = halfstep
+    with pytest.raises(wandb.Error, match="there is no such run"):
+        wandb.init(id="my run", resume="must")
+    assert not Path("halfstep-runs").exists()
+    assert wandb.run is None
+    wandb.init(id="my run", resume="never").finish()
+    with pytest.raises(wandb.errors.UsageError, match="exists"):
+        wandb.init(id="my run", resume="never")
+    with wandb.init(id="my run", resume="must") as run:
+        assert run.resumed
+    assert "continues" not in capsys.readouterr().err
+    with wandb.init(id="my run") as run:
+        assert run.resumed
+    assert "init(id='my run') continues the run in" in capsys.readouterr().err
+
+
+def test_a_change_of_the_configuration_is_refused_or_reported(
+    without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By allow_val_change, of `init` and of `update`; the same value is no change."""
+    wandb: Any = halfstep
+    wandb.init(id="abc", config={"lr": 0.1, "betas": (0.9, 0.99)}).finish()
+    with pytest.raises(wandb.Error, match=r"lr is 0\.1, not 0\.2"):
+        wandb.init(id="abc", resume="allow", config={"lr": 0.2}, allow_val_change=False)
+    settings = {"lr": 0.1, "betas": (0.9, 0.99)}
+    with wandb.init(id="abc", resume="allow", config=settings, allow_val_change=False) as run:
+        assert run.resumed
+        run.config.lr = 0.1
+        run.config.seed = 1
+        with pytest.raises(wandb.Error, match="seed is 1, not 2"):
+            run.config.seed = 2
+        run.config.update({"seed": 3}, allow_val_change=True)
+        assert run.config.seed == 3
+    assert "is changed" not in capsys.readouterr().err
+    with wandb.init(id="abc", resume="allow", config={"lr": 0.3}) as run:
+        assert run.config.lr == 0.3
+        with pytest.raises(wandb.Error, match="lr is"):
+            run.config.update({"lr": 0.4}, allow_val_change=False)
+    assert "config.lr is changed" in capsys.readouterr().err
 
 
 def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

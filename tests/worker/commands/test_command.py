@@ -19,6 +19,7 @@ from db.queue import run_control
 from db.runs import environments, runs
 from db.settings import Settings
 from db.tables import Status
+from halfstep.cli.command_sources import sources_of
 from tests.db.conftest import submit_command
 from tests.marks import extended
 from tests.site import Site, is_running, until
@@ -92,8 +93,28 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     assert not any(b"open-sesame" in path.read_bytes() for path in written)
 
 
+def test_a_script_that_was_edited_while_it_was_queued_is_named(site: Site, tmp_path: Path) -> None:
+    """In the log and on the page; it runs as it is now."""
+    (tmp_path / "train.py").write_text("print('as submitted')")
+    (tmp_path / "lib.py").write_text("")
+    sources = sources_of(["python", "train.py"], str(tmp_path))
+    edited = submit(site, "python", "train.py", folder=str(tmp_path), sources=sources)
+    (tmp_path / "train.py").write_text("print('edited')")
+    current = sources_of(["python", "train.py"], str(tmp_path))
+    same = submit(site, "python", "train.py", folder=str(tmp_path), sources=current)
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
+        for run_id in (edited, same):
+            assert site.wait(run_id).status == Status.FINISHED
+    assert "files differ from when the command was queued" in site.log(edited)
+    assert "edited" in site.log(edited)
+    assert "differ" not in site.log(same)
+    with site.database.reading() as session:
+        noted = [environments.newest(session, run_id) for run_id in (edited, same)]
+        assert [row and row.content["changed_sources"] for row in noted] == [["train.py"], []]
+
+
 def test_an_exit_code_fails_the_run_with_its_last_output(
-    site: Site, worker: subprocess.Popen[bytes]
+    site: Site, worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """The fault is the code's; so it is where there is no program, environment or folder."""
     broken = python(site, "print('half way'); raise SystemExit('no such data')")
@@ -101,6 +122,10 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
     no_venv = python(site, "", venv="/nowhere")
     no_folder = python(site, "", folder="/nowhere/at/all")
     no_secret = python(site, "", secrets=["GONE"])
+    script = tmp_path / "train.sh"
+    script.write_bytes(b"#!/bin/sh\r\ntrue\r\n")
+    script.chmod(0o755)
+    converted = submit(site, str(script))
     fine = python(site, "print('well')")
     assert site.wait(fine).status == Status.FINISHED
     assert site.history(fine) == ["queued", "starting", "running", "finished"]
@@ -110,6 +135,7 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
         (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
         (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
         (no_secret, "secret GONE no longer exists", "infrastructure"),
+        (converted, "ends with a carriage return; convert the file to Unix line ends", "code"),
     ):
         run = site.run(run_id)
         assert (run.status, run.attempt) == (Status.FAILED, 1)

@@ -1,0 +1,206 @@
+"""Runs whose folder is removed or cannot be written: nothing is lost, and one line says so."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+import halfstep
+from db.database import Database
+from db.tables import Metric, Run
+from halfstep.session import active_run, run_start
+from halfstep.telemetry import patient_spool, refuge
+from halfstep.telemetry.run_folder import last_logged
+from halfstep.telemetry.spool import SpoolWriter
+from tests.site import until
+
+
+@pytest.fixture(autouse=True)
+def own_refuge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory and TMPDIR of the test; the spool looks at once."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(refuge, "IN_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(patient_spool, "LOOK_SECONDS", 0.0)
+    yield tmp_path / "tmp"
+    if active_run.active:
+        active_run.active.finish()
+
+
+@pytest.fixture
+def recorded(
+    database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], tuple[list[float], list[str]]]:
+    """Return a function that returns the values and states on the server."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+
+    def read() -> tuple[list[float], list[str]]:
+        with database.reading() as session:
+            values = session.scalars(select(Metric.value).order_by(Metric.step))
+            return list(values), list(session.scalars(select(Run.status)))  # type: ignore[arg-type]
+
+    return read
+
+
+@pytest.fixture
+def full(own_refuge: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return a function after whose call the disk holds only half a frame more."""
+    write, is_full = SpoolWriter._write, False
+
+    def fill(_folder: Path) -> None:
+        nonlocal is_full
+        is_full = True
+
+    def written(writer: SpoolWriter, data: bytes) -> None:
+        if is_full and own_refuge not in writer._folder.parents:
+            write(writer, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(writer, data)
+
+    monkeypatch.setattr(SpoolWriter, "_write", written)
+    return fill
+
+
+def train(during: Callable[[Path], Any] = lambda folder: None, **named: Any) -> Path:
+    """Log ten numbers, with something after five."""
+    options: dict[str, Any] = {"name": "run", "console": False, "system": False}
+    watch = halfstep.watch(**options | named)
+    assert watch.folder
+    for step in range(10):
+        if step == 5:
+            watch._guard(watch._run._flush)  # type: ignore[union-attr]
+            during(watch.folder)
+        watch.log({"acc": step}, step=step)
+    watch.finish()
+    return watch.folder
+
+
+EXPECTED = [float(step) for step in range(10)], ["finished"]
+
+
+def test_a_folder_that_is_removed_is_written_again(
+    recorded: Callable[[], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The server receives what came before and after."""
+    train(shutil.rmtree)
+    until(lambda: recorded() == EXPECTED)
+    said = capfd.readouterr().err
+    assert said.count("was removed; its newest data are written again") == 1
+    assert "has failed" not in said
+
+
+def test_without_a_server_a_removed_folder_is_written_again() -> None:
+    """With the description, so that it can be uploaded later and continued."""
+    folder = train(shutil.rmtree, mode="offline", config={"lr": 0.1})
+    watch = halfstep.watch(run="run", mode="offline", console=False, system=False)
+    assert watch.folder == folder
+    assert watch.config == {"lr": 0.1}
+    assert watch.files
+    assert last_logged(watch.files) == 9
+
+
+def test_a_full_disk_costs_nothing(
+    recorded: Callable[[], Any],
+    full: Callable[[Path], None],
+    own_refuge: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The spool continues in TMPDIR, from where it is sent."""
+    train(full)
+    until(lambda: recorded() == EXPECTED)
+    assert capfd.readouterr().err.count(f"continues in {own_refuge}") == 1
+
+
+def test_a_later_attempt_has_what_the_refuge_holds(
+    full: Callable[[Path], None], own_refuge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It copies the files into the run's folder, if there is space again."""
+    train(full, mode="offline")
+    assert list(own_refuge.rglob("*.spool"))
+    monkeypatch.undo()
+    monkeypatch.chdir(own_refuge.parent / "work")
+    monkeypatch.setenv("TMPDIR", str(own_refuge))
+    watch = halfstep.watch(run="run", mode="offline", console=False, system=False)
+    assert watch.files
+    assert last_logged(watch.files) == 9
+
+
+def test_a_folder_that_cannot_be_created_is_one_in_tmpdir(
+    recorded: Callable[[], Any],
+    own_refuge: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The same one for each run of the same folder."""
+    opened = run_start.open_run
+
+    def refusing(folder: Path, **named: Any) -> Any:
+        if own_refuge not in folder.parents:
+            raise OSError(30, "Read-only file system", str(folder))
+        return opened(folder, **named)
+
+    monkeypatch.setattr(run_start, "open_run", refusing)
+    assert own_refuge in train().parents
+    until(lambda: recorded() == EXPECTED)
+    assert "cannot be written, and the run is in" in capfd.readouterr().err
+
+
+def test_a_refuge_of_another_user_is_not_used(
+    tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that is a link; the next place is taken, and the link not followed."""
+    place = refuge.opened(tmp_path)
+    place.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").touch()
+    place.symlink_to(tmp_path / "elsewhere")
+    assert refuge.within(tmp_path, "secret") == tmp_path / "secret"
+    assert refuge.opened(tmp_path).parent == tmp_path / "memory"
+
+
+def test_a_refuge_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in TMPDIR nor in memory."""
+
+    def failing(_path: Path, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", failing)
+    with pytest.raises(OSError, match="No space left"):
+        refuge.opened(tmp_path)
+    assert not list(own_refuge.iterdir())
+    assert not list((tmp_path / "memory").iterdir())
+
+
+def _log_in_rank(number: int) -> None:
+    os.environ["RANK"] = str(number)
+    watch = halfstep.watch(mode="offline", console=False, system=False)
+    for _ in range(3):
+        watch.log({"loss": 1.0})
+        watch.loss(1.0)
+
+
+def test_what_a_further_rank_logs_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By one rank of all, if they find the run."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    watch = halfstep.watch(mode="offline", console=False, system=False)
+    monkeypatch.setattr("halfstep.session.ranks.meeting_file", lambda _: watch._run._meeting)  # type: ignore[union-attr]
+    context = multiprocessing.get_context("fork")
+    for number in (1, 2):
+        process = context.Process(target=_log_in_rank, args=(number,))
+        process.start()
+        process.join()
+    assert capfd.readouterr().err.count("log is ignored in ranks other than 0") == 1
+    watch.finish()
