@@ -21,6 +21,8 @@ from halfstep.number_formats import scale as scale_text
 from halfstep.number_formats import size as size_text
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.statements import text_of
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import Checkpoint, Event, Metric, Retry
@@ -300,12 +302,8 @@ def print_event(event: Event) -> None:
         case events.Scaler(kind=kind, step=step):
             before, after = scale_text(event.scale_before), scale_text(event.scale_after)
             _print(f"step {step:>6}  {kind}: {before} → {after}")
-        case events.Replay(step=step, found=True):
-            _print(
-                f"step {step:>6}  replayed: {event.operation} of {event.module}, "
-                f"{event.direction}, produces the first non-finite {event.dtype} from inputs up to "
-                f"{number(event.largest_input)}"
-            )
+        case events.Replay(step=step, defect=Defect() as defect):
+            _print(f"step {step:>6}  replayed: {text_of(defect)}")
         case events.Replay(step=step):
             _print(f"step {step:>6}  replayed: everything is finite {'; '.join(event.notes)}")
         case events.NonfiniteBuffers(step=step, buffers=names):

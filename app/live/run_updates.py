@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from sqlalchemy.orm import Session
 
@@ -43,6 +44,8 @@ from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
 from db.telemetry import series, windows
 from db.telemetry.telemetry import SPIKE
 from halfstep.number_formats import count
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.statements import text_of
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Rows of the table of skipped steps; the API has all of them.
@@ -67,6 +70,12 @@ class SkippedStep:
     skip: ScalerEvent
     replay: dict[str, Any] | None  # event of the spool
     retry: dict[str, Any] | None  # event of the spool
+
+    @property
+    def replay_text(self) -> str:
+        """What the replay has measured; "" if it was that of an earlier version."""
+        defect = self.replay and self.replay.get("defect")
+        return text_of(msgspec.convert(defect, Defect)) if defect else ""
 
     @property
     def culprits(self) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from db.tables import FLAGGED, Run, ScalerEvent, Step
 from db.telemetry import frozen_steps, series
 from db.telemetry.stored_events import StoredEvents
 from halfstep.number_formats import count, number
+from halfstep.shadow.defect import Defect
+from halfstep.shadow.statements import text_of
 from halfstep.telemetry.events import Replay
 
 SKIPS_READ = 200
@@ -115,6 +117,9 @@ def _scale(session: Session, run: Run) -> Iterator[tuple[str, Markup]]:
 def _replay(replays: Sequence[Replay]) -> Iterator[tuple[str, str | Markup]]:
     found = next((each for each in replays if each.found), None)
     if found is None:
+        return
+    if isinstance(found.defect, Defect):
+        yield "Replay", text_of(found.defect)
         return
     text = Markup("{}, {}, <code>{}</code>").format(
         found.module or "the loss", found.direction, found.operation

@@ -33,6 +33,7 @@ from halfstep.diagnosis.loop_mistakes import (
 )
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
+from halfstep.shadow.defect import Defect
 from halfstep.shadow.observations import ZEROING
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
@@ -107,7 +108,7 @@ def read(
     for kind in SEVERAL:
         found += stored.latest(kind, most=MOST_EVENTS)
     found += [
-        _origin(replay)
+        _of_replay(replay)
         for replay in replays
         if replay.exact and (replay.found or replay.loss_nonfinite)
     ]
@@ -183,8 +184,10 @@ def _fell_at(session: Session, run: Run) -> int | None:
     return session.scalar(query.where(ScalerEvent.scale_after < 1))
 
 
-def _origin(replay: events.Replay) -> events.Origin:
-    """Return a replay's result as an origin."""
+def _of_replay(replay: events.Replay) -> StepEvent:
+    """Return a replay's result as an armed step, or as the origin that earlier versions found."""
+    if isinstance(replay.defect, Defect):
+        return events.ShadowStep(step=replay.step, armed=1, defects=[replay.defect])
     is_outside = replay.module in (None, "", OUTSIDE)
     kind: Any = "outside" if is_outside else "inside"
     if replay.loss_nonfinite and replay.direction != "forward":

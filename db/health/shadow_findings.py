@@ -5,12 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.finding import Finding
 from halfstep.shadow.defect import Defect, Kind
-from halfstep.shadow.observations import MILD, NONFINITE, Observation, Observations
+from halfstep.shadow.observations import EXPLAINING_SKIPS, MILD, Observation, Observations
 from halfstep.shadow.statements import statement_of
 from halfstep.telemetry.events import ShadowStep
 
-#: Kinds that explain skips and losses that are not finite.
-EXPLAINING: frozenset[Kind] = NONFINITE | {"scale_too_large"}
 #: Kinds in which a training that diverges ends.
 DIVERGING: frozenset[Kind] = frozenset({"overflow", "rounding", "undefined", "scale_too_large"})
 #: Kinds that follow from weights that are not finite.
@@ -46,7 +44,7 @@ def observed(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observati
 
 def first_step(steps: Sequence[ShadowStep]) -> int | None:
     """Return the first step that has shown what explains skips."""
-    found = (each for each in observed(steps, None) if each.first.kind in EXPLAINING)
+    found = (each for each in observed(steps, None) if each.first.kind in EXPLAINING_SKIPS)
     return min((each.steps[0] for each in found), default=None)
 
 
@@ -56,7 +54,7 @@ def explaining(observations: Sequence[Observation], growth: str) -> Iterator[Fin
     growth: a sentence on the growth of the loss before them, or "".
     """
     for each in observations:
-        if each.first.kind in EXPLAINING:
+        if each.first.kind in EXPLAINING_SKIPS:
             yield finding_of(each, growth if each.first.kind in DIVERGING else "")
 
 
@@ -67,7 +65,7 @@ def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[F
     """
     for each in observations:
         kind = each.first.kind
-        if kind not in EXPLAINING and (kind in MILD) == are_mild:
+        if kind not in EXPLAINING_SKIPS and (kind in MILD) == are_mild:
             yield finding_of(each)
 
 
@@ -85,7 +83,7 @@ def finding_of(observation: Observation, growth: str = "") -> Finding:
             cause=cause,
             fix=fixes.DIVERGED,
         )
-    is_explaining = defect.kind in EXPLAINING
+    is_explaining = defect.kind in EXPLAINING_SKIPS
     return Finding(
         statement.title,
         f"{statement.text} {statement.advice}".strip(),

@@ -14,7 +14,7 @@ from halfstep.check.calls import Calls
 from halfstep.check.report import Report, rows_of
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.hooks import ShadowHooks
-from halfstep.shadow.observations import NONFINITE, Observation, Observations
+from halfstep.shadow.observations import EXPLAINING_SKIPS, Observation, Observations
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.shadow.statements import named, statement_of
 
@@ -134,7 +134,7 @@ class CheckedLoop:
     def _observe(self, defects: Sequence[Defect]) -> None:
         self._observations.add(defects)
         self._has_skipped |= any(
-            each.kind in (*NONFINITE, "scale_too_large") and each.symptom in ("loss", "gradient")
+            each.kind in EXPLAINING_SKIPS and each.symptom in ("loss", "gradient")
             for each in defects
         )
 

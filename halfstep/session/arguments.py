@@ -4,17 +4,15 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
-
-import numpy as np
 
 from halfstep.session.config_values import OnLoss, as_config
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.stderr import in_a_line, say
+from halfstep.session.step_numbers import BadArgument
 from halfstep.telemetry.event_fields import NAME_CHARACTERS
-from halfstep.telemetry.plain_json import CLEAN, LARGEST_WHOLE, cleaned, is_clean, shown
+from halfstep.telemetry.plain_json import CLEAN, cleaned, is_clean, shown
 from halfstep.telemetry.run_folder import runs_folder
 
 if TYPE_CHECKING:
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["auto", "offline", "disabled"]
 MODES = ("auto", "offline", "disabled")
 LABEL = f"{CLEAN}, of 1 to {NAME_CHARACTERS} characters, and not only blanks"
-
-
-class BadArgument(ValueError):
-    """Invalid argument; the message names the value and what is allowed."""
 
 
 def config(value: object, on_loss: OnLoss) -> Any:
@@ -49,26 +43,6 @@ def first_config(value: object) -> Any:
     except BadArgument as error:
         say(f"config is ignored: {error}")
         return None
-
-
-def step(value: Any) -> int:
-    """Return a step's number, also of a float that is a whole number. Raises BadArgument."""
-    with suppress(TypeError, ValueError, OverflowError):
-        if not isinstance(value, bool | np.bool_) and is_number(value):
-            whole = index(value) if isinstance(value, int) else index_of(as_scalar(value))
-            if 0 <= whole <= LARGEST_WHOLE:
-                return whole
-    raise BadArgument(f"its step is {shown(value)}; allowed: a whole number from 0")
-
-
-def index_of(number: Any) -> int:
-    """Return a whole number. Raises TypeError, ValueError, OverflowError."""
-    try:
-        return index(number)
-    except TypeError:
-        if int(number) != float(number):
-            raise
-        return int(number)
 
 
 def loss(value: Any) -> "Tensor | float":

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.session.arguments import BadArgument
 from halfstep.session.stderr import say
+from halfstep.session.step_numbers import BadArgument
 from halfstep.telemetry.patient_spool import PatientSpool
 from halfstep.watching.noop_watch import NoopWatch
 

@@ -10,6 +10,7 @@ from halfstep.session import active_run, arguments, ranks
 from halfstep.session.queued_run import project_of
 from halfstep.session.run_upload import server_of
 from halfstep.session.stderr import say
+from halfstep.session.step_numbers import BadArgument, step_number
 from halfstep.session.watched_run import WatchedRun
 from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -124,14 +125,14 @@ class Watch:
 
         exact: the script restored all of its state.
         """
-        self._ask("resume", lambda run: run.resume(arguments.step(step), exact=exact))
+        self._ask("resume", lambda run: run.resume(step_number(step), exact=exact))
 
     def log_on(self, step: int) -> None:
         """Continue the log of a run without training steps after this step.
 
         Values already logged for later steps are replaced.
         """
-        self._ask("log_on", lambda run: run.log_on(arguments.step(step)))
+        self._ask("log_on", lambda run: run.log_on(step_number(step)))
 
     def loss(self, loss: "Tensor | float") -> None:
         """Record the current step's loss, if it differs from the tensor that is scaled.
@@ -153,7 +154,7 @@ class Watch:
             return
 
         def log(run: WatchedRun) -> None:
-            at = None if step is None else arguments.step(step)
+            at = None if step is None else step_number(step)
             run.log(values, at, makes_row=self.makes_rows)
 
         self._ask("log", log)
@@ -257,7 +258,7 @@ class Watch:
         def done(run: WatchedRun) -> T | None:
             try:
                 return call(run)
-            except arguments.BadArgument as error:
+            except BadArgument as error:
                 run.guard.complain(f"{method} is ignored: {error}")
             except Exception as error:
                 run.guard.complain(f"{method} is ignored: {type(error).__name__}: {error}")

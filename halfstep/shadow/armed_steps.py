@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.hooks import ShadowHooks
-from halfstep.shadow.observations import NONFINITE
+from halfstep.shadow.observations import EXPLAINING_SKIPS, NONFINITE
 from halfstep.shadow.operations import Carried
 from halfstep.shadow.operators import is_readable
 from halfstep.shadow.sanitizer import DEFAULT_BUDGET_BYTES, Sanitizer
@@ -217,14 +217,14 @@ class ArmedSteps:
         defects = [d for d in defects if not (d.symptom == "value" and d.kind in NONFINITE)]
         if not defects:
             return
-        if any(each.kind in (*NONFINITE, "scale_too_large") for each in defects):
+        if any(each.kind in EXPLAINING_SKIPS for each in defects):
             self._seen += 1
             if self._seen >= ENOUGH:  # not again until there are ten times as many skips
                 self._seen = self.left = self._looks = 0
                 self._arm_at = 10 * self._skips
         if self._events < MOST_EVENTS:
             self._events += 1
-            shown = [_recordable(each) for each in defects[:MOST_DEFECTS]]
+            shown = [recordable(each) for each in defects[:MOST_DEFECTS]]
             self._on_event(ShadowStep(step=defects[0].step, armed=self._armed, defects=shown))
 
     def _disarm(self) -> None:
@@ -248,7 +248,7 @@ def _budget_bytes(devices: set[torch.device]) -> int:
     return int(min(DEFAULT_BUDGET_BYTES, min(spare) / 2))
 
 
-def _recordable(defect: Defect) -> Defect:
+def recordable(defect: Defect) -> Defect:
     """Return a defect without numbers that are not finite."""
     unknown = {
         name: None

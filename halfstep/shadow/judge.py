@@ -91,13 +91,13 @@ class Judge:
         if math.isfinite(loss.shadow) and len(self._shadow_losses) < MOST_LOSSES:
             self._shadow_losses.append(abs(loss.shadow))
 
-    def judge(self, step: int, parameters: Sequence[Tensor], *, is_scaled: bool) -> None:
+    def judge(self, step: int, gradients: Sequence[Tensor], *, is_scaled: bool) -> None:
         """Judge the new losses, and the gradients with which an optimizer is about to step.
 
         is_scaled: a GradScaler is used.
         """
         losses, self._judged = self._losses[self._judged :], len(self._losses)
-        sums = self._gradients(parameters)
+        sums = self._gradients(gradients)
         for loss in losses:
             if not math.isfinite(loss.value):
                 self._has_lost_loss = True
@@ -213,11 +213,11 @@ class Judge:
         growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
         return growth if growth > GROWN else None
 
-    def _gradients(self, parameters: Sequence[Tensor]) -> GradientSums:
+    def _gradients(self, gradients: Sequence[Tensor]) -> GradientSums:
         sums = GradientSums([])
-        for parameter in parameters:
-            gradient = None if parameter.grad is None else local(parameter.grad).detach()
-            if gradient is None or not is_readable(gradient):
+        for each in gradients:
+            gradient = local(each).detach()
+            if not is_readable(gradient):
                 continue
             entry = self._mode.entry(gradient)
             shadow = self._mode.memory.shadow(gradient, entry)

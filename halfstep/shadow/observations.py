@@ -12,6 +12,8 @@ CONSEQUENCES: frozenset[Kind] = frozenset({"gradients_underflow", "gradients_dif
 NONFINITE: frozenset[Kind] = frozenset(
     {"overflow", "rounding", "undefined", "nonfinite_input", "nonfinite_weight", "carried"}
 )
+#: Kinds that explain skips and losses that are not finite.
+EXPLAINING_SKIPS: frozenset[Kind] = NONFINITE | {"scale_too_large"}
 MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
 #: Kinds from which gradients of 0 follow.
 ZEROING: frozenset[Kind] = NONFINITE | {"gradients_underflow"}

@@ -154,8 +154,12 @@ class Sanitizer:
         if self._scaler is None and self._passes == 1 and len(roots) == len(gradients) == 1:
             factor = self.mode.entry(roots[0]).writers[-1].factor or 0.0
             if factor >= SMALLEST_SCALE and math.frexp(factor)[0] == 0.5:
-                self.mode.scale = factor
-                self.mode.entry(gradients[0]).power = 1
+                self.scale_by(factor, gradients[0])
+
+    def scale_by(self, scale: float, gradient: Tensor) -> None:
+        """See that a pass begins with the gradient of a loss that was multiplied by a scale."""
+        self.mode.scale = scale
+        self.mode.entry(gradient).power = 1
 
     def backward_ends(self) -> None:
         """Note that a pass has ended, which may have left scaled gradients."""
@@ -180,8 +184,8 @@ class Sanitizer:
             return
         self._judged.add(id(optimizer))
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self.judge_gradients([each.grad for each in parameters if each.grad is not None])
         with self.apart():
-            self._judge.judge(self.step, parameters, is_scaled=self.has_scaler)
             self._report_clearing(parameters)
             for parameter in parameters:
                 self._weights[id(parameter)] = parameter
@@ -191,6 +195,11 @@ class Sanitizer:
                     self.mode.memory.forget(gradient)
                     self._gradients.pop(id(entry), None)
                     entry.power = 0
+
+    def judge_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Judge the losses and gradients of passes."""
+        with self.apart():
+            self._judge.judge(self.step, gradients, is_scaled=self.has_scaler)
 
     def stepped(self, optimizer: Any) -> None:
         """See that an optimizer has stepped: later changes of its gradients have no effect."""

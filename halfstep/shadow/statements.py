@@ -88,6 +88,11 @@ def statement_of(observation: Observation) -> Statement:
     return Statement(title, text, advice)
 
 
+def text_of(defect: Defect) -> str:
+    """Return what one step has shown in words."""
+    return statement_of(Observation(defect, [defect.step], 1)).text
+
+
 def steps_of(observation: Observation) -> str:
     """Return the steps of an observation: "In step 4", "In 12 steps, the first ones 4, 8"."""
     shown = [f"{step:,}" for step in observation.steps[:STEPS_SHOWN]]

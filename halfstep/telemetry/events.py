@@ -600,6 +600,7 @@ class Replay(StepEvent, frozen=True, kw_only=True, tag="replay"):
     limit: Number | None  # largest finite number of dtype
     loss_nonfinite: bool
     culprits: list[ReplayCulprit] | UnsetType = UNSET
+    defect: Defect | UnsetType | None = UNSET  # the first one, measured with shadows
 
 
 class NonfiniteBuffers(StepEvent, frozen=True, kw_only=True, tag="poison"):

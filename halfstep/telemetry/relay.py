@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halfstep.clock import clock
-from halfstep.session import arguments
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
 from halfstep.session.stderr import MOST_OF_A_KIND, in_a_line, kind_of, say
+from halfstep.session.step_numbers import step_number
 from halfstep.telemetry.attempt_files import AttemptFiles
 
 #: Environment variable that names a run to spawned children: [folder, attempt, PID].
@@ -76,7 +76,7 @@ class RelayWriter:
                 what = f"{type(error).__name__}: {error}"
             self.print_once(f"{str(name)[:100]} is not logged: {what}")
         if numbers:
-            self._append(Relayed(numbers, None if step is None else arguments.step(step)))
+            self._append(Relayed(numbers, None if step is None else step_number(step)))
 
     def _append(self, relayed: Relayed) -> None:
         if not self._is_open():

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from halfstep.importing.columns import columns_of
-from halfstep.session import arguments, watch_session
+from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
 from halfstep.session.stderr import say
+from halfstep.session.step_numbers import step_number
 from halfstep.telemetry.attempt_messages import RunFile
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged, slug
@@ -109,7 +110,7 @@ class Run:
             say_once("log() after finish() is ignored")
             return
         if step is not None:
-            step = arguments.step(step)
+            step = step_number(step)
             if not self._has_begun:
                 self._begin_at(step, data)
             if step < self.step:  # W&B drops these

@@ -42,10 +42,13 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.loop_inputs import nonfinite_tensors
-from halfstep.evidence.operations import kind_of
-from halfstep.recording.gradients import count_nonfinite
+from halfstep.recording.gradients import count_nonfinite, module_names
 from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import RunConfig
+from halfstep.shadow.armed_steps import recordable
+from halfstep.shadow.defect import Defect, Site
+from halfstep.shadow.observations import EXPLAINING_SKIPS
+from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.telemetry import events
 from halfstep.telemetry.events import (
     BadInput,
@@ -60,7 +63,6 @@ from halfstep.telemetry.spool import Steps
 from halfstep.watching.async_host_copy import HostCopy
 from trainer.checkpoints.checkpoint import random_state, restore_random_state
 from trainer.data.batches import Batches
-from trainer.diagnosis.trace import Trace
 from trainer.distributed.ranks import Ranks
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
@@ -69,6 +71,7 @@ from trainer.precision.scale_policies import Calibration
 if TYPE_CHECKING:
     from trainer.step import StepContext
 
+OUTSIDE = "training_step"  # outside of any module's call: mostly the loss
 SCALES_KEPT = 1000  # scales of skipped steps, for requested replays
 #: Number of steps to watch: the default growth interval of a scale, and some more.
 WATCHED_STEPS = 2500
@@ -370,10 +373,22 @@ class Replay(Observer):
             if stored.state is not None:
                 recipe.load_state_dict(stored.state)
             self._set_buffers(stored.buffers)
-            trace = Trace(self._modules)
-            loss, gradients = self._repeat_passes(trace, stored.position, scale, stored.losses)
+            found: list[Defect] = []
+            sanitizer = Sanitizer(found.extend)
+            for name, module in self._modules.items():
+                names = module_names((module,))
+                sanitizer.names.add({m: f"{name}.{path}" for m, path in names.items()})
+                sanitizer.names.add({module: name})
+            sanitizer.arm(stored.number)
+            try:
+                loss, gradients = self._repeat_passes(sanitizer, stored, scale)
+                sanitizer.judge_gradients(list(gradients.values()))
+                sanitizer.next_step(stored.number)
+            finally:
+                sanitizer.disarm()
             culprits = self._culprits(gradients)
-        finding = trace.finding
+        defect = next((each for each in found if each.kind in EXPLAINING_SKIPS), None)
+        site = defect.site if defect else Site()
         self._on_event(
             events.Replay(
                 step=stored.number,
@@ -381,18 +396,17 @@ class Replay(Observer):
                 notes=notes,
                 requested=is_requested,
                 scale=scale,
-                found=finding is not None,
-                module=finding and finding.module,
-                direction=finding and finding.direction,
-                operation=finding and finding.operation,
-                kind=kind_of(finding.operation, finding.dtype)
-                if finding and finding.direction == "backward"
-                else None,
-                dtype=finding and finding.dtype,
-                largest_input=finding and finding.largest_input,
-                limit=finding and finding.limit,
+                found=defect is not None,
+                module=(site.module or OUTSIDE) if defect else None,
+                direction=None if not defect else "backward" if site.node else "forward",
+                operation=(site.node or site.operator) if defect else None,
+                kind=None,
+                dtype=defect.dtype if defect else None,
+                largest_input=None,
+                limit=defect.limit if defect else None,
                 loss_nonfinite=not bool(loss.isfinite()),
                 culprits=culprits,
+                defect=defect and recordable(defect),
             )
         )
 
@@ -422,40 +436,41 @@ class Replay(Observer):
             restore_random_state(random, self._device)
 
     def _repeat_passes(
-        self, trace: Trace, position: int, scale: float, losses: int | None
+        self, sanitizer: Sanitizer, stored: _Step, scale: float
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Repeat the step's passes without updates; return its loss and its gradients.
 
-        losses: number of times training_step yields, to avoid running code after the last loss.
+        Code after the last loss does not run.
         """
         gradients: dict[Tensor, Tensor] = {}
         context, total = self._context, torch.zeros((), device=self._device)
-        batches = self._batches.again(position)
+        batches, losses = self._batches.again(stored.position), stored.losses
         count = context.training.accumulation_steps
         if len(context.optimizers) == 1:
             losses = 1
-
-        @contextmanager
-        def forward() -> Iterator[None]:
-            with context.autocast, trace.forward():
-                yield
-
-        with trace:
-            for number, (_index, yielded) in enumerate(
-                context.passes(batches, forward, Ranks()), 1
-            ):
-                for loss in yielded:
-                    mean_loss = loss.value / count
-                    total += mean_loss.detach()
-                    trained = [p for p in context.parameters(loss) if p.requires_grad]
-                    retain = loss is not yielded[-1]
-                    own_gradients = trace.backward(mean_loss * scale, trained, retain=retain)
-                    for parameter, gradient in zip(trained, own_gradients, strict=True):
-                        if gradient is not None:
-                            before = gradients.get(parameter)
-                            gradients[parameter] = gradient if before is None else before + gradient
-                if losses is not None and number == losses * count:
-                    break
+        passes = context.passes(batches, lambda: context.autocast, Ranks())
+        for number, (_index, yielded) in enumerate(passes, 1):
+            for loss in yielded:
+                mean_loss = loss.value / count
+                total += mean_loss.detach()
+                trained = [p for p in context.parameters(loss) if p.requires_grad]
+                scaled_loss = mean_loss * scale
+                seed = torch.ones_like(scaled_loss)
+                sanitizer.loss(mean_loss)
+                sanitizer.scale_by(scale, seed)
+                sanitizer.backward_begins([scaled_loss])
+                own_gradients = torch.autograd.grad(
+                    *(scaled_loss, trained, seed),
+                    allow_unused=True,
+                    retain_graph=loss is not yielded[-1],
+                )
+                sanitizer.backward_ends()
+                for parameter, gradient in zip(trained, own_gradients, strict=True):
+                    if gradient is not None:
+                        before = gradients.get(parameter)
+                        gradients[parameter] = gradient if before is None else before + gradient
+            if losses is not None and number == losses * count:
+                break
         return total, gradients
 
     def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[ReplayCulprit]:

@@ -12,6 +12,7 @@ import torch
 
 import halfstep
 from halfstep.session import active_run, arguments, watched_run
+from halfstep.session.step_numbers import step_number
 from tests.halfstep.watching.watch_made import Written
 
 
@@ -80,14 +81,14 @@ WHOLE = [3, 3.0, np.int32(3), np.float16(3), np.array(3.0), torch.tensor(3), tor
 @pytest.mark.parametrize("value", [*WHOLE, Decimal(3), Fraction(3)])
 def test_a_whole_number_of_any_type_is_a_step(value: Any) -> None:
     """Also a float, as of an epoch that is divided."""
-    assert arguments.step(value) == 3
+    assert step_number(value) == 3
 
 
 @pytest.mark.parametrize("value", [3.5, True, np.bool_(True), "3", -1.0, np.nan, np.inf, 2.0**60])
 def test_other_values_are_no_steps(value: Any) -> None:
     """Nothing is rounded."""
     with pytest.raises(arguments.BadArgument, match="allowed: a whole number from 0"):
-        arguments.step(value)
+        step_number(value)
 
 
 def test_calls_without_a_step_are_not_all_at_step_0() -> None:

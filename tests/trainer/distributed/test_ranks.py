@@ -116,6 +116,7 @@ import torch.distributed as dist
 import trainer.loop, trainer.setup
 from torch import nn
 from halfstep.run_config import parse_config
+from halfstep.shadow.observations import EXPLAINING_SKIPS
 from tests.trainer.conftest import Regression
 from trainer.diagnosis import replay
 from trainer.distributed.ranks import joined
@@ -149,10 +150,17 @@ class Replay(replay.Replay):
         steps.append(step.number)
         super()._replay_and_report(step, *arguments, **options)
 
-class Trace(replay.Trace):
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        found.append(self.finding is not None)
+class Sanitizer(replay.Sanitizer):
+    def __init__(self, on_defects):
+        self.kinds = set()
+        def see(defects):
+            self.kinds.update(defect.kind for defect in defects)
+            on_defects(defects)
+        super().__init__(see)
+
+    def disarm(self):
+        super().disarm()
+        found.append(bool(self.kinds & EXPLAINING_SKIPS))
 
 def run(replay_skips):
     config = parse_config(Synchronised, {"diagnosis": {"replay_skips": replay_skips}})
@@ -160,7 +168,7 @@ def run(replay_skips):
           on_steps=lambda records: None, on_event=lambda event: None)
     return [kept[-1].modules["model"].module.state_dict(), kept[-1].scaler.state_dict()]
 
-trainer.setup.Replay, replay.Trace = Replay, Trace
+trainer.setup.Replay, replay.Sanitizer = Replay, Sanitizer
 kept, steps, found = [], [], []
 with joined(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
     ends = [run(replay_skips=3), run(replay_skips=0)]
