@@ -9,6 +9,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,13 @@ def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
+    """Run a PostgreSQL server for all tests of this process."""
+    with running_postgresql() as server:
+        yield server
+
+
+@contextmanager
+def running_postgresql() -> Iterator[str]:
     """Run a PostgreSQL server of our own on a Unix socket; yield its URL without a database."""
     folder = Path(tempfile.mkdtemp(prefix="halfstep-pg-", dir="/tmp"))
     if user := postgresql_user():
