@@ -6,6 +6,7 @@ What is left of it, `installations/COMMIT-DATABASE.tar.xz`, is what a user has b
 """
 
 import json
+import lzma
 import os
 import re
 import signal
@@ -30,7 +31,8 @@ from tests.swept import execute
 HERE = Path(__file__).parent
 INSTALLATIONS = HERE / "installations"
 SCRIPT, RECIPE = HERE / "watched_script.py", HERE / "own_recipe.py"
-#: Names that settings of `spike`, tokens and conditions had in 0503e20 and have in later versions.
+FIRST = "0503e20"
+#: Names that settings of `spike`, tokens and conditions have, and had in FIRST.
 OLD = {
     "rollback": "rewind",
     "max_rollbacks": "most_rewinds",
@@ -407,9 +409,18 @@ def build_on_postgresql(commit: str, python: Path, root: Path) -> None:
 
 
 def _build(commit: str, python: Path, root: Path, url: str) -> None:
-    site = Installation(python, root, url, OLD if commit == "0503e20" else {})
+    site = Installation(python, root, url, OLD if commit == FIRST else {})
     readings = fill(site)
     (root / "readings.json").write_text(json.dumps(readings, indent=1))
+
+
+def upgrade(commit: str, python: Path, root: Path) -> None:
+    """Upgrade the SQLite database of an installation by a later version, and pack that alone."""
+    with tarfile.open(INSTALLATIONS / f"{FIRST}-sqlite.tar.xz") as archive:
+        archive.extractall(root, filter="data")
+    Installation(python, root, "", {}).halfstep("migrate")
+    with lzma.open(INSTALLATIONS / f"{FIRST}-upgraded-by-{commit}.db.xz", "wb") as file:
+        file.write((root / "data" / "halfstep.db").read_bytes())
 
 
 BUILDERS: dict[str, Callable[[str, Path, Path], None]] = {
@@ -431,6 +442,8 @@ def main(commits: list[str]) -> None:
                     (root / "data").mkdir(parents=True)
                     build(commit, python, root)
                     pack(root, INSTALLATIONS / f"{commit}-{kind}.tar.xz")
+                if commit != FIRST:
+                    upgrade(commit, python, Path(text) / "upgraded")
             finally:
                 subprocess.run(["git", "worktree", "remove", "--force", folder], check=True)
 
