@@ -35,6 +35,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Few tests need the process beside a watched script; those turn it on.
 os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
+#: Variables of the tests and of `make`.
+OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE,BENCH_SUMMARY"
+os.environ["HALFSTEP_OTHER_VARIABLES"] = ",".join(f"HALFSTEP_{each}" for each in OWN.split(","))
 
 settings.register_profile("all", deadline=None)  # a busy machine is no fault
 settings.register_profile("halfstep", deadline=None, max_examples=12)
