@@ -152,6 +152,17 @@ class Database:
         """Return whether the tables are those of this version. Raises DatabaseUnreachable."""
         return self._revision() == revisions()[-1]
 
+    def require_current(self) -> None:
+        """Raise Conflict if another version has migrated the database."""
+        own = revisions()[-1]
+        with self.read_only() as session:
+            revision = session.scalar(text("SELECT version_num FROM alembic_version"))
+        if revision != own:
+            raise Conflict(
+                f"The database was migrated to revision {revision} by another version of Halfstep; "
+                f"this one needs {own}. Install that version here, and start it."
+            )
+
     def _revision(self) -> str | None:
         self.check()
         with self._reader.connect() as connection:

@@ -30,7 +30,7 @@ RequestKind: TypeAlias = Literal["checkpoint", "scale", "replay", "precision_dif
 class Message(Struct, frozen=True, kw_only=True):
     """Base class of all files; unknown fields are ignored."""
 
-    format: int = FORMAT  # files of versions before 0.1.0 have none
+    format: int = FORMAT  # most files of 0.1.0 and earlier have none
 
 
 M = TypeVar("M", bound=Message)

@@ -2,8 +2,8 @@
 
 | format | since | |
 | --- | --- | --- |
-| 1, 2 | | whole, and with shards; some parts and settings have other names in the earliest ones |
-| 3 | 0.1.0 | has the key `shards` if its tensors are in a folder |
+| 1, 2 | | whole, and with shards; before 0.1.0 some parts and settings had other names |
+| 3 | after 0.1.0 | has the key `shards` if its tensors are in a folder |
 """
 
 from typing import Any
