@@ -25,6 +25,12 @@ def is_current(versions: Mapping[str, Any]) -> bool:
     return all(versions.get(name) == value for name, value in VERSIONS.items())
 
 
+class LastServer:
+    """What is known of the server that responded last to this process."""
+
+    is_older = False
+
+
 def is_older(header: str | None) -> bool:
     """Return whether a server is too old for this client. header: of one of its responses."""
     return header is None or not header.isdecimal() or int(header) < PROTOCOL

@@ -80,8 +80,7 @@ class SecurityHeaders:
                 # Responses with files of recipes set a stricter policy.
                 headers.setdefault("Content-Security-Policy", content_security_policy(nonce))
                 headers["X-Content-Type-Options"] = "nosniff"
-                if scope["path"].startswith("/api/"):
-                    headers[protocol.HEADER] = str(protocol.PROTOCOL)
+                headers[protocol.HEADER] = str(protocol.PROTOCOL)
                 headers["Referrer-Policy"] = "same-origin"
                 if scope["path"].startswith(SHARED):
                     headers["X-Robots-Tag"] = "noindex"

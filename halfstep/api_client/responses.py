@@ -45,7 +45,14 @@ def _refuse(path: str, text: str) -> NoReturn:
 
 
 def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
-    """Return hooks for a connection that add the token's origin to errors of status 401."""
+    """Return hooks for a connection: errors of status 401 get the token's origin.
+
+    It is noted whether the server is older than this client.
+    """
+
+    def note_version(answer: httpx2.Response) -> None:
+        header = answer.headers.get(protocol.HEADER)
+        protocol.LastServer.is_older = protocol.is_older(header)
 
     def add_origin(answer: httpx2.Response) -> None:
         if answer.status_code == 401 and origin:
@@ -54,7 +61,7 @@ def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
             text = f"{error} The token is that of {origin}."
             raise ApiError(401, text, error.errors, error.problem)
 
-    return {"response": [add_origin]}
+    return {"response": [note_version, add_origin]}
 
 
 @contextmanager
