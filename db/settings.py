@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from db import variables
+from db import database_copy, variables
 from db.errors import Invalid
 from halfstep.field_errors import reason
 
@@ -548,6 +548,7 @@ class Settings(BaseSettings):
         if url.get_backend_name() == "sqlite" and url.database:
             file = Path(url.database).resolve()
             paths += [file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal")]
+            paths += database_copy.copies(file)
         if self.storage_url.startswith("file://"):
             paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
         return [path.resolve() for path in paths]
