@@ -36,7 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
 #: Variables of the tests and of `make`.
-OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE,BENCH_SUMMARY"
+OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE"
 os.environ["HALFSTEP_OTHER_VARIABLES"] = ",".join(f"HALFSTEP_{each}" for each in OWN.split(","))
 
 settings.register_profile("all", deadline=None)  # a busy machine is no fault
