@@ -2,6 +2,7 @@
 
 import gc
 import io
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from sqlalchemy.orm import Session
 from app.command_classes import ServiceCommand, command, server_command
 from app.server_address import published_address, running_address
 from app.trash.disk import disk
+from db import database_copy
 from db.access import accounts, audit
-from db.database import Database, open_database
+from db.database import Database, open_database, revisions
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
@@ -81,9 +83,15 @@ def link(
 @command
 def migrate(
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL without executing it")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print what a start would migrate; change nothing")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create the database, or migrate it to this version."""
+    if check:
+        _print_due_migrations(as_json=as_json)
+        return
     if sql:
         from alembic.command import upgrade
 
@@ -97,6 +105,24 @@ def migrate(
         return
     _settings, database = _open()
     print_result({"database": database.name}, f"{database.name} is up to date.", as_json=as_json)
+
+
+def _print_due_migrations(*, as_json: bool) -> None:
+    """Print the revision of the database, and the migrations, copy and space that it needs."""
+    with installed(migrates=False) as (_settings, database):
+        known, revision = revisions(), database.revision()
+        due = [each for each in known if revision is not None and each > revision]
+        needed = free = 0
+        if due and database.file is not None:
+            needed = database_copy.needed_bytes(database.file)
+            free = shutil.disk_usage(database.file.parent).free
+    text = f"{database.name} has revision {revision}; this version needs {known[-1]}.\n"
+    text += f"{len(due)} migrations are due: {', '.join(due)}." if due else "No migration is due."
+    if needed:
+        copied, space = size_text(needed), size_text(free)
+        text += f"\nA copy of the database is made before: {copied}, of which {space} are free."
+    found = {"database": database.name, "revision": revision, "due": due}
+    print_result(found | {"needed_bytes": needed, "free_bytes": free}, text, as_json=as_json)
 
 
 storage = App(

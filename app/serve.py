@@ -19,6 +19,7 @@ from app.trash import retention_job
 from app.trash.purge import Purge
 from db.alerts import alert_evaluation
 from db.database import Database
+from db.errors import Conflict
 from db.settings import Settings
 
 #: Seconds for responses in progress, such as downloads, to finish at a stop.
@@ -31,6 +32,8 @@ class Server(uvicorn.Server):
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
         self._stopping = Event()
+        self._database = database
+        self._conflict: Conflict | None = None
         alert = partial(
             alert_evaluation.evaluate, database, alert_evaluation.Seen(), settings.address
         )
@@ -51,6 +54,7 @@ class Server(uvicorn.Server):
                 3600.0,
             ),
             "freeze": (freeze_job.freeze_due, 60.0),
+            "database_revision": (self._check_revision, 5.0),
             "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),
         }
         config = uvicorn.Config(
@@ -66,9 +70,18 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, with the background tasks."""
+        """Serve, with the background tasks. Raises Conflict if the database is migrated."""
         with repeating(self._works, self._stopping):
             super().run(sockets)
+        if self._conflict is not None:
+            raise self._conflict
+
+    def _check_revision(self) -> None:
+        """Stop serving if another version has migrated the database: requests would fail."""
+        try:
+            self._database.require_current()
+        except Conflict as error:
+            self._conflict, self.should_exit = error, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the live streams first: uvicorn would wait for them until its time is up."""

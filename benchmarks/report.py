@@ -15,7 +15,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 #: Names a file to which each claim adds its line of the one table at the end.
-SUMMARY = "HALFSTEP_BENCH_SUMMARY"
+SUMMARY = "BENCHMARKS_SUMMARY"
 #: A lent machine's clock may halve within the hour: milliseconds are to be read by this.
 TURNS = 10_000_000
 

@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from db import database_copy
 from db.errors import Conflict, DatabaseUnreachable, Invalid
 from db.settings import Settings
 from db.turns import Turns
@@ -135,9 +136,12 @@ class Database:
             yield session
 
     def migrate(self) -> None:
-        """Create or migrate the tables to this version. Raises DatabaseUnreachable, Conflict."""
+        """Create or migrate the tables to this version. Raises DatabaseUnreachable, Conflict.
+
+        A SQLite file is copied before: halfstep.db.before-0047, of the revision that it has.
+        """
         known = revisions()
-        revision = self._revision()
+        revision = self.revision()
         if revision not in (None, *known):
             raise Conflict(
                 f"The database has revision {revision}; this version can open {known[0]} to "
@@ -146,13 +150,34 @@ class Database:
         if revision != known[-1]:
             from alembic import command  # takes a quarter of a second
 
+            if revision is not None and self.file is not None:
+                database_copy.copy(self.file, revision)
             command.upgrade(self.migrations(), "head")
 
     def is_current(self) -> bool:
         """Return whether the tables are those of this version. Raises DatabaseUnreachable."""
-        return self._revision() == revisions()[-1]
+        return self.revision() == revisions()[-1]
 
-    def _revision(self) -> str | None:
+    def require_current(self) -> None:
+        """Raise Conflict if another version has migrated the database."""
+        own = revisions()[-1]
+        with self.read_only() as session:
+            revision = session.scalar(text("SELECT version_num FROM alembic_version"))
+        if revision != own:
+            raise Conflict(
+                f"The database was migrated to revision {revision} by another version of Halfstep; "
+                f"this one needs {own}. Install that version here, and start it."
+            )
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a SQLite database, None of others."""
+        path = Path(self.engine.url.database or "")
+        is_file = self.engine.dialect.name == "sqlite" and path.is_file()
+        return path if is_file else None
+
+    def revision(self) -> str | None:
+        """Return the revision of the tables, None without any. Raises DatabaseUnreachable."""
         self.check()
         with self._reader.connect() as connection:
             if not inspect(connection).has_table("alembic_version"):

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from db import database_copy, variables
 from db.errors import Invalid
 from halfstep.field_errors import reason
 
@@ -172,6 +173,14 @@ class Settings(BaseSettings):
             pattern=r"^[\w*, ]*$",
             description="Additional environment variables that recipes receive, separated by "
             "commas: NAME, NAME_*",
+        ),
+    ] = ""
+    other_variables: Annotated[
+        str,
+        Field(
+            pattern=r"^[\w*, ]*$",
+            description="Variables of other tools whose names begin with HALFSTEP_, separated by "
+            "commas: NAME, NAME_*; any other unknown one is an error",
         ),
     ] = ""
     log_level: Annotated[
@@ -443,15 +452,16 @@ class Settings(BaseSettings):
     @classmethod
     def read(cls) -> Self:
         """Read the environment. Raises Invalid, naming each variable, its value and the fault."""
+        problems = variables.problems(os.environ, cls.model_fields)
         try:
-            return cls()
+            settings = cls()
         except ValidationError as error:
-            raise Invalid(
-                {
-                    f"HALFSTEP_{wrong['loc'][0]}".upper(): f"{wrong['input']!r}: {reason(wrong)}"
-                    for wrong in error.errors()
-                }
-            ) from error
+            for wrong in error.errors():
+                name = f"{variables.PREFIX}{wrong['loc'][0]}".upper()
+                problems[name] = f"{wrong['input']!r}: {reason(wrong)}"
+        if problems:
+            raise Invalid(problems)
+        return settings
 
     @property
     def address(self) -> str:
@@ -538,6 +548,7 @@ class Settings(BaseSettings):
         if url.get_backend_name() == "sqlite" and url.database:
             file = Path(url.database).resolve()
             paths += [file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal")]
+            paths += database_copy.copies(file)
         if self.storage_url.startswith("file://"):
             paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
         return [path.resolve() for path in paths]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Few tests need the process beside a watched script; those turn it on.
 os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
+#: Variables of the tests and of `make`.
+OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE"
+os.environ["HALFSTEP_OTHER_VARIABLES"] = ",".join(f"HALFSTEP_{each}" for each in OWN.split(","))
 
 settings.register_profile("all", deadline=None)  # a busy machine is no fault
 settings.register_profile("halfstep", deadline=None, max_examples=12)
@@ -155,6 +159,13 @@ def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
+    """Run a PostgreSQL server for all tests of this process."""
+    with running_postgresql() as server:
+        yield server
+
+
+@contextmanager
+def running_postgresql() -> Iterator[str]:
     """Run a PostgreSQL server of our own on a Unix socket; yield its URL without a database."""
     folder = Path(tempfile.mkdtemp(prefix="halfstep-pg-", dir="/tmp"))
     if user := postgresql_user():

@@ -511,7 +511,11 @@ class Worker:
         return path.read_text(errors="replace")[-8000:]
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat, apply its reply, and poll for lost runs of other workers."""
+        """Send a heartbeat, apply its reply, and poll for lost runs of other workers.
+
+        Raises Conflict if another version has migrated the database.
+        """
+        self.database.require_current()
         memory = self.warm.memory_bytes() if self.warm else None
         with self.database.single_write() as session:
             pending = workers.heartbeat(session, self.id, memory)

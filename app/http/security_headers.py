@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.media_types import is_json
 from db.settings import Settings
+from halfstep import protocol
 
 #: Far above any configuration, which is a few kB.
 BODY_BYTES = 1 << 20
@@ -79,6 +80,7 @@ class SecurityHeaders:
                 # Responses with files of recipes set a stricter policy.
                 headers.setdefault("Content-Security-Policy", content_security_policy(nonce))
                 headers["X-Content-Type-Options"] = "nosniff"
+                headers[protocol.HEADER] = str(protocol.PROTOCOL)
                 headers["Referrer-Policy"] = "same-origin"
                 if scope["path"].startswith(SHARED):
                     headers["X-Robots-Tag"] = "noindex"

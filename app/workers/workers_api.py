@@ -31,6 +31,10 @@ class WorkerState(BaseModel):
     name: str
     host: str
     alive: bool
+    outdated: Annotated[
+        bool,
+        Field(description="Whether it has another version than the server; recipes are not used"),
+    ]
     devices: list[dict[str, Any]]
     recipes: list[dict[str, Any]]
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
@@ -134,4 +138,5 @@ def _worker(session: Session, worker_id: int) -> WorkerState:
 
 
 def _state(worker: Worker, *, alive: bool) -> WorkerState:
-    return WorkerState.model_validate({**vars(worker), "alive": alive})
+    outdated = workers.is_outdated(worker)
+    return WorkerState.model_validate({**vars(worker), "alive": alive, "outdated": outdated})

@@ -58,7 +58,15 @@ def show_worker(
 ) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
     worker, is_up = workers.with_liveness(session, worker_id)
-    return page(request, "workers/worker.html", principal=principal, worker=worker, alive=is_up)
+    outdated = workers.OUTDATED if workers.is_outdated(worker) else ""
+    return page(
+        request,
+        "workers/worker.html",
+        principal=principal,
+        worker=worker,
+        alive=is_up,
+        outdated=outdated,
+    )
 
 
 @router.post("/{worker_id}/drain")

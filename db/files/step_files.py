@@ -28,6 +28,9 @@ from obstore.store import MemoryStore, ObjectStore
 
 from db.errors import StepsUnreadable, StorageUnreachable
 
+#: Format of a file, and its key in the footer; files of 0.1.0 have none. A change comes with a
+#: migration, since `halfstep storage check --mend` of an earlier version would delete such a file.
+FORMAT, FORMAT_KEY = 1, b"halfstep.format"
 #: Folder of the files in the store. Not in the folders of runs, where recipes may put symlinks.
 STEPS = "steps"
 #: Steps of a row group, which is read as a whole.
@@ -331,7 +334,11 @@ class StepFiles:
             end = self._read_end(file, needed)
         if sha256(end.content[-needed:]).hexdigest() != file.footer_sha256:
             raise OSError("its footer is damaged")
-        footer = _Footer(parquet.read_metadata(_Parts([end], file.size_bytes)))
+        metadata = parquet.read_metadata(_Parts([end], file.size_bytes))
+        number = int((metadata.metadata or {}).get(FORMAT_KEY, b"1"))
+        if number > FORMAT:
+            raise OSError(f"it has format {number}; this version reads {FORMAT}: update Halfstep")
+        footer = _Footer(metadata)
         with self._lock:
             self._footers[file.key] = footer
             while len(self._footers) > MOST_FOOTERS:
@@ -648,6 +655,7 @@ def _write(sink: IO[bytes], groups: Iterable[Columns], short: Collection[str]) -
     schema = pa.schema([(_stored(name), types[name]) for name in NAMES])
     # Next to the steps, with which they are read.
     schema = schema.insert(1, pa.field(SUMMARIES, kind))
+    schema = schema.with_metadata({FORMAT_KEY: str(FORMAT).encode()})
     whole = ("step", "elapsed_ms", "step_us", "data_us", "lr_bits")
     integers = dict.fromkeys(whole, "DELTA_BINARY_PACKED")
     split = ("loss", "grad_norm", "grad_norm_clipped", f"{SUMMARIES}.list.element")

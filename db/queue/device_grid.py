@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from db.access import permissions
 from db.queue.workers import ALIVE, LASTING
 from db.tables import HOST, Run, RunNode, SystemSample, Worker
+from halfstep import protocol
 from halfstep.number_formats import number, percent
 from halfstep.number_formats import size as size_text
 
@@ -55,6 +56,7 @@ class Row:
     host: str
     state: str  # up, silent or stopped
     seen_at: float | None  # None while it is up
+    is_outdated: bool
     is_drained: bool
     stops: bool
     only_run_id: int | None
@@ -65,13 +67,15 @@ class Row:
     def mark(self) -> str:
         """Checksum that changes when the displayed values of the worker change."""
         values = (self.name, self.host, self.state, self.seen_at, self.is_drained, self.stops)
-        more = (self.only_run_id, self.placement, [tuple(cell) for cell in self.cells])
+        cells = [tuple(cell) for cell in self.cells]
+        more = (self.is_outdated, self.only_run_id, self.placement, cells)
         return f"{crc32(repr(values + more).encode()):x}"
 
 
 _COLUMNS = (
     *(Worker.id, Worker.name, Worker.host, Worker.devices, Worker.seen_at, Worker.stopped_at),
     *(Worker.drained_at, Worker.drain_stops, Worker.only_run_id, Worker.placement),
+    Worker.versions,
 )
 
 
@@ -130,6 +134,7 @@ def _row(
         host=row.host,
         state="up" if row.is_up else "stopped" if row.stopped_at else "no contact",
         seen_at=None if row.is_up else row.seen_at,
+        is_outdated=not row.stopped_at and not protocol.is_current(row.versions),
         is_drained=row.drained_at is not None,
         stops=row.drain_stops,
         only_run_id=row.only_run_id,

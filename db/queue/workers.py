@@ -16,12 +16,18 @@ from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.tables import COMMAND, Run, RunNode, Status, Worker
+from halfstep import protocol
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
 ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
 #: It may be given a run.
 TAKING = ALIVE & Worker.drained_at.is_(None)
+#: What to do about a worker of another version.
+OUTDATED = (
+    "Install this version on its machine: pip install --upgrade 'halfstep-service[worker]', "
+    "then start the worker again."
+)
 #: Workers that lists show: a cluster creates one for each attempt, which is hidden once it is gone.
 LASTING = Worker.only_run_id.is_(None) | ALIVE
 
@@ -57,7 +63,7 @@ def register(
     if only_run_id is None:  # a cluster's worker exists for one run, and offers the same recipes
         audit.note_recipes(session, name, _files_of(worker.recipes), _files_of(recipes))
     worker.host, worker.pid = host, pid
-    worker.devices, worker.versions = devices, versions
+    worker.devices, worker.versions = devices, versions | protocol.VERSIONS
     worker.precisions = precisions(devices)
     worker.device_memory_bytes = device_memory_bytes(devices)
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
@@ -75,6 +81,11 @@ def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> No
     worker = session.get_one(Worker, worker_id, with_for_update=True)
     audit.note_recipes(session, worker.name, _files_of(worker.recipes), _files_of(recipes))
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
+
+
+def is_outdated(worker: Worker) -> bool:
+    """Return whether a worker has another version than this process."""
+    return not protocol.is_current(worker.versions)
 
 
 def _files_of(recipes: list[dict[str, Any]]) -> set[str]:
@@ -235,11 +246,14 @@ def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
 
 
 def recipes(session: Session) -> list[dict[str, Any]]:
-    """Return the recipes that can be submitted, each once; alive workers take precedence."""
+    """Return the recipes that can be submitted, each once; alive workers take precedence.
+
+    Not those of an outdated worker, whose schema may not be that of the version that trains.
+    """
     offers = sorted(all_workers(session), key=lambda row: (not row[1], -row[0].seen_at))
     by_name: dict[str, dict[str, Any]] = {}
     for worker, _alive in offers:
-        for recipe in worker.recipes:
+        for recipe in [] if is_outdated(worker) else worker.recipes:
             if "schema" in recipe:
                 by_name.setdefault(recipe["name"], recipe)
     return sorted(by_name.values(), key=lambda recipe: str(recipe["name"]))
@@ -250,14 +264,16 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
     if match := find_recipe(session, name):
         return match
     known = ", ".join(str(row["name"]) for row in recipes(session)) or "none: no worker is up"
-    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+    outdated = [each.name for each in alive(session) if is_outdated(each)]
+    hint = f" Outdated: {', '.join(outdated)}. {OUTDATED}" if outdated else ""
+    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.{hint}")
 
 
 def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
     """Return a recipe by name or file path, or None."""
     # Schemas are long, so they are read of one worker only: each update of a run needs a recipe.
-    for worker_id, names in session.execute(_holders_query()).all():
-        if name in names:
+    for worker_id, names, versions in session.execute(_holders_query()).all():
+        if name in names and protocol.is_current(versions):
             offered = session.scalars(select(Worker.recipes).where(Worker.id == worker_id)).one()
             if match := named([recipe for recipe in offered if "schema" in recipe], name):
                 return match
@@ -267,7 +283,7 @@ def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
 @cache
 def _holders_query() -> Any:
     newest = (ALIVE.desc(), Worker.seen_at.desc())
-    return select(Worker.id, Worker.recipe_names).order_by(*newest)
+    return select(Worker.id, Worker.recipe_names, Worker.versions).order_by(*newest)
 
 
 def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:

@@ -967,6 +967,7 @@ class WorkerState(TypedDict):
     name: str
     host: str
     alive: bool
+    outdated: bool  # Whether it has another version than the server; recipes are not used
     devices: list[JsonObject]
     recipes: list[JsonObject]
     offers_commands: bool  # Whether it runs command lines

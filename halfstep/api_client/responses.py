@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import httpx2
 
-from halfstep import field_errors
+from halfstep import field_errors, protocol
 from halfstep.api_client.errors import ApiError
 
 
@@ -45,7 +45,14 @@ def _refuse(path: str, text: str) -> NoReturn:
 
 
 def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
-    """Return hooks for a connection that add the token's origin to errors of status 401."""
+    """Return hooks for a connection: errors of status 401 get the token's origin.
+
+    It is noted whether the server is older than this client.
+    """
+
+    def note_version(answer: httpx2.Response) -> None:
+        header = answer.headers.get(protocol.HEADER)
+        protocol.LastServer.is_older = protocol.is_older(header)
 
     def add_origin(answer: httpx2.Response) -> None:
         if answer.status_code == 401 and origin:
@@ -54,7 +61,7 @@ def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
             text = f"{error} The token is that of {origin}."
             raise ApiError(401, text, error.errors, error.problem)
 
-    return {"response": [add_origin]}
+    return {"response": [note_version, add_origin]}
 
 
 @contextmanager
@@ -95,9 +102,14 @@ def error_of(answer: httpx2.Response) -> ApiError:
     is_unknown_route = not isinstance(body, dict) or body.get("detail") == answer.reason_phrase
     if answer.status_code == 404 and is_unknown_route:  # ours name what is missing
         address = answer.url.copy_with(query=None)
-        return ApiError(404, f"{address} is not an address of a Halfstep server: 404 Not Found")
+        message = f"{address} is not an address of a Halfstep server: 404 Not Found"
+        if isinstance(body, dict) and protocol.is_older(answer.headers.get(protocol.HEADER)):
+            message = f"{message}. {protocol.OLDER_SERVER}"
+        return ApiError(404, message)
     if not isinstance(body, dict):
         return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
     errors = field_errors.bounded(body.get("errors") or {})
     message = field_errors.summary(errors) or str(body.get("detail", answer.reason_phrase))
+    if answer.status_code == 405 and protocol.is_older(answer.headers.get(protocol.HEADER)):
+        message = f"{message} {protocol.OLDER_SERVER}"
     return ApiError(answer.status_code, message, errors, body)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from halfstep import protocol
 from halfstep.api_client.credentials import Unreadable
 from halfstep.api_client.errors import ApiError
 from halfstep.artifacts.names import ArtifactError
@@ -57,6 +58,10 @@ class Command(TyperCommand):
                 return super().invoke(ctx)
             except self.expected_errors as error:
                 sys.exit(f"halfstep: {error}")
+            except KeyError as error:
+                if not protocol.LastServer.is_older:
+                    raise
+                sys.exit(f"halfstep: the response has no {error}. {protocol.OLDER_SERVER}")
 
 
 class ServingCommand(Command):

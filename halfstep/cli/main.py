@@ -55,6 +55,7 @@ SERVICE = (
     "recipe",
     "restore",
     "server",
+    "settings",
     "show",
     "storage",
     "up",

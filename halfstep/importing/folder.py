@@ -28,7 +28,7 @@ from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Artifact, Metric, Resumed
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED, UNKNOWN_NORM
-from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome, write_run_file
+from halfstep.telemetry.run_folder import slug, write_json, write_outcome, write_run_file
 from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, SpoolWriter, Steps
 
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # namespace of run ids
@@ -64,7 +64,6 @@ def write_run(
     writing = _Writing(run, place, before.get("attempt", 0) + 1, say)
     written = Written(place, True, *writing.write())
     described = RunFile(
-        format=FORMAT,
         id=run_id,
         name=run.name,
         project=project or run.project,

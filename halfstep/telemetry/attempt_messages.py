@@ -15,6 +15,8 @@ from halfstep import untrusted_files
 from halfstep.telemetry.plain_json import JsonObject, shown
 from halfstep.telemetry.validation import explained
 
+#: Of all files; a file with a higher one is of a newer version.
+FORMAT = 1
 #: Bound of a file that a run writes, and of the others, which have a configuration.
 MOST_OF_RUN, MOST_BYTES = 4 * 2**20, 32 * 2**20
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
@@ -27,6 +29,8 @@ RequestKind: TypeAlias = Literal["checkpoint", "scale", "replay", "precision_dif
 
 class Message(Struct, frozen=True, kw_only=True):
     """Base class of all files; unknown fields are ignored."""
+
+    format: int = FORMAT  # most files of 0.1.0 and earlier have none
 
 
 M = TypeVar("M", bound=Message)
@@ -126,7 +130,6 @@ class AttemptEntry(Message, frozen=True, kw_only=True):
 class RunFile(Message, frozen=True, kw_only=True):
     """run.json of a watched run: what its uploader sends of it."""
 
-    format: int = 1
     id: str
     name: str
     run: str | UnsetType = UNSET  # the argument `run`, if the folder has another name
@@ -171,6 +174,11 @@ def read_message(path: Path, kind: type[M], most_bytes: int = MOST_BYTES) -> M:
         raise ValueError(f"{name} is damaged: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{name} is {shown(fields)}; allowed: an object")
+    number = fields.get("format", FORMAT)
+    if isinstance(number, int) and number > FORMAT:
+        raise ValueError(
+            f"{name} has format {number}; this version of Halfstep reads {FORMAT}: update it"
+        )
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

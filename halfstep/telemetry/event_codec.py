@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from halfstep.telemetry import earlier_events
 from halfstep.telemetry.events import EVENT_BYTES, KINDS, Configured, Event
 from halfstep.telemetry.plain_json import (
     ENCODER,
@@ -57,13 +58,16 @@ def decode(payload: bytes) -> Event:
     """Return the event of a frame. Raises BadEvent."""
     if len(payload) > EVENT_BYTES:
         raise BadEvent(too_long("an event", payload))
-    if b"\\u0000" not in payload:
+    is_earlier = earlier_events.NAMES.search(payload) is not None
+    if b"\\u0000" not in payload and not is_earlier:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _checked(_DECODER.decode(payload))
     try:
         fields = json_safe(json.loads(payload))  # Python reads NaN and 1e999 as well
     except (ValueError, RecursionError) as error:
         raise BadEvent(f"an event is not valid JSON: {shown(payload)}: {error}") from error
+    if is_earlier and isinstance(fields, dict):
+        fields = earlier_events.renamed(fields)
     return parse(fields)
 
 

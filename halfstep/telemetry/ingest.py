@@ -19,9 +19,10 @@ import httpx2
 import msgspec
 from msgspec import Struct
 
+from halfstep import protocol
 from halfstep.api_client.credentials import Credentials, is_local
 from halfstep.api_client.errors import ApiError
-from halfstep.api_client.responses import content, naming, spoken
+from halfstep.api_client.responses import content, error_of, naming, spoken
 from halfstep.telemetry.attempt_messages import WatchedOutcome
 from halfstep.telemetry.event_fields import TEXT_CHARACTERS
 from halfstep.telemetry.events import File
@@ -110,6 +111,7 @@ class Ingest:
 
     def __init__(self, server: Credentials, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.server = server
+        self._is_checked = False
         self._http = httpx2.Client(
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.token}"},
@@ -131,14 +133,29 @@ class Ingest:
         self._http.event_hooks = naming(server.origin)
 
     def open(self, described: Mapping[str, Any]) -> Recorded:
-        """Start or continue an attempt. described: the request body of the server's API."""
+        """Start or continue an attempt. described: the request body of the server's API.
+
+        A server that is too old for this client is not asked: it would begin a run that never ends.
+        """
         with spoken():
+            self._check_server()
             begun = self._send("POST", "/api/v1/ingest", Begun, json=plain(described))
             places: dict[Writer, SpoolOffset] = {
                 "training": SpoolOffset(begun.sequence, begun.offset),
                 "sidecar": SpoolOffset(begun.sidecar_sequence, begun.sidecar_offset),
             }
             return Recorded(begun.run, begun.attempt, places, begun.page)
+
+    def _check_server(self) -> None:
+        """Raise ApiError if the server is too old for this client."""
+        if self._is_checked:
+            return
+        answer = self._http.get("/api/v1/ingest")  # 405, from each version
+        if answer.status_code >= 500:
+            raise error_of(answer)
+        if protocol.is_older(answer.headers.get(protocol.HEADER)):
+            raise ApiError(426, protocol.OLDER_SERVER, problem={"code": "older_server"})
+        self._is_checked = True
 
     def put_spool(
         self, recorded: Recorded, writer: Writer, place: SpoolOffset, data: bytes

@@ -48,7 +48,6 @@ from halfstep.telemetry.events import Metric
 from halfstep.telemetry.plain_json import plain, shown
 from halfstep.telemetry.spool import Position, SpoolReader, spool_files
 
-FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
 #: imports.
 RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
@@ -100,7 +99,6 @@ def open_run(
     numbers = [attempt.attempt for attempt in attempts]
     files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
     described = written or RunFile(
-        format=FORMAT,
         id=identity or uuid.uuid4().hex,
         name=name or run or place.name,
         run=UNSET if run is None or run == place.name else run,

@@ -443,6 +443,12 @@ def _take_frames(
 def _has_header(file: BinaryIO, name: object) -> bool:
     header = file.read(FILE_HEADER.size)
     if len(header) == FILE_HEADER.size and header != FILE_HEADER.pack(MAGIC, VERSION):
+        magic, version = FILE_HEADER.unpack(header)
+        if magic == MAGIC and version > VERSION:
+            raise ValueError(
+                f"{name} is a spool file of version {version}; this version of Halfstep reads "
+                f"{VERSION}: update it"
+            )
         raise ValueError(f"{name} is not a spool file of version {VERSION}")
     return len(header) == FILE_HEADER.size
 

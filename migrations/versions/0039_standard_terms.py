@@ -3,6 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
+from migrations import values
+
 revision = '0039'
 down_revision = '0038'
 branch_labels = None
@@ -51,49 +53,23 @@ INDEXES = [
     ('ix_tries_tried_at', 'ix_login_attempts_tried_at', 'login_attempts', ['tried_at']),
     ('ix_deliveries_notice_id', 'ix_deliveries_alert_id', 'deliveries', ['alert_id']),
 ]
-#: Keys in JSON.
-KEYS = {
-    'rewind': 'rollback',
-    'most_rewinds': 'max_rollbacks',
-    'rewinds': 'rollbacks',
-    'rewound_to': 'rolled_back_to',
-    'misshapen': 'mismatched',
-}
-JSON = {
-    'runs': ['config'],
-    'presets': ['config'],
-    'sweeps': ['config'],
-    'diagnoses': ['content'],
-}
+#: Settings of `spike`, and fields of diagnoses by kind.
+SETTINGS = {'rewind': 'rollback', 'most_rewinds': 'max_rollbacks'}
+FIELDS = {'spike': {'rewound_to': 'rolled_back_to'}, 'rewound': {'rewinds': 'rollbacks'}}
 
 
-def replace(table: str, column: str, texts: dict[str, str], *, is_json: bool = False) -> None:
-    """Replace texts in a column, row by row, in the database."""
-    is_cast = is_json and op.get_context().dialect.name == 'postgresql'
-    new = f'CAST({column} AS TEXT)' if is_cast else column
-    for old, text in texts.items():
-        new = f"replace({new}, '{old}', '{text}')"
-    where = f'CAST({column} AS TEXT)' if is_cast else column
-    found = ' OR '.join(f"{where} LIKE '%{old}%'" for old in texts)
-    value = f'CAST({new} AS JSON)' if is_cast else new
-    op.execute(f'UPDATE {table} SET {column} = {value} WHERE {found}')
-
-
-def rename_values(names: dict[str, str], kinds: dict[str, str], rolled: dict[str, str]) -> None:
-    """Rename what rows hold: keys of configurations, kinds of tokens and diagnoses."""
-    quoted = {f'"{old}":': f'"{new}":' for old, new in names.items()}
-    for table, columns in JSON.items():
-        for column in columns:
-            replace(table, column, quoted, is_json=True)
-    paths = {f'"spike.{old}"': f'"spike.{new}"' for old, new in names.items()}
-    replace('sweeps', 'space', paths, is_json=True)
-    for old, new in names.items():
-        op.execute(f"UPDATE run_config_values SET path = 'spike.{new}', name = '{new}' WHERE path = 'spike.{old}'")
-        for column in ('filter', 'sort', 'columns', '"group"'):
-            replace('saved_views', column, {old: new})
-    for old, new in kinds.items():
+def rename_values(
+    settings: dict[str, str],
+    fields: dict[str, dict[str, str]],
+    token_kinds: dict[str, str],
+    diagnosis_kinds: dict[str, str],
+) -> None:
+    """Rename what rows hold: settings, fields of diagnoses, kinds of tokens and diagnoses."""
+    values.rename_spike(settings, {})
+    values.rename_in_diagnoses(fields)
+    for old, new in token_kinds.items():
         op.execute(f"UPDATE api_tokens SET kind = '{new}' WHERE kind = '{old}'")
-    for old, new in rolled.items():
+    for old, new in diagnosis_kinds.items():
         op.execute(f"UPDATE diagnoses SET kind = '{new}' WHERE kind = '{old}'")
 
 
@@ -128,11 +104,15 @@ def upgrade() -> None:
     for _old, new, table, columns in INDEXES:
         more = {'unique': True, 'sqlite_where': OPEN, 'postgresql_where': OPEN} if new == 'ix_alerts_open' else {}
         op.create_index(new, table, columns, **more)
-    rename_values(KEYS, {'steer': 'control'}, {'rewound': 'rolled_back'})
+    rename_values(SETTINGS, FIELDS, {'steer': 'control'}, {'rewound': 'rolled_back'})
 
 
 def downgrade() -> None:
-    rename_values({new: old for old, new in KEYS.items()}, {'control': 'steer'}, {'rolled_back': 'rewound'})
+    fields = {
+        'spike': values.inverse(FIELDS['spike']),
+        'rolled_back': values.inverse(FIELDS['rewound']),
+    }
+    rename_values(values.inverse(SETTINGS), fields, {'control': 'steer'}, {'rolled_back': 'rewound'})
     for _old, new, table, _columns in INDEXES:
         op.drop_index(new, table_name=table)
     rename_unique('checkpoint_files', 'uq_checkpoint_files_run_id_step_kind', 'uq_checkpoints_run_id_step_kind')

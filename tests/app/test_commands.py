@@ -17,7 +17,7 @@ from alembic import command
 from obstore.store import LocalStore
 from sqlalchemy import select, update
 
-from db.database import Database
+from db.database import Database, revisions
 from db.settings import Settings
 from db.tables import AuditEvent, Run, Status, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
@@ -325,6 +325,19 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
     ended = halfstep("backup", str(tmp_path / "backup"), **environment)
     assert "has an older version of the tables: run `halfstep migrate` first" in ended.stderr
     assert not site.database.is_current()
+
+
+def test_due_migrations_are_printed_without_a_change(site: Site) -> None:
+    """With the space that the copy of a SQLite database needs."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    assert "No migration is due." in halfstep("migrate", "--check", **environment).stdout
+    before, newest = revisions()[-2:]
+    command.downgrade(site.database.migrations(), before)
+    ended = halfstep("migrate", "--check", "--json", **environment)
+    found = json.loads(ended.stdout)
+    assert (found["revision"], found["due"]) == (before, [newest])
+    assert (found["needed_bytes"] > 0) == site.url.startswith("sqlite")
+    assert site.database.revision() == before
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:

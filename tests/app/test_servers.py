@@ -2,22 +2,24 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import httpx2
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
 from db.access import accounts
 from db.access.login_attempts import FREE_ATTEMPTS
+from db.errors import Conflict
 from db.queue import claims, queue
 from db.tables import LoginAttempts
 from tests import warm
 from tests.app.conftest import CONFIG, offer_digits
 from tests.db.telemetry.telemetry_made import make_steps, record
-from tests.site import Site, answers, free_port, until
+from tests.site import SECONDS, Site, answers, free_port, until
 
 PASSWORD = "a long secret"
 PUBLIC = "http://halfstep.example"
@@ -87,3 +89,34 @@ def test_two_servers_are_as_one(site: Site) -> None:
             # However slow the machine is, the wait has not passed by the next try.
             session.execute(update(LoginAttempts).values(open_at=LoginAttempts.open_at + 3600))
         assert [each.post("/sign-in", data=guess).status_code for each in (a, b)] == [429, 429]
+
+
+def test_a_server_whose_database_is_migrated_stops_with_one_sentence(site: Site) -> None:
+    """By a newer version on another machine; each request would fail."""
+    environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(free_port())}
+    process = warm.Popen(
+        [sys.executable, "-m", "halfstep.cli.main", "server"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: answers(f"http://127.0.0.1:{environment['HALFSTEP_PORT']}"))
+    _set_revision(site, "9999")
+    _out, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    [sentence] = [line for line in said.splitlines() if "9999" in line]
+    assert "was migrated to revision 9999 by another version of Halfstep" in sentence
+    assert "Traceback" not in said
+
+
+def test_a_worker_whose_database_is_migrated_stops_with_one_sentence(site: Site) -> None:
+    """With its next heartbeat."""
+    worker = site.idle_worker()
+    _set_revision(site, "9999")
+    with pytest.raises(Conflict, match="migrated to revision 9999 by another version"):
+        worker._send_heartbeat()
+
+
+def _set_revision(site: Site, revision: str) -> None:
+    with site.database.writing() as session:
+        session.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DatabaseError
 from db.access import accounts
 from db.database import Database, revisions
 from db.errors import Conflict
-from db.runs import views
+from db.runs import config_values, views
 from db.tables import (
     AlertRule,
     ApiToken,
@@ -40,7 +40,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.slow
 
-REVISIONS = [f"00{number}" for number in range(35, 48)]
+REVISIONS = [f"00{number}" for number in range(35, 49)]
 
 
 def tables(database: Database) -> list[Table]:
@@ -216,3 +216,40 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
         [saved] = views.listed(session, ada)
         assert (saved.filter, saved.columns) == ("status:no_updates", "name,health")
         assert session.scalars(select(AlertRule.condition)).all() == ["no_updates"]
+
+
+def test_names_of_users_are_restored(database: Database, running: Run, ada: User) -> None:
+    """0039 and 0041 replaced them; run_config_values, tags and metrics kept them."""
+    damaged = {"rollback": 3, "model": {"mismatched": 1, "afterwards": "continue"}}
+    earlier = {"rewind": 3, "model": {"misshapen": 1, "afterwards": "go on"}}
+    spike = {"spike": {"rollback": True, "afterwards": "continue"}}
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.config, run.tags = {**earlier, **spike}, "rewind-lab"
+        config_values.note(session, run)
+        run.config = {**damaged, **spike}
+        shown = {"sort": "-id", "columns": "name,health", "group": ""}
+        views.save(session, ada, "tag", filter="-tag:rollback-lab status:no_updates", **shown)
+        views.save(session, ada, "own", filter="max_rollbacks=2 -tag:health", **shown)
+    command.downgrade(database.migrations(), "0047")
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).config == {**earlier, **spike}
+        saved = {view.name: (view.filter, view.columns) for view in views.listed(session, ada)}
+    assert saved["tag"] == ("-tag:rewind-lab status:no_updates", "name,health")
+    assert saved["own"] == ("max_rollbacks=2 -tag:health", "name,health")
+
+
+def test_values_of_users_outlive_a_rename(database: Database, running: Run) -> None:
+    """Only the group `spike` of a recipe's configuration has other names in earlier revisions."""
+    config = {"recipe": {"rollback": 1, "afterwards": "continue"}, "spike": {"rollback": True}}
+    with database.writing() as session:
+        session.get_one(Run, running.id).config = config
+    command.downgrade(database.migrations(), "0038")
+    with database.engine.connect() as connection:
+        before = connection.execute(text("SELECT config FROM runs")).scalar_one()
+        before = json.loads(before) if isinstance(before, str) else before
+    assert before == {**config, "spike": {"rewind": True}}
+    command.upgrade(database.migrations(), "head")
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).config == config

@@ -1,11 +1,13 @@
 """Settings from the environment."""
 
+import re
 from pathlib import Path
 from typing import Literal, get_origin
 
 import pytest
 from annotated_types import Ge, Gt
 
+from db import variables
 from db.errors import Invalid
 from db.settings import Settings
 
@@ -78,3 +80,53 @@ def test_steps_stay_in_the_database_by_default_if_a_link_leads_out_of_the_folder
         assert settings.freeze_days == 7
     (data / name).symlink_to(tmp_path / "elsewhere")
     assert Settings(data=data).freeze_days == 0
+
+
+@pytest.mark.parametrize(("earlier", "name"), variables.RENAMED.items())
+def test_a_renamed_variable_is_an_error_with_its_new_name(
+    earlier: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ignored, HALFSTEP_BIN_DAYS would erase runs, and HALFSTEP_WALLS give no sandbox."""
+    assert name.lower() in Settings.model_fields
+    assert earlier.lower() not in Settings.model_fields
+    monkeypatch.setenv(f"HALFSTEP_{earlier}", "90")
+    with pytest.raises(Invalid) as caught:
+        Settings.read()
+    renamed = f"renamed to HALFSTEP_{name}; set that instead"
+    assert caught.value.errors == {f"HALFSTEP_{earlier}": renamed}
+
+
+def test_an_unknown_variable_is_an_error_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of another tool is allowed by its name or its beginning."""
+    monkeypatch.setenv("HALFSTEP_TRASHDAYS", "90")
+    monkeypatch.setenv("HALFSTEP_LAB_ROOM", "7")
+    with pytest.raises(Invalid) as caught:
+        Settings.read()
+    assert set(caught.value.errors) == {"HALFSTEP_TRASHDAYS", "HALFSTEP_LAB_ROOM"}
+    assert "did you mean HALFSTEP_TRASH_DAYS?" in caught.value.errors["HALFSTEP_TRASHDAYS"]
+    monkeypatch.setenv("HALFSTEP_OTHER_VARIABLES", "HALFSTEP_LAB_*, HALFSTEP_TRASHDAYS")
+    Settings.read()
+
+
+def test_variables_of_services_in_kubernetes_are_allowed() -> None:
+    """It sets them in each pod for each service, here those of one named halfstep-server."""
+    names = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
+    environment = {f"HALFSTEP_SERVER_{name}": "10.0.0.1" for name in names}
+    assert set(variables.problems(environment, [])) == set(environment)
+    assert not variables.problems(environment | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, [])
+
+
+def test_each_variable_that_is_read_is_known() -> None:
+    """No process ends for a variable that another part of Halfstep reads or sets."""
+    root = Path(__file__).parents[2]
+    sources = [
+        path.read_text()
+        for folder in ("app", "db", "halfstep", "trainer", "worker")
+        for path in (root / folder).rglob("*.py")
+    ]
+    names = set(re.findall(r"[\"'`](HALFSTEP_[A-Z0-9_]+[A-Z0-9])[\"'`=]", "".join(sources)))
+    assert len(names) > 20
+    read = dict.fromkeys(names, "")
+    assert not variables.problems(read, Settings.model_fields)

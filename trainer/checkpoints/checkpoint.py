@@ -25,11 +25,11 @@ from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.checkpoints.files import SavedFile, checksum, write_whole
+from trainer.checkpoints.formats import FORMAT, FormatError, converted
 from trainer.checkpoints.weights import write_weights
 from trainer.distributed.shards import parts_of_module, parts_of_optimizer
 from trainer.precision.memory_format import lay_out_as_weights
 
-FORMAT, FORMAT_OF_SHARDS = 1, 2
 Make: TypeAlias = Callable[..., torch.Tensor]  # called with size and dtype
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
 
@@ -115,9 +115,11 @@ def load(
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(state, dict) or state.get("format") not in (FORMAT, FORMAT_OF_SHARDS):
-        raise CheckpointError(f"{path} is not a Halfstep checkpoint of format {FORMAT}")
-    if state["format"] == FORMAT_OF_SHARDS:
+    try:
+        state = converted(state)
+    except FormatError as error:
+        raise CheckpointError(f"{path} {error}") from error
+    if "shards" in state:
         return _with_shards(state, path.with_suffix(""), make, is_checked=is_checked)
     return state
 

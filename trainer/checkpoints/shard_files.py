@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
 from trainer.checkpoints import checkpoint
-from trainer.checkpoints.checkpoint import FORMAT_OF_SHARDS, Make
+from trainer.checkpoints.checkpoint import Make
 from trainer.checkpoints.files import (
     PIECE_BYTES,
     HashingFile,
@@ -84,7 +84,7 @@ def save(
             shutil.rmtree(parts, ignore_errors=True)
     files = [file._replace(path=folder / stem / file.path.name) for file in files]
     names = {"shards": {file.path.name: file.sha256 for file in files}}
-    saved = checkpoint.save_state(folder, state | {"format": FORMAT_OF_SHARDS} | names)
+    saved = checkpoint.save_state(folder, state | names)
     weights = filled(checkpoint.weights_alone(state), folder / stem, scratch.make)
     kinds = [(_kind(file), file) for file in files]
     return [saved, *kinds, *checkpoint.save_weights(folder, weights)]

@@ -66,4 +66,6 @@ def _print_worker(worker: "WorkerState", *, as_json: bool) -> None:
 
 def _state(worker: "WorkerState") -> str:
     stopped = "stopped" if worker["stopped_at"] else "no contact"
-    return ("up" if worker["alive"] else stopped) + (", drained" if worker["drained_at"] else "")
+    state = "up" if worker["alive"] else stopped
+    outdated = ", outdated" if worker.get("outdated") else ""  # servers of 0.1.0 do not tell
+    return state + outdated + (", drained" if worker["drained_at"] else "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from starlette.testclient import TestClient
 
 from app.live.worker_updates import of_workers
@@ -185,3 +185,18 @@ def test_operators_drain_a_worker_by_page_api_and_command(
         "POST /workers/1/undrain",
         "POST /workers/1/drain",
     ]
+
+
+def test_an_outdated_worker_is_marked_with_the_command_that_helps(
+    database: Database, offered: None, browser: TestClient
+) -> None:
+    """On both pages and in the API; its recipes are not offered."""
+    assert "outdated" not in browser.get("/workers").text + browser.get("/workers/1").text
+    with database.writing() as session:
+        session.execute(update(Worker).values(versions={"torch": "2.13.0", "protocol": "0"}))
+    assert "outdated" in browser.get("/workers").text
+    page = html.unescape(browser.get("/workers/1").text)
+    assert "pip install --upgrade 'halfstep-service[worker]'" in page
+    [listed] = browser.get("/api/v1/workers").json()["workers"]
+    assert (listed["alive"], listed["outdated"]) == (True, True)
+    assert "recipe=digits" not in browser.get("/runs/new").text

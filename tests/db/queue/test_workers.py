@@ -123,3 +123,19 @@ def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
     with database.single_write() as session:
         pending = workers.heartbeat(session, worker.id)
     assert pending == workers.PendingWork(is_stopped=True, nodes=1, is_queued=True, is_lost=True)
+
+
+def test_an_outdated_workers_schema_validates_nothing(database: Database, worker: Worker) -> None:
+    """A run by the schema of another version could fail where it is trained."""
+    with database.writing() as session:
+        session.execute(update(Worker).values(versions={"torch": "2.13.0"}))  # as 0.1.0 registered
+    with database.reading() as session:
+        [(registered, is_alive)] = workers.all_workers(session)
+        assert (workers.is_outdated(registered), is_alive) == (True, True)
+        assert workers.recipes(session) == []
+        assert workers.find_recipe(session, "digits") is None
+        with pytest.raises(NotFound, match=r"Outdated: w1\. Install this version .*pip install"):
+            workers.recipe(session, "digits")
+    add_worker(database, "w1", [DIGITS])
+    with database.reading() as session:
+        assert workers.recipes(session) == [DIGITS]

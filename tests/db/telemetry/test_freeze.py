@@ -1003,3 +1003,19 @@ def _another(database: Database, run: Run, length: int = 700, *, has_diverged: b
         session.add(node)
     make_history(database, copy, length, has_diverged=has_diverged)
     return copy
+
+
+def test_a_file_of_a_newer_format_is_refused_with_both_numbers(
+    database: Database, running: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of 0.1.0 have no number, and are read."""
+    store = MemoryStore()
+    make_history(database, running)
+    with monkeypatch.context() as written:
+        written.setattr(step_files, "FORMAT", 2)
+        row = freeze_run(database, store, running, tmp_path)
+    file = StepFile(row.key, row.size_bytes, row.footer_sha256)
+    with pytest.raises(StepsUnreadable, match="has format 2; this version reads 1"):
+        StepFiles(lambda: store).read(file, [(1, 60)], ["loss"])
+    monkeypatch.setattr(step_files, "FORMAT_KEY", b"another")
+    assert len(StepFiles(lambda: store).read(file, [(1, 60)], ["loss"])["loss"]) == 60

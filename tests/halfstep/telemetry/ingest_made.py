@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from halfstep import protocol
 from halfstep.api_client.credentials import Credentials
 from halfstep.telemetry.spool import FILE_HEADER, FRAME_HEADER
 
@@ -67,6 +68,7 @@ class IngestServer:
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
+        self.protocol: int | None = protocol.PROTOCOL
         self.tokens = {"token"}
         self.faults: list[str] = []  # "422", "500", "cut", "cut after", "stall", "page"
         self.requests: list[str] = []
@@ -225,6 +227,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     site: IngestServer
 
+    def do_GET(self) -> None:
+        """Say which version it has, as a server does in each response."""
+        self.reply(405, b"{}", "application/problem+json")
+
     def do_POST(self) -> None:
         self.site.handle(self, "POST")
 
@@ -236,6 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if self.site.protocol is not None:
+            self.send_header(protocol.HEADER, str(self.site.protocol))
         self.end_headers()
         self.wfile.write(body)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfstep.telemetry.attempt_messages import (
+    FORMAT,
     AttemptEntry,
     CommandJob,
     ControlRequest,
@@ -176,3 +177,13 @@ def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "lease-1.json"
     path.write_text('{"ask": 1.0, "kill": 2.0, "warn": 0.5}')
     assert read_message(path, Lease) == Lease(ask=1.0, kill=2.0)
+
+
+def test_a_newer_format_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    """A file says which format it has; one without is of an earlier version."""
+    path = tmp_path / "lease-1.json"
+    write_message(path, Lease(ask=1.0, kill=2.0))
+    assert json.loads(path.read_text())["format"] == FORMAT
+    path.write_text('{"format": 99, "ask": 1.0, "kill": 2.0}')
+    with pytest.raises(ValueError, match=rf"lease-1\.json has format 99; .* reads {FORMAT}"):
+        read_message(path, Lease)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import halfstep
-from halfstep import process
+from halfstep import process, protocol
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.errors import ApiError
@@ -1065,3 +1065,20 @@ def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
     assert arrived(site, writer.files).outcome is not None
     assert b"the last" in arrived(site, writer.files).sidecar.spooled
     assert not list(writer.files.sidecar.iterdir())
+
+
+@pytest.mark.parametrize("number", [None, 0])
+def test_an_older_server_gets_no_run(
+    site: IngestServer, tmp_path: Path, number: int | None
+) -> None:
+    """It would begin one that never ends; the error names what to update, and nothing is lost."""
+    writer = Writer(tmp_path).steps(3)
+    writer.finish()
+    files = writer.files
+    site.protocol = number
+    with Ingest(site.server) as ingest, pytest.raises(ApiError, match="update the server") as old:
+        RunSending(files.folder, ingest, print).send()
+    assert (old.value.status, old.value.code, site.runs) == (426, "older_server", {})
+    site.protocol = protocol.PROTOCOL
+    assert send(site, files) == []
+    assert arrived(site, files).spool == spooled(files)

@@ -1,0 +1,91 @@
+"""Installations of earlier versions, unpacked: what a user has before an upgrade."""
+
+import json
+import lzma
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, create_engine
+
+from db.database import Database
+from tests import swept
+from tests.conftest import postgresql_binaries, postgresql_user
+from tests.upgrades.build import INSTALLATIONS
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+class Old:
+    """An installation of an earlier version."""
+
+    def __init__(self, commit: str, root: Path, url: str) -> None:
+        self.commit, self.root, self.url = commit, root, url
+        self.data, self.offline = root / "data", root / "offline"
+        self.readings: dict[str, Any] = json.loads((root / "readings.json").read_text())
+
+    def rows(self) -> Rows:
+        """Return all rows by table, as they are now."""
+        engine = create_engine(self.url)
+        tables = MetaData()
+        tables.reflect(engine)
+        with engine.connect() as connection:
+            rows = {
+                name: [dict(row) for row in connection.execute(table.select()).mappings()]
+                for name, table in tables.tables.items()
+            }
+        engine.dispose()
+        return rows
+
+    def migrate(self) -> None:
+        """Migrate the database to this version."""
+        database = Database(self.url)
+        database.migrate()
+        database.dispose()
+
+    def replace_database(self, name: str) -> None:
+        """Put another SQLite database of the folder of installations in place."""
+        for end in ("-wal", "-shm"):
+            (self.data / f"halfstep.db{end}").unlink(missing_ok=True)
+        content = lzma.decompress((INSTALLATIONS / name).read_bytes())
+        (self.data / "halfstep.db").write_bytes(content)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "old" in metafunc.fixturenames and not any(mark.args[0] == "old" for mark in marks):
+        chosen = metafunc.config.getoption("--database")
+        kinds = ["sqlite", "postgresql"] if chosen == "both" else [chosen]
+        archives = sorted(INSTALLATIONS.glob("*.tar.xz"))
+        names = [path.name.partition(".")[0] for path in archives]
+        metafunc.parametrize(
+            "old", [each for each in names if each.partition("-")[2] in kinds], indirect=True
+        )
+
+
+@pytest.fixture
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Old]:
+    """Yield an installation of an earlier version, and remove its database afterwards."""
+    commit, _, kind = request.param.partition("-")
+    with tarfile.open(INSTALLATIONS / f"{request.param}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    if kind == "sqlite":
+        yield Old(commit, tmp_path, f"sqlite:///{tmp_path / 'data' / 'halfstep.db'}")
+        return
+    server = request.getfixturevalue("postgresql_server")
+    with swept.fresh(server, "template0") as name:
+        folder = server.partition("host=")[2]
+        command = [f"{postgresql_binaries()}/psql", "-h", folder, "-U", "halfstep", "-d", name]
+        dump = (tmp_path / "dump.sql").read_bytes()
+        subprocess.run(
+            [*command, "-q", "-v", "ON_ERROR_STOP=1"],
+            input=dump,
+            user=postgresql_user(),
+            check=True,
+            capture_output=True,
+            cwd="/",
+        )
+        yield Old(commit, tmp_path, server.format(name=name))

@@ -1,0 +1,123 @@
+"""An upgrade of the database keeps each row, and each value that a user has written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.upgrades.build import FIRST
+from tests.upgrades.conftest import Old, Rows
+
+pytestmark = pytest.mark.sql
+
+#: Computed from other rows.
+COMPUTED = {"alembic_version", "metric_buckets"}
+TABLES = {
+    "deeds": "audit_events",
+    "notices": "alerts",
+    "tries": "login_attempts",
+    "requests": "control_requests",
+    "checkpoints": "checkpoint_files",
+    "run_settings": "run_config_values",
+    "alert_looks": "alert_evaluations",
+}
+COLUMNS = {
+    "deed": "action",
+    "well_at": "resolved_at",
+    "looked_at": "evaluated_at",
+    "notice_id": "alert_id",
+    "is_operator": "is_admin",
+    "wanted": "desired_state",
+    "fault": "failure_kind",
+    "heard_at": "last_report_at",
+    "rewinds": "rollbacks",
+    "rewound_step": "rollback_step",
+    "obeyed_at": "acknowledged_at",
+    "walls_stand": "is_sandboxed",
+    "walls": "sandbox",
+}
+SPIKE = {
+    "rewind": "rollback",
+    "most_rewinds": "max_rollbacks",
+    "look_every_steps": "check_every_steps",
+}
+VIEWS = {
+    "spike.most_rewinds=2": "spike.max_rollbacks=2",
+    "spike.most_rewinds": "spike.max_rollbacks",
+    "name,spike.most_rewinds,rewind": "name,spike.max_rollbacks,rewind",
+    "name,spike.most_rewinds,rollback": "name,spike.max_rollbacks,rollback",
+    "name,verdict,val/verdict": "name,health,val/verdict",
+    "-status:unapplied": "-status:no_updates",
+}
+
+
+def test_an_upgrade_keeps_each_row(old: Old) -> None:
+    """No row and no value of a user is changed; what the product wrote has its new names."""
+    before = old.rows()
+    old.migrate()
+    _compare(before, old.rows())
+
+
+@pytest.mark.parametrize("old", [f"{FIRST}-sqlite"], indirect=True)
+def test_names_of_users_that_an_earlier_upgrade_replaced_are_restored(old: Old) -> None:
+    """58406ad5 replaced texts of configurations and views wherever they stood."""
+    before = old.rows()
+    old.replace_database(f"{FIRST}-upgraded-by-58406ad5.db.xz")
+    damaged = old.rows()
+    # Both spike.rollback and the recipe's rewind may be meant here.
+    before["saved_views"][3]["group"] = "rollback"
+    before["saved_views"][2]["columns"] = "name,spike.most_rewinds,rollback"
+    assert "tag:rewind-lab" not in {view["filter"] for view in damaged["saved_views"]}
+    old.migrate()
+    _compare(before, old.rows())
+
+
+def _compare(before: Rows, after: Rows) -> None:
+    for table, rows in before.items():
+        if table in COMPUTED:
+            continue
+        expected = [_renamed(table, row) for row in rows] if "deeds" in before else rows
+        columns = expected[0].keys() if expected else ()
+        found = [{name: row[name] for name in columns} for row in after[TABLES.get(table, table)]]
+        order: Callable[[Any], str] = repr
+        assert sorted(found, key=order) == sorted(expected, key=order)
+
+
+def _renamed(table: str, row: dict[str, Any]) -> dict[str, Any]:
+    renamed = {_column(table, name): value for name, value in row.items()}
+    if table in ("runs", "presets", "sweeps") and renamed["recipe"]:
+        renamed["config"] = _config(renamed["config"])
+    if table == "sweeps":
+        renamed["space"] = {_path(path): value for path, value in renamed["space"].items()}
+    if table == "trials":
+        renamed["params"] = {_path(path): value for path, value in renamed["params"].items()}
+    if table == "run_settings" and row["path"] != (path := _path(row["path"])):
+        renamed |= {"path": path, "name": path.partition(".")[2]}
+    if table == "run_settings" and row["path"] == "spike.afterwards":
+        renamed["text"] = "continue"
+    if table == "saved_views":
+        renamed = {name: VIEWS.get(value, value) for name, value in renamed.items()}
+    if table in ("alert_rules", "notices") and row["condition"] == "unapplied":
+        renamed["condition"] = "no_updates"
+    if table == "api_tokens" and row["kind"] == "steer":
+        renamed["kind"] = "control"
+    return renamed
+
+
+def _column(table: str, name: str) -> str:
+    of_another = {("sweeps", "wanted"), ("runs", "walls")}
+    return name if (table, name) in of_another else COLUMNS.get(name, name)
+
+
+def _path(path: str) -> str:
+    group, _, name = path.partition(".")
+    return f"spike.{SPIKE.get(name, name)}" if group == "spike" else path
+
+
+def _config(config: dict[str, Any]) -> dict[str, Any]:
+    if "spike" not in config:
+        return config
+    spike = {SPIKE.get(name, name): value for name, value in config["spike"].items()}
+    if spike.get("afterwards") == "go on":
+        spike["afterwards"] = "continue"
+    return config | {"spike": spike}
