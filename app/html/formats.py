@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import chain, zip_longest
 from typing import Any
 
 from markupsafe import Markup
@@ -109,6 +110,15 @@ def linked(text: str, named: Iterable[Any]) -> Markup:
     return html + text
 
 
+def with_code(text: str) -> Markup:
+    """Format a text whose code is between backticks as HTML."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one has no end
+        return Markup("{}").format(text)
+    codes = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
+    return Markup().join(chain.from_iterable(zip_longest(parts[::2], codes, fillvalue="")))
+
+
 def failure_label(kind: str) -> str:
     """Return what a failure of this kind is due to."""
     return FAILURE_KINDS.get(kind, kind)
@@ -120,6 +130,7 @@ FILTERS = {
     "state_label": STATES.__getitem__,
     "health_statement": health_statement,
     "linked": linked,
+    "with_code": with_code,
     "recipe_name": recipe_name,
     "sentence": sentence,
     "quoted": quoted,

@@ -593,7 +593,7 @@ class Replay(StepEvent, frozen=True, kw_only=True, tag="replay"):
     module: Text | None
     direction: Direction | None
     operation: Text | None
-    # If backward; see halfstep/evidence/operations.py.
+    # If backward; None since a replay measures a defect.
     kind: Literal["overflow", "singular", "hidden", "compiled"] | UnsetType | None = UNSET
     dtype: Text | None  # of the operation's result
     largest_input: Number | None  # magnitude
@@ -623,7 +623,7 @@ class Schedule(StepEvent, frozen=True, kw_only=True, tag="schedule"):
 
 
 class Origin(StepEvent, frozen=True, kw_only=True, tag="origin"):
-    """First value that is not finite in an observed step; see halfstep/evidence/origin.py."""
+    """First value that is not finite in an observed step, of scripts before the armed steps."""
 
     step: StepNumber
     scale: Scale

@@ -43,3 +43,9 @@ def test_templates_show_states_by_their_labels() -> None:
     templates = Path(next(iter(app.__path__)), "templates").rglob("*.html")
     found = [path.name for path in templates if re.search(written, path.read_text())]
     assert found == []
+
+
+def test_code_between_backticks_is_marked_and_escaped() -> None:
+    """A source line may hold anything; a backtick without another one is a backtick."""
+    assert formats.with_code("In `a < b` (t.py:3)") == "In <code>a &lt; b</code> (t.py:3)"
+    assert formats.with_code("a ` <b>") == "a ` &lt;b&gt;"
