@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 #: Names in URLs, in the order of the list.
 NAMES = (
-    *("first-run", "watch-a-script"),
+    *("first-run", "watch-a-script", "check-a-script"),
     *(
         "watch",
         "check",

@@ -12,7 +12,9 @@ from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.slow
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial" / "watch-a-script.md"
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial" / "watch-a-script.md"
+CHECKED = ROOT / "docs" / "tutorial" / "check-a-script.md"
 
 
 def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
@@ -26,3 +28,23 @@ def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
     steps = Written(folder).steps
     assert len(steps) == 50
     assert (steps["scale"] >= 1).all()
+
+
+def test_the_mistake_of_the_tutorial_is_found_and_repaired(tmp_path: Path) -> None:
+    """The check prints what the page shows; with the new function there is no mistake."""
+    code, repaired = re.findall(r"```python\n(.*?)```", CHECKED.read_text(), re.S)
+    shown = re.findall(r"```\n(train\.py: .*?)```", CHECKED.read_text(), re.S)
+    mended = re.sub(r"def normalized.*?\n\n", f"{repaired}\n", code, flags=re.S)
+    for script, text, exit_code in ((code, shown[0], 1), (mended, shown[1], 0)):
+        (tmp_path / "train.py").write_text(script)
+        command = [sys.executable, "-m", "halfstep.cli.main", "check", "train.py"]
+        ended = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        assert ended.returncode == exit_code
+        assert ended.stdout.split() == text.split()
