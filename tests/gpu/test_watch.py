@@ -1,5 +1,6 @@
 """`halfstep.watch` on a GPU: the script's own numbers, and not one wait for the device more."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,16 +11,19 @@ import torch
 from torch import nn
 
 import halfstep
+from halfstep.shadow import armed_steps
 from tests.gpu.device import DEVICE, sync_debug_mode
 from tests.halfstep.watching.watch_made import SCRIPTS, Written, equals_the_reference_loop
 
 WAIT = "called a synchronizing CUDA operation"
 STEPS = 700  # more than a round of the ring of rows
+WARM_UP = 20  # steps: libraries start, which may wait, and some early steps are armed
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process beside the script."""
+    """Start no process beside the script, and arm the early steps at once."""
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)
     monkeypatch.setenv("HALFSTEP_CONSOLE", "no")
     monkeypatch.setenv("HALFSTEP_SYSTEM", "no")
 
@@ -83,15 +87,15 @@ def test_watching_adds_no_wait(
 ) -> None:
     """PyTorch's debug mode counts as many waits as without watching; all steps are recorded."""
     bare, watched = (Loop(fused=fused, clip=clip, precision=precision) for _ in range(2))
-    for _ in range(3):  # libraries start, which may wait
+    for _ in range(WARM_UP):
         bare.step()
     # A scaler asks a fused optimizer nothing; any other it asks once a step whether to skip.
     own = waits(bare.step)
     assert own == (0 if fused or precision == "bf16" or DEVICE.type == "cpu" else STEPS)
     with halfstep.watch(watched.net, folder=tmp_path, name="it", **options):
-        for _ in range(3):
+        for _ in range(WARM_UP):
             watched.step()
         assert waits(watched.step) == own
     steps = Written(tmp_path / "it").steps
-    assert steps["step"].tolist() == list(range(1, STEPS + 4))
+    assert steps["step"].tolist() == list(range(1, STEPS + WARM_UP + 1))
     assert all(map(torch.equal, watched.net.parameters(), bare.net.parameters()))
