@@ -140,6 +140,7 @@ class ArmedSteps:
         self._find_left_over()
         self._sanitizer.mode.memory.budget = budget
         self._began = time.perf_counter()
+        self._sanitizer.mode.deadline = self._began + max(self._allowed(), FREE_SECONDS)
         self.hooks.begin()
         self._sanitizer.arm(step)
 
@@ -155,8 +156,12 @@ class ArmedSteps:
         self._usual_seconds = (elapsed - self._armed_seconds) / steps
         if self._in_a_row > EARLY_SKIPS and not self._seen:  # nothing is trained meanwhile
             return True
-        allowed = FREE_SECONDS + SHARE * elapsed - self._armed_seconds
-        return self._slower * self._usual_seconds <= allowed
+        return self._slower * self._usual_seconds <= self._allowed()
+
+    def _allowed(self) -> float:
+        """Return the seconds that armed steps may still take."""
+        elapsed = time.perf_counter() - self._started
+        return FREE_SECONDS + SHARE * elapsed - self._armed_seconds
 
     def _is_deep(self) -> bool:
         """Return whether the frames that hooks add to nested modules may be too many."""

@@ -5,7 +5,9 @@ precision has changed, it runs once more in fp32 on the shadows of its inputs. V
 and random numbers are those of the training. This module imports torch.
 """
 
+import math
 import os
+import time
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
@@ -88,6 +90,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: The same of tensors that are NaN since a step that was not observed, if they are NaN.
         self.left_over: dict[int, tuple[Any, Carried]] = {}
         self.scale = 1.0  # the loss scale, as a number
+        self.deadline = math.inf  # by time.perf_counter: later operators have no shadows
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
         self.measures = False  # whether each operator's own rounding is measured
         self.repair: Repair | None = None  # a line that computes in fp32 in this step
@@ -204,6 +207,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators += 1
         if self.operators % PURGE_EVERY == 0:
             self.memory.purge()
+            if time.perf_counter() > self.deadline:
+                raise OutOfMemory("the step takes too long")
         if operator.is_view or operator.name in READS:
             return None
         tensors = tensors_in([*args, *kwargs.values()])

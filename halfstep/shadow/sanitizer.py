@@ -151,15 +151,18 @@ class Sanitizer:
         if self._passes == 1:
             self._report_late_edits()
             self._loop_code = loop_code()
-        if self._scaler is None and self._passes == 1 and len(roots) == len(gradients) == 1:
-            factor = self.mode.entry(roots[0]).writers[-1].factor or 0.0
+        is_first = self._scaler is None and self._passes == 1
+        if is_first and len(roots) == len(gradients) == 1 and not self.mode.is_over_budget:
+            with self.apart():
+                factor = self.mode.entry(roots[0]).writers[-1].factor or 0.0
             if factor >= SMALLEST_SCALE and math.frexp(factor)[0] == 0.5:
                 self.scale_by(factor, gradients[0])
 
     def scale_by(self, scale: float, gradient: Tensor) -> None:
         """See that a pass begins with the gradient of a loss that was multiplied by a scale."""
         self.mode.scale = scale
-        self.mode.entry(gradient).power = 1
+        with self.apart():
+            self.mode.entry(gradient).power = 1
 
     def backward_ends(self) -> None:
         """Note that a pass has ended, which may have left scaled gradients."""

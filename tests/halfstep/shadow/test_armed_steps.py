@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import halfstep
 from db.health.shadow_findings import observed
-from halfstep.shadow import armed_steps
-from halfstep.shadow.armed_steps import EARLY_STEPS
+from halfstep.shadow import armed_steps, mode
+from halfstep.shadow.armed_steps import EARLY_STEPS, ArmedSteps
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.telemetry import event_codec as codec
 from halfstep.telemetry.events import ShadowStep
@@ -207,3 +207,17 @@ def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
     assert not written.of("failed_diagnosis")
     steps = [codec.decode(json.dumps(each).encode()) for each in written.of("shadow_step")]
     assert not observed([each for each in steps if isinstance(each, ShadowStep)], None)
+
+
+def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with an evaluation in it; nothing is stated about it."""
+    monkeypatch.setattr(mode, "PURGE_EVERY", 1)
+    monkeypatch.setattr(ArmedSteps, "_allowed", lambda _: -1.0)
+    monkeypatch.setattr(ArmedSteps, "_is_affordable", lambda *_: True)
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
+    written = _train(tmp_path)
+    assert len(written.steps) == 12
+    assert not written.of("shadow_step")
+    assert not written.of("failed_diagnosis")
