@@ -27,6 +27,12 @@ from tests.halfstep.watching.watch_made import Written
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no slow machine keep a step from being armed."""
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)
+
+
 class Net(nn.Module):
     """A net whose activations can be made too large for fp16."""
 
@@ -200,7 +206,6 @@ def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
     """All of its steps are armed; of a healthy loop they show no fault."""
     expected = bare(loop)
     monkeypatch.setattr(armed_steps, "EARLY_STEPS", 1000)
-    monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)
     with halfstep.watch(folder=tmp_path, name="it"):
         assert bare(loop) == expected
     written = Written(tmp_path / "it")
