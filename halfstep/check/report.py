@@ -47,6 +47,7 @@ class Row(Struct, frozen=True, kw_only=True):
     loss: float | None = None
     loss_fp32: float | None = None
     elements: tuple[int, int] = (0, 0)  # that are affected, and all
+    step: int = 0  # of these values
     steps: list[int] = []
     count: int = 0
 

@@ -57,6 +57,7 @@ def row_of(observation: Observation) -> Row:
         loss=defect.loss,
         loss_fp32=defect.loss_fp32,
         elements=(defect.count, defect.elements),
+        step=defect.step,
         steps=observation.steps[:STEPS_LISTED],
         count=observation.count,
     )
