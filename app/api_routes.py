@@ -7,6 +7,7 @@ from starlette.types import Scope
 from app.alerts import alerts_api
 from app.artifacts import artifacts_api
 from app.auth import audit_api, secrets_api, tokens_api, users_api
+from app.checks import checks_api
 from app.compare import comparison_api, notes_api, shared_links_api
 from app.files import image_uploads, ingest_api, json_lines_api, weight_uploads_api
 from app.http import openapi_docs
@@ -60,6 +61,7 @@ modules = (
     presets_api,
     notes_api,
     reports_api,
+    checks_api,
     series_api,
     system_api,
     diagnosis_api,

@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from app.alerts import alerts_pages
 from app.artifacts import artifacts_pages
 from app.auth import account_pages, audit_pages, secrets_pages, sign_in_pages, users_pages
+from app.checks import checks_pages
 from app.compare import comparison_pages, notes_pages, shared_links_pages, shared_pages
 from app.html import chart_pages, document_pages
 from app.http import health_pages
@@ -34,6 +35,7 @@ for module in (
     notes_pages,
     artifacts_pages,
     reports_pages,
+    checks_pages,
     sweeps_pages,
     workers_pages,
     recipe_pages,

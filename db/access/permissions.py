@@ -26,6 +26,7 @@ from db.tables import (
     SUBMIT,
     WRITE,
     ArtifactCollection,
+    CheckReport,
     Delivery,
     Membership,
     OfProject,
@@ -90,7 +91,7 @@ ACTIONS = MappingProxyType(
 
 _GRANTS = "grants"
 #: Tables of projects of which a read-only link shows nothing.
-BY_NO_LINK = (Sweep, Preset, Report, ArtifactCollection)
+BY_NO_LINK = (Sweep, Preset, Report, CheckReport, ArtifactCollection)
 
 
 @dataclass(frozen=True)

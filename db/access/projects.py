@@ -22,6 +22,7 @@ from db.tables import (
     ArtifactCollection,
     ArtifactLink,
     ArtifactVersion,
+    CheckReport,
     Membership,
     Note,
     Preset,
@@ -42,7 +43,7 @@ NAME_CHARACTERS = 200
 #: Tables with a column of the project's name, except runs.
 OF_PROJECT = (
     *(Membership, Sweep, ApiToken, AlertRule, Preset, Report, RetentionRule, Upload),
-    ArtifactCollection,
+    *(ArtifactCollection, CheckReport),
 )
 
 
@@ -123,7 +124,8 @@ def rename(session: Session, name: str, new_name: str) -> Project:
 def delete_empty(session: Session, name: str) -> None:
     """Delete a project without runs and reports. Raises Conflict, Invalid, NotFound.
 
-    Those in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
+    Those in the trash count. Its roles, tokens, rules, presets, checks, note and empty sweeps are
+    deleted.
     """
     _own(session, name)
     _lock_exclusively(session, name)
@@ -152,7 +154,15 @@ def delete_empty(session: Session, name: str) -> None:
     its_versions = select(ArtifactVersion.id).where(of_collections)
     session.execute(delete(ArtifactLink).where(ArtifactLink.version_id.in_(its_versions)))
     session.execute(delete(ArtifactVersion).where(of_collections))
-    for its in (ArtifactCollection, Membership, ApiToken, Preset, RetentionRule, Upload):
+    for its in (
+        ArtifactCollection,
+        CheckReport,
+        Membership,
+        ApiToken,
+        Preset,
+        RetentionRule,
+        Upload,
+    ):
         session.execute(delete(its).where(its.project == name))
     session.execute(delete(Note).where(Note.subject == notes.of_project(name)))
     session.execute(delete(Project).where(Project.name == name))

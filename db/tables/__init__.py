@@ -38,6 +38,7 @@ from db.tables.artifacts import (
     Blob,
 )
 from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
+from db.tables.checks import CheckReport
 from db.tables.reports import Report, ReportImage
 from db.tables.runs import (
     ACTIVE,
@@ -133,6 +134,7 @@ __all__ = [
     "Blob",
     "Channel",
     "ChartPreferences",
+    "CheckReport",
     "CheckpointFile",
     "CleanText",
     "ControlRequest",

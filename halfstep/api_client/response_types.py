@@ -588,6 +588,36 @@ class ReportContent(TypedDict):
     runs: list[int]  # Run ids of its panels, in order
 
 
+class CheckRow(TypedDict):
+    """An uploaded report of `halfstep check` in a list."""
+
+    id: int
+    script: str
+    project: str
+    author: str
+    created_at: float
+    torch: str
+    steps: int  # Number of checked steps
+    faults: int
+    notes: int
+
+
+class CheckContent(TypedDict):
+    """An uploaded report of `halfstep check`."""
+
+    id: int
+    script: str
+    project: str
+    author: str
+    created_at: float
+    torch: str
+    steps: int  # Number of checked steps
+    faults: int
+    notes: int
+    report: JsonObject  # As `halfstep check --json` prints it
+    sources: dict[str, str]  # Texts by file
+
+
 class Spike(TypedDict):
     """A sudden rise of the loss."""
 

@@ -1,4 +1,4 @@
-"""Client calls about presets, notes, reports, views and retention rules."""
+"""Client calls about presets, notes, reports, checks, views and retention rules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -9,6 +9,8 @@ from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import (
+        CheckContent,
+        CheckRow,
         PresetRow,
         ReportContent,
         ReportRow,
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SavedCalls:
-    """The part of `halfstep.Client` for presets, notes, reports, views and retention rules."""
+    """The part of `halfstep.Client` for presets, notes, reports, checks, views and retention."""
 
     _get: Callable[..., Any]
     _pages: Callable[..., Iterator[JsonObject]]
@@ -71,6 +73,26 @@ class SavedCalls:
         """Create a report: Markdown with blocks `panel` and `runs`, see docs/how-to/reports.md."""
         body = {"title": title, "text": text, "project": project}
         return cast("ReportContent", self._post("/api/v1/reports", body))
+
+    def checks(self, *, project: str | None = None) -> "list[CheckRow]":
+        """Return the uploaded reports of `halfstep check`, newest first, 1,000 at most."""
+        query = {"limit": 1000} | ({} if project is None else {"project": project})
+        return cast("list[CheckRow]", self._get("/api/v1/checks", query)["checks"])
+
+    def check(self, check_id: int) -> "CheckContent":
+        """Return an uploaded report of `halfstep check`, with its sources."""
+        return cast("CheckContent", self._get(f"/api/v1/checks/{check_id}"))
+
+    def upload_check(
+        self, report: JsonObject, sources: Mapping[str, str] | None = None, *, project: str = ""
+    ) -> "CheckRow":
+        """Upload a report, as `halfstep check --json` prints it. sources: texts by file."""
+        body = {"report": report, "sources": dict(sources or {}), "project": project}
+        return cast("CheckRow", self._post("/api/v1/checks", body))
+
+    def delete_check(self, check_id: int) -> None:
+        """Delete an uploaded report of `halfstep check`."""
+        self._delete(f"/api/v1/checks/{check_id}")
 
     def submit_preset(
         self,

@@ -31,8 +31,8 @@ def halfstep_check() -> Check:
 def _checked(
     *, steps: int = 0, every: int = 1, allow: tuple[str, ...] = ()
 ) -> "Iterator[CheckedLoop]":
-    from halfstep.check.report import as_text  # imports torch
-    from halfstep.check.session import CheckedLoop, CheckedSteps
+    from halfstep.check.report import as_text
+    from halfstep.check.session import CheckedLoop, CheckedSteps  # imports torch
 
     with CheckedLoop(CheckedSteps(steps=steps, every=every)) as loop:
         yield loop

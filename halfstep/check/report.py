@@ -1,26 +1,21 @@
 """What a check has found, as data and as text."""
 
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from halfstep.check.calls import Mistake
-from halfstep.diagnosis.finding import Finding
 from halfstep.number_formats import quantity
-from halfstep.shadow.defect import Defect, Site
-from halfstep.shadow.observations import ZEROING, Observation
-from halfstep.shadow.operations import Place
-from halfstep.shadow.statements import statement_of
 from halfstep.telemetry import plain_json
-from halfstep.telemetry.plain_json import json_safe
+from halfstep.telemetry.plain_json import JsonObject, json_safe
 
-STEPS_LISTED = 100
 UNKNOWN_LISTED = 5
+NO_REPORT = "it is no report of `halfstep check --json`"
+#: Limits of an uploaded report: its JSON with the sources, and what of it a page shows.
+MOST_BYTES, MOST_ROWS, MOST_FILES, MOST_LINES = 1_000_000, 1000, 100, 20_000
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -52,6 +47,7 @@ class Row(Struct, frozen=True, kw_only=True):
     loss: float | None = None
     loss_fp32: float | None = None
     elements: tuple[int, int] = (0, 0)  # that are affected, and all
+    step: int = 0  # of these values
     steps: list[int] = []
     count: int = 0
 
@@ -85,73 +81,30 @@ class Report(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rows=rows, known=len(self.rows) - len(rows))
 
 
-def row_of(observation: Observation) -> Row:
-    """Return an observation as a row."""
-    defect, statement = observation.first, statement_of(observation)
-    site = _shown(defect)
-    return Row(
-        kind=defect.kind,
-        is_fault=observation.is_fault,
-        title=statement.title,
-        text=statement.text,
-        advice=statement.advice,
-        file=relative(site.caller_file or site.file),
-        line=site.caller_line or site.line,
-        source=site.source,
-        operator=site.operator,
-        module=site.module,
-        is_backward=bool(site.node),
-        symptom=defect.symptom,
-        dtype=defect.dtype,
-        value=defect.value,
-        limit=defect.limit,
-        fits_below=observation.smallest_fit,
-        share=defect.share,
-        loss=defect.loss,
-        loss_fp32=defect.loss_fp32,
-        elements=(defect.count, defect.elements),
-        steps=observation.steps[:STEPS_LISTED],
-        count=observation.count,
-    )
-
-
-def row_of_call(finding: Finding, place: Place) -> Row:
-    """Return a mistake in the calls of the loop as a row. place: of the call that showed it."""
-    return Row(
-        kind=finding.cause or "calls",
-        is_fault=finding.is_certain_fault,
-        title=finding.title,
-        text=finding.text,
-        fix=finding.fix,
-        file=relative(place.caller_file or place.file),
-        line=place.caller_line or place.line,
-        source=place.source(),
-    )
-
-
-def _shown(defect: Defect) -> Site:
-    """Return the line to change: where a value was rounded, else where it became nonfinite."""
-    has_origin = defect.kind == "rounding" and defect.origin and defect.origin.line
-    return defect.origin if has_origin and defect.origin else defect.site
-
-
-def relative(file: str) -> str:
-    """Return a path below the working directory without it."""
-    path = os.path.relpath(file) if file else ""
-    return file if path.startswith("..") else path
-
-
 def as_json(report: Report) -> str:
     """Return a report as JSON; numbers that are not finite are texts, as "Infinity"."""
-    return json.dumps(json_safe(msgspec.to_builtins(report)), indent=2)
+    return json.dumps(as_content(report), indent=2)
+
+
+def as_content(report: Report) -> JsonObject:
+    """Return a report as what JSON has."""
+    return dict(json_safe(msgspec.to_builtins(report)))
 
 
 def from_json(text: str) -> Report:
     """Return the report of a JSON text. Raises ValueError."""
     try:
-        return msgspec.convert(_numbers(json.loads(text)), Report)
-    except (msgspec.ValidationError, json.JSONDecodeError) as error:
-        raise ValueError(f"it is no report of `halfstep check --json`: {error}") from error
+        return from_content(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{NO_REPORT}: {error}") from error
+
+
+def from_content(content: Any) -> Report:
+    """Return the report of parsed JSON. Raises ValueError."""
+    try:
+        return msgspec.convert(_numbers(content), Report)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{NO_REPORT}: {error}") from error
 
 
 def as_text(report: Report) -> Iterator[str]:
@@ -165,7 +118,7 @@ def as_text(report: Report) -> Iterator[str]:
         yield f"{place}  {row.title}{'' if row.is_fault else ' (no mistake)'}"
         yield from (f"    {line}" for line in (row.source, row.text, row.advice) if line)
         yield from (f"        {line}" for line in row.fix.splitlines())
-    yield from ("", *_left_out(report)) if _left_out(report) else ()
+    yield from ("", *left_out(report)) if left_out(report) else ()
 
 
 def as_github(report: Report) -> Iterator[str]:
@@ -177,7 +130,8 @@ def as_github(report: Report) -> Iterator[str]:
         yield f"::{level} {place}title={_escaped(row.title)}::{text}"
 
 
-def _left_out(report: Report) -> list[str]:
+def left_out(report: Report) -> list[str]:
+    """Return sentences about what is not among the rows."""
     lines = [f"The check failed: {error}" for error in report.errors]
     lines += [f"Reproduction: {path}" for path in report.reproductions]
     if names := list(report.unknown_operators):
@@ -210,21 +164,3 @@ def _numbers(value: Any) -> Any:
 def read(path: Path) -> Report:
     """Return the report in a file. Raises OSError and ValueError."""
     return from_json(path.read_text())
-
-
-def rows_of(
-    calls: Sequence[Mistake], observations: Sequence[Observation], others: Sequence[Mistake]
-) -> list[Row]:
-    """Return all as rows, faults first.
-
-    calls: mistakes that explain others.  others: that explain nothing; gradients of 0 follow from
-    a fault of the numbers.
-    """
-    is_explained = any(each.is_fault and each.first.kind in ZEROING for each in observations)
-    others = [each for each in others if not (is_explained and each[0].cause == "zero_gradients")]
-    rows = [
-        *(row_of_call(*each) for each in calls),
-        *map(row_of, observations),
-        *(row_of_call(*each) for each in others),
-    ]
-    return sorted(rows, key=lambda row: not row.is_fault)

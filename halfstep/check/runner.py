@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from halfstep.check.report import Report, relative
+from halfstep.check.report import Report
+from halfstep.check.rows import relative
 from halfstep.check.session import CheckedLoop, CheckedSteps
 
 

@@ -11,7 +11,8 @@ import torch
 from msgspec import Struct
 
 from halfstep.check.calls import Calls
-from halfstep.check.report import Report, rows_of
+from halfstep.check.report import Report
+from halfstep.check.rows import rows_of
 from halfstep.shadow.defect import Defect
 from halfstep.shadow.hooks import ShadowHooks
 from halfstep.shadow.observations import EXPLAINING_SKIPS, Observation, Observations

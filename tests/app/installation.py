@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import JSON, Boolean, Integer, LargeBinary, Table, func, insert, select
 from sqlalchemy.orm import Session
 
+from app.checks.checks import stored
 from app.sweeps.sweep_submission import SweepSubmission, begin
 from db.access import accounts, projects, shared_links
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
@@ -36,6 +37,7 @@ from db.tables import (
 from db.tables import Table as Base
 from db.telemetry import ingest
 from halfstep.artifacts.manifest import Entry
+from halfstep.check.report import Report, Row
 from halfstep.telemetry.events import UsedArtifact
 from tests.app.conftest import CONFIG, CPU, start_run
 from tests.db.telemetry.telemetry_made import (
@@ -271,14 +273,20 @@ def _artifact(settings: Settings, session: Session, side: Side) -> None:
 
 
 def _kept(session: Session, side: Side) -> None:
-    """Add what people keep: a preset, a rule of retention, a view, an upload."""
+    """Add what people keep: a preset, a rule of retention, a check, a view, an upload."""
     of = {"user_id": side.owner.id, "project": side.project}
     preset = Preset(name=f"{side.mark} preset", recipe="digits", config={}, place={}, **of)
     session.add_all((preset, RetentionRule(log_days=3000.0, **of)))
     for name in ("saved_views", "uploads"):
         session.execute(insert(Base.metadata.tables[name]).values(_row(name, side)))
+    file = f"{side.mark}.py"
+    row = Row(kind="overflow", is_fault=True, title="", text=f"{side.mark} text", file=file, line=1)
+    report = Report(script=file, torch="2", steps=1, rows=[row], unknown_operators={}, errors=[])
+    check = stored(report, {file: f"{side.mark} = 1\n"})
+    check.user_id, check.project = side.owner.id, side.project
+    session.add(check)
     session.flush()
-    side.ids["preset_id"] = preset.id
+    side.ids |= {"preset_id": preset.id, "check_id": check.id}
 
 
 def _alert(session: Session, user: User, side: Side) -> None:

@@ -23,6 +23,7 @@ from db.tables import Run, Status, User
 from db.telemetry import telemetry
 from db.telemetry.telemetry import LogRow
 from halfstep.telemetry.events import Sample
+from tests.app.checks.checks_made import add_check
 from tests.app.conftest import CONFIG, start_run, submit
 from tests.app.files.weight_uploads_api_made import offer_weights
 from tests.db.telemetry.telemetry_made import (
@@ -54,7 +55,7 @@ FP8 = [
 UNFOLD = "document.querySelectorAll('details:not(.presets)').forEach(each => { each.open = true })"
 PHONE = {"width": 390, "height": 844}
 
-EMPTY = ("/runs", "/sweeps", "/alerts", "/reports", "/trash")
+EMPTY = ("/runs", "/sweeps", "/alerts", "/reports", "/checks", "/trash")
 FULL = (
     "/runs?columns=status,step,loss,scale,health,training.batch_size,tags",
     "/runs?filter=nonsense:",
@@ -72,6 +73,8 @@ FULL = (
     "/reports",
     "/reports/1/edit",
     "/reports/new?runs=1,2&metrics=loss",
+    "/checks",
+    "/checks/1",
     "/runs/new",
     "/runs/new?recipe=digits",
     "/sweeps/new?recipe=digits",
@@ -102,6 +105,8 @@ ON_A_PHONE = (
     "/workers",
     "/recipes",
     "/runs/1",
+    "/checks",
+    "/checks/1",
     "/runs/new?recipe=digits",
     "/help/amp",
 )
@@ -161,6 +166,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         telemetry.record(session, run.id, run.attempt, flush)
     for name, body in FILES.items():
         publish(settings, database, run, name, body)
+    add_check(database, owner)
     submit(database, owner, config=CONFIG | {"precision": "bf16"})
     submit(database, owner)
     with database.writing() as session:

@@ -1,6 +1,6 @@
-// Keys of every page: j, k and x go through the list of runs, / leads to its filter, ? says what there
-// is, Ctrl+K leads anywhere. A single key does nothing while the user types or a dialog is open, and
-// can be switched off, as WCAG 2.1.4 asks.
+// Keys of every page: j, k and x go through the list of runs, j and k through the marked lines of a
+// check, / leads to the filter, ? says what there is, Ctrl+K leads anywhere. A single key does nothing
+// while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 asks.
 import { openPalette } from 'palette'
 
 const OFF = 'single-keys-off'
@@ -13,12 +13,13 @@ const kept = (use) => { try { return use() } catch { return null } }
 wish.checked = kept(() => localStorage.getItem(OFF)) === null
 wish.addEventListener('change', () => { kept(() => (wish.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'yes'))) })
 
-const links = () => [...document.querySelectorAll('[data-rows] .name a')]
-const row = () => document.activeElement?.closest('[data-rows] tr')
+const LINKS = '[data-rows] .name a, [data-marked] th a'
+const links = () => [...document.querySelectorAll(LINKS)]
+const row = () => document.activeElement?.closest('[data-rows] tr, [data-marked] tr')
 /** Last position of the cursor if nothing has the focus, also before a return to the page. @type {string|undefined} */
 let last = history.state?.cursor
 document.addEventListener('focusin', ({ target }) => {
-  if (!target.matches('[data-rows] .name a')) return
+  if (!target.matches(LINKS)) return
   last = target.href
   history.replaceState({ ...history.state, cursor: last }, '')
 })
@@ -27,7 +28,7 @@ links().find(({ href }) => href === last)?.focus({ preventScroll: true })
 /** The focus is the cursor: it stays in its row while others come and go, and is read out. @param {number} step 1: down, -1: up */
 const move = (step) => {
   const all = links()
-  const at = all.findIndex((link) => row()?.contains(link))
+  const at = all.findIndex((link) => link.matches('[aria-current]') || row()?.contains(link))
   const known = at >= 0 ? at : all.findIndex((link) => link.href === last)
   const wanted = known < 0 ? (step > 0 ? 0 : all.length - 1) : known + (at < 0 ? 0 : step)
   all[Math.min(Math.max(wanted, 0), all.length - 1)]?.focus()

@@ -3,11 +3,17 @@
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from halfstep.api_client.errors import ApiError
 from halfstep.cli.application import single
+from halfstep.cli.options import SomeProject
+
+if TYPE_CHECKING:
+    from halfstep.api_client.credentials import Credentials
+    from halfstep.check.report import Report
 
 
 @single(context_settings={"allow_interspersed_args": False})  # options after it are the script's
@@ -35,6 +41,14 @@ def app(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write scripts that show mistakes with torch alone"),
     ] = None,
+    upload: Annotated[
+        bool, typer.Option("--upload", help="Send the report and its sources to a server")
+    ] = False,
+    project: SomeProject = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Server; default: HALFSTEP_URL, or that of the login"),
+    ] = None,
 ) -> None:
     """Run a training script unchanged, and report what half precision loses in its first steps.
 
@@ -51,6 +65,9 @@ def app(
         known = None if baseline is None else reports.read(baseline)
     except (OSError, ValueError) as invalid:
         raise typer.BadParameter(f"--baseline: {baseline}: {invalid}") from invalid
+    if not upload and (project is not None or server is not None):
+        raise typer.BadParameter("--project and --server are of an upload; use --upload")
+    login = _login(server, project or "") if upload else None
     is_quiet = as_json or format != "text"
     schedule = CheckedSteps(steps=steps, every=every, until_skip=until_skip)
     report, error = check_script(
@@ -73,7 +90,42 @@ def app(
         print(*reports.as_github(report), sep="\n")
     else:
         print(*reports.as_text(report), sep="\n")
+    is_saved = login is None or not report.steps or _upload(report, login, project or "", is_quiet)
     if error is not None or not report.steps:
         why = "its script ended with an error" if error is not None else "no optimizer stepped"
         sys.exit(f"halfstep: the check is not complete: {why}")
-    sys.exit(1 if report.has_fault else 0)
+    sys.exit(1 if report.has_fault or not is_saved else 0)
+
+
+def _login(server: str | None, project: str) -> "Credentials":
+    """Return URL and token of a server that takes checks of the project. Raises BadParameter."""
+    from halfstep.client import Client
+    from halfstep.session.run_upload import server_of
+
+    login = server_of(server, None)
+    if login is None:
+        advice = "run `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN"
+        raise typer.BadParameter(f"--upload: no server or no token for it: {advice}")
+    try:
+        with Client(login.url, login.token) as client:
+            client.upload_check({}, project=project)
+    except ApiError as error:
+        if list(error.errors) != ["report"]:  # the last that a server checks: all else is allowed
+            raise typer.BadParameter(f"--upload: {error}") from error
+    return login
+
+
+def _upload(report: "Report", login: "Credentials", project: str, is_quiet: bool) -> bool:
+    """Upload a report and print the address of its page, or write it to a file; return if sent."""
+    from halfstep.check.upload import save, upload
+
+    try:
+        address, left_out = upload(report, login, project)
+    except Exception as error:  # the script may have changed what sends it
+        print(f"halfstep: the report is not uploaded: {error}", file=sys.stderr)
+        print(f"halfstep: it is in {save(report)}", file=sys.stderr)
+        return False
+    for file in left_out:
+        print(f"halfstep: {file} is too large to be uploaded", file=sys.stderr)
+    print(f"Report: {address}", file=sys.stderr if is_quiet else sys.stdout)
+    return True

@@ -115,8 +115,9 @@ def test_a_token_for_one_run_opens_nothing_but_its_ingest(
         assert session.get(Project, "made-by-it") is None
 
 
-#: Routes for a script's token that uploads: those of `watch.use` and of a sweep's agents.
+#: Routes for a script's token that uploads: of `watch.use`, checks, and a sweep's agents.
 FOR_SCRIPTS = {
+    ("POST", "/api/v1/checks"),
     ("GET", "/api/v1/artifacts/version"),
     ("GET", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),
     ("HEAD", "/api/v1/artifact-versions/{version_id}/files/{path:path}"),

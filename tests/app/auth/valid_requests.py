@@ -42,10 +42,12 @@ from db.tables import (
     User,
 )
 from halfstep.artifacts.manifest import Entry
+from halfstep.check.report import as_content
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
 from halfstep.run_config import config_schema as schema_of
 from halfstep.telemetry.plain_json import json_safe
+from tests.app.checks import checks_made
 from tests.app.conftest import CONFIG, CPU, SCHEMA
 from tests.app.installation import Side
 from tests.db.telemetry.telemetry_made import make_precision_plan
@@ -368,6 +370,7 @@ def _fields(side: Side, rows: Rows) -> dict[str, dict[str, Any]]:
         "POST /api/v1/presets": digits,
         "PUT /api/v1/notes": {"note": "valid"},
         "PUT /api/v1/reports/{report_id}": report,
+        "POST /api/v1/checks": {"report": as_content(checks_made.report()), "sources": {}},
         "POST /api/v1/ingest": {"id": AGENT, "attempt": 1, "started": "2026-01-02T03:04:05Z"},
         "PUT /api/v1/ingest/{run_id}/{attempt}/{sequence}": attempt,
         "PUT /api/v1/ingest/{run_id}/{attempt}/sidecar/{sequence}": attempt,

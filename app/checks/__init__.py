@@ -1,0 +1,1 @@
+"""Uploaded reports of `halfstep check`."""

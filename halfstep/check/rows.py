@@ -1,0 +1,89 @@
+"""Observations and mistakes as rows of a report. This module imports torch."""
+
+import os
+from collections.abc import Sequence
+
+from halfstep.check.calls import Mistake
+from halfstep.check.report import Row
+from halfstep.diagnosis.finding import Finding
+from halfstep.shadow.defect import Defect, Site
+from halfstep.shadow.observations import ZEROING, Observation
+from halfstep.shadow.operations import Place
+from halfstep.shadow.statements import statement_of
+
+STEPS_LISTED = 100
+
+
+def rows_of(
+    calls: Sequence[Mistake], observations: Sequence[Observation], others: Sequence[Mistake]
+) -> list[Row]:
+    """Return all as rows, faults first.
+
+    calls: mistakes that explain others.  others: that explain nothing; gradients of 0 follow from
+    a fault of the numbers.
+    """
+    is_explained = any(each.is_fault and each.first.kind in ZEROING for each in observations)
+    others = [each for each in others if not (is_explained and each[0].cause == "zero_gradients")]
+    rows = [
+        *(row_of_call(*each) for each in calls),
+        *map(row_of, observations),
+        *(row_of_call(*each) for each in others),
+    ]
+    return sorted(rows, key=lambda row: not row.is_fault)
+
+
+def row_of(observation: Observation) -> Row:
+    """Return an observation as a row."""
+    defect, statement = observation.first, statement_of(observation)
+    site = _shown(defect)
+    return Row(
+        kind=defect.kind,
+        is_fault=observation.is_fault,
+        title=statement.title,
+        text=statement.text,
+        advice=statement.advice,
+        file=relative(site.caller_file or site.file),
+        line=site.caller_line or site.line,
+        source=site.source,
+        operator=site.operator,
+        module=site.module,
+        is_backward=bool(site.node),
+        symptom=defect.symptom,
+        dtype=defect.dtype,
+        value=defect.value,
+        limit=defect.limit,
+        fits_below=observation.smallest_fit,
+        share=defect.share,
+        loss=defect.loss,
+        loss_fp32=defect.loss_fp32,
+        elements=(defect.count, defect.elements),
+        step=defect.step,
+        steps=observation.steps[:STEPS_LISTED],
+        count=observation.count,
+    )
+
+
+def row_of_call(finding: Finding, place: Place) -> Row:
+    """Return a mistake in the calls of the loop as a row. place: of the call that showed it."""
+    return Row(
+        kind=finding.cause or "calls",
+        is_fault=finding.is_certain_fault,
+        title=finding.title,
+        text=finding.text,
+        fix=finding.fix,
+        file=relative(place.caller_file or place.file),
+        line=place.caller_line or place.line,
+        source=place.source(),
+    )
+
+
+def _shown(defect: Defect) -> Site:
+    """Return the line to change: where a value was rounded, else where it became nonfinite."""
+    has_origin = defect.kind == "rounding" and defect.origin and defect.origin.line
+    return defect.origin if has_origin and defect.origin else defect.site
+
+
+def relative(file: str) -> str:
+    """Return a path below the working directory without it."""
+    path = os.path.relpath(file) if file else ""
+    return file if path.startswith("..") else path
