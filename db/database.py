@@ -158,11 +158,15 @@ class Database:
         """Return whether the tables are those of this version. Raises DatabaseUnreachable."""
         return self.revision() == revisions()[-1]
 
-    def require_current(self) -> None:
-        """Raise Conflict if another version has migrated the database."""
+    def require_current(self, revision: str | None = None) -> None:
+        """Raise Conflict if another version has migrated the database.
+
+        revision: of the tables, as just read; None to read it.
+        """
         own = revisions()[-1]
-        with self.read_only() as session:
-            revision = session.scalar(text("SELECT version_num FROM alembic_version"))
+        if revision is None:
+            with self.read_only() as session:
+                revision = session.scalar(text("SELECT version_num FROM alembic_version"))
         if revision != own:
             raise Conflict(
                 f"The database was migrated to revision {revision} by another version of Halfstep; "

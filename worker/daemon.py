@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from msgspec.structs import replace
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from db.alerts.notifications import SIGNED_IN, Listener
@@ -515,10 +516,14 @@ class Worker:
 
         Raises Conflict if another version has migrated the database.
         """
-        self.database.require_current()
         memory = self.warm.memory_bytes() if self.warm else None
-        with self.database.single_write() as session:
-            pending = workers.heartbeat(session, self.id, memory)
+        try:
+            with self.database.single_write() as session:
+                pending = workers.heartbeat(session, self.id, memory)
+                self.database.require_current(pending.revision)
+        except DBAPIError:  # of tables that are others
+            self.database.require_current()
+            raise
         self._apply_heartbeat(pending)  # a lost notification costs at most one heartbeat interval
         self.lost.check(is_lost=pending.is_lost)
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy import exists, func, select, text, update
 from sqlalchemy.orm import Session, defer
 
 from db.access import audit
@@ -126,6 +126,7 @@ class PendingWork:
     nodes: int  # its active nodes
     is_queued: bool  # there are queued runs
     is_lost: bool  # there are expired leases
+    revision: str  # of the tables
 
 
 def heartbeat(
@@ -147,13 +148,14 @@ def pending_work(session: Session, worker_id: int) -> PendingWork:
     return PendingWork(*session.execute(query).one())
 
 
-def _pending_work(worker_id: int) -> tuple[ColumnElement[Any], ...]:
+def _pending_work(worker_id: int) -> tuple[Any, ...]:
     mine = select(func.count()).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
     return (
         Worker.drained_at.is_not(None) & Worker.drain_stops,
         mine.scalar_subquery(),
         exists().where(Run.status == Status.QUEUED),
         exists().where(RunNode.ended_at.is_(None), RunNode.lease_expires_at < now()),
+        text("(SELECT version_num FROM alembic_version)"),
     )
 
 

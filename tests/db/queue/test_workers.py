@@ -1,14 +1,20 @@
 """What workers offer."""
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import update
 
-from db.database import Database, now
+from db.database import Database, now, revisions
 from db.errors import Conflict, NotFound
 from db.queue import pending_reasons, queue, workers
 from db.runs import runs
 from db.tables import Run, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+
+IDLE = workers.PendingWork(
+    is_stopped=False, nodes=0, is_queued=False, is_lost=False, revision=revisions()[-1]
+)
 
 
 def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker: Worker) -> None:
@@ -115,14 +121,14 @@ def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
     """Its nodes, runs in the queue, leases that ran out, and that it is to stop."""
     with database.single_write() as session:
         pending = workers.heartbeat(session, worker.id)
-    assert pending == workers.PendingWork(is_stopped=False, nodes=1, is_queued=False, is_lost=False)
+    assert pending == replace(IDLE, nodes=1)
     with database.writing() as session:
         queue.renew(session, running.id, 1, -1.0)
         submit(session, ada)
         workers.drain(session, worker.id, stop=True)
     with database.single_write() as session:
         pending = workers.heartbeat(session, worker.id)
-    assert pending == workers.PendingWork(is_stopped=True, nodes=1, is_queued=True, is_lost=True)
+    assert pending == replace(IDLE, is_stopped=True, nodes=1, is_queued=True, is_lost=True)
 
 
 def test_an_outdated_workers_schema_validates_nothing(database: Database, worker: Worker) -> None:
