@@ -32,6 +32,7 @@ DROP_IN = frozenset(
         "init",
         "log",
         "log_artifact",
+        "log_code",
         "log_model",
         "run",
         "save",

@@ -168,8 +168,25 @@ def _note_environment(
         "file": None,
         "git": None,
     }
-    texts = environments.Texts(source=None, diff=None)
-    environments.record(session, run.id, run.attempt, known | unknown, texts)
+    environments.record(session, run.id, run.attempt, known | unknown, environments.Texts())
+
+
+def describe(
+    session: Session,
+    user: User,
+    run_id: int,
+    attempt: int,
+    content: JsonObject,
+    texts: environments.Texts,
+) -> None:
+    """Complete the environment of an attempt. content: its file and git."""
+    run, place = lock_attempt(session, user, run_id, attempt)
+    known = environments.newest(session, run.id)
+    if known is None or known.attempt != attempt:
+        _note_environment(session, run, place.host, place.versions, (), "")
+        known = environments.newest(session, run.id)
+    before = known.content if known else {}
+    environments.record(session, run.id, attempt, {**before, **content}, texts)
 
 
 def _check_not_deleted(run: Run) -> None:

@@ -59,6 +59,7 @@ def main() -> None:
     # After the fork: these imports are slow, and the training waits for the first process.
     from halfstep.clock import clock
     from halfstep.session.ranks import retract
+    from halfstep.sidecar.description import describe
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.rank_output import RankReaders
@@ -67,6 +68,10 @@ def main() -> None:
 
     with control.makefile("rb", buffering=0) as messages:
         hidden = json.loads(messages.readline())
+    description = None
+    if arguments.describes:
+        description = threading.Thread(target=describe, args=[files, arguments, hidden])
+        description.start()
     try:
         log = LogFile(files.folder, files.attempt)
         spool = PatientSpool(files.sidecar, files.attempt, lambda _: None, has_refuge=True)
@@ -83,6 +88,8 @@ def main() -> None:
         with suppress(OSError):
             (files.folder / ERRORS).write_text(traceback.format_exc())
     finally:
+        if description:
+            description.join()
         lock.release()
 
 

@@ -316,7 +316,7 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
         place = folder / run
         place.mkdir(parents=True, exist_ok=True)
         return place
-    base = slug(run or name or f"{_script()}-{datetime.now():%Y%m%d-%H%M%S}")
+    base = slug(run or name or f"{script_name()}-{datetime.now():%Y%m%d-%H%M%S}")
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -331,11 +331,16 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
             return place
 
 
-def _script() -> str:
+def script_path() -> Path | None:
+    """Return the path of the script that this process runs; None at a prompt or of a text."""
+    return Path(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else None
+
+
+def script_name() -> str:
     """Return a name for the script: with its folder, if many scripts have its own."""
-    if not sys.argv or sys.argv[0] in ("", "-c"):
+    path = script_path()
+    if path is None:
         return "run"
-    path = Path(sys.argv[0])
     folder = path.absolute().parent.name if path.stem in USUAL_SCRIPTS else ""
     return f"{folder}-{path.stem}" if folder else path.stem
 
@@ -357,10 +362,17 @@ def _attempt(number: int, secret: str | None) -> AttemptEntry:
         pid=os.getpid(),
         pid_started=process.started(os.getpid()),
         pid_space=process.pid_space(),
-        command=redaction.command(sys.argv, secret),
+        command=redaction.command(_command_line(), secret),
         folder=str(Path.cwd()),
         versions={"python": platform.python_version(), **_versions()},
     )
+
+
+def _command_line() -> list[str]:
+    """Return the command line of this process: with `-m` and options of Python, if it has them."""
+    words, given = sys.orig_argv, sys.argv[1:]
+    is_own = words[len(words) - len(given) :] == given and "--multiprocessing-fork" not in words
+    return [Path(words[0]).name, *words[1:]] if is_own and len(words) > 1 else ["python", *sys.argv]
 
 
 def _versions() -> dict[str, str]:

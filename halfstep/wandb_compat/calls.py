@@ -68,6 +68,7 @@ def init(
     force: bool | None = None,
     reinit: Any = None,
     resume: Any = None,
+    save_code: bool | None = None,
     **further: Any,
 ) -> Run:
     """Start a run. An active run is returned; with `reinit` or in a later cell it ends first."""
@@ -103,6 +104,8 @@ def init(
             run=identifier,
             folder=folder,
             mode=_mode(mode),
+            git=not _is_set("WANDB_DISABLE_GIT"),
+            code=_is_set("WANDB_SAVE_CODE") if save_code is None else bool(save_code),
         )
         described = described_in(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels, allow_val_change)
@@ -157,6 +160,11 @@ def log_artifact(artifact_or_path: Any, *arguments: Any, **named: Any) -> Any:
 def use_artifact(artifact_or_name: Any, *arguments: Any, **named: Any) -> Any:
     """Return a version that the active run uses."""
     return _of_active("use_artifact", artifact_or_name, *arguments, **named)
+
+
+def log_code(root: str = ".", *arguments: Any, **named: Any) -> Any:
+    """Save the code below a folder as an artifact of the active run."""
+    return _of_active("log_code", root, *arguments, **named)
 
 
 def log_model(path: Any, *arguments: Any, **named: Any) -> Any:
@@ -218,6 +226,10 @@ def _mode(mode: str | None) -> Any:
     if chosen not in MODES:
         say_once(f"init(mode={chosen!r}) is not supported; allowed: {', '.join(MODES)}")
     return MODES.get(chosen, "auto")
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("true", "1", "yes", "on")
 
 
 def _listed(variable: str) -> list[str]:

@@ -28,7 +28,6 @@ UNSERVED = (
     "env",
     "integration",
     "link_artifact",
-    "log_code",
     "login",
     "mark_preempting",
     "plot_table",
