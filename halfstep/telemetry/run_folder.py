@@ -23,7 +23,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -297,12 +297,16 @@ def is_called(place: Path, name: str) -> bool:
 
 def run_called(folder: Path, run: str) -> Path | None:
     """Return the folder of a run below a folder; None if there is none of this name."""
+    return next(runs_called(folder, run), None)
+
+
+def runs_called(folder: Path, run: str) -> Iterator[Path]:
+    """Yield the folders of all runs of a name below a folder, oldest first."""
     base, number = slug(run), 1
     while (place := folder / (base if number == 1 else f"{base}-{number}")).is_dir():
         if (place / "run.json").exists() and is_called(place, run):
-            return place
+            yield place
         number += 1
-    return None
 
 
 def slug(name: str) -> str:

@@ -190,6 +190,11 @@ def _of_active(method: str, *arguments: Any, **named: Any) -> Any:
     return getattr(run, method)(*arguments, **named)
 
 
+def latest_page() -> str | None:
+    """Return the URL of the latest run's page, also after its end."""
+    return _begun.url if _begun else None
+
+
 def _active() -> Run | None:
     return None if _begun is None or _begun.is_finished else _begun
 

@@ -128,6 +128,10 @@ class Run:
         elif step is not None:
             self._flush(step)
 
+    def log_aside(self, data: Mapping[str, Any]) -> None:
+        """Log values at the current step, without counting a step."""
+        self._report_values(data, self._at(None))
+
     @unraised
     def define_metric(
         self,
