@@ -109,6 +109,10 @@ class End(BaseModel):
         int | None,
         Field(ge=-255, le=255, description="Exit code, negative for a signal; null: unknown"),
     ] = None
+    preemption: Annotated[
+        ShortText | None,
+        Field(description="By which signal of which batch system's job it was ended, if it was"),
+    ] = None
     lost_bytes: Annotated[
         int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged bytes of its spool")
     ] = None
@@ -274,6 +278,7 @@ def end(
         step=body.step,
         error=body.error,
         exit_code=body.exit_code,
+        preemption=cleaned(body.preemption or ""),
         lost_bytes=body.lost_bytes or 0,
     )
     if has_ended:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halfstep import batch_system
 from halfstep.sidecar.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def main() -> None:
     lock.acquire()  # before the training goes on: it may end before the imports below are done
     if os.fork():
         os._exit(0)
+    batch_system.ignore_signals()
     control = socket.socket(fileno=arguments.control)
     # After the fork: these imports are slow, and the training waits for the first process.
     from halfstep.clock import clock
@@ -97,6 +99,7 @@ def keep_rank(arguments: Arguments) -> None:
     """Keep output and memory of a further rank, detached, until they have ended."""
     if os.fork():
         os._exit(0)
+    batch_system.ignore_signals()
     control = socket.socket(fileno=arguments.control)
     from halfstep.clock import clock
     from halfstep.sidecar.lines import Output

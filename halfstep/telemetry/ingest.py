@@ -196,6 +196,8 @@ class Ingest:
             "exit_code": outcome.exit_code,
             "lost_bytes": lost_bytes,
         }
+        if outcome.preemption:
+            ended["preemption"] = outcome.preemption
         with spoken():
             self._send("POST", f"{_address(recorded)}/end", Acknowledged, json=plain(ended))
 

@@ -6,6 +6,7 @@
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      outcome; absent while it runs, or if it is unknown
                    crash-<attempt>             traceback at a fatal signal; see exit_files.py
+                   description-<attempt>.json  git state and packages; see source_state.py
                    uploaded.json               files that are uploaded; see sender.py
                    writer.lock                 held by the process that writes the run
                    uploader.lock, .log         lock of the uploader, and its messages
@@ -34,7 +35,7 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
-from halfstep import process, redaction
+from halfstep import batch_system, process, redaction
 from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import (
@@ -227,6 +228,7 @@ def write_outcome(
         step=step,
         error=error,
         exit_code=exit_code,
+        preemption=None if error else batch_system.preemption(exit_code),
         spool_bytes=spool,
         ended=_now(),
     )

@@ -323,6 +323,22 @@ def test_git_state_and_packages_are_recorded_and_shown(
     assert script.get("/api/v1/runs/1/environment").json()["git"] is None
 
 
+def test_a_preempted_run_is_cancelled_until_it_goes_on(
+    uploader: Uploader, script: TestClient
+) -> None:
+    """With signal and job as its reason; its next attempt continues it."""
+    uploader.begin()
+    ended = {"exit_code": -15, "preemption": "SIGTERM in Slurm job 42"}
+    for _ in range(2):
+        assert uploader.end("terminated", 0, **ended).status_code == 200
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["status"], run["error"]) == ("cancelled", None)
+    assert run["statuses"][-1]["reason"] == "preempted (SIGTERM in Slurm job 42)"
+    assert uploader.begin().status_code == 200
+    assert uploader.begin(attempt=2).status_code == 200
+    assert script.get("/api/v1/runs/1").json()["status"] == "running"
+
+
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
     """Of two uploaders of one run only that of the newer attempt is accepted."""
     uploader.begin()
