@@ -238,7 +238,7 @@ class Watch:
             folder = Path(root or (script.parent if script else "."))
             files = code_files(folder, is_included)
             if not files:
-                raise arguments.BadArgument(f"there is no code in {folder.absolute()}")
+                raise BadArgument(f"there is no code in {folder.absolute()}")
             named = name or slug(f"code-{script_name()}")
             return run.stored.save_artifact(files, named, "code", ())
 
