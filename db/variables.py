@@ -21,7 +21,8 @@ RENAMED = {
     "WEIGHTS": "WEIGHTS_DIRS",
 }
 #: Not settings of server and worker: of clients, watched scripts and recipes.
-OF_SCRIPTS = {"URL", "TOKEN", "MODE", "CONSOLE", "SYSTEM", "CACHE", "RECIPES", "EMULATE_FP8"}
+OF_SCRIPTS = {"URL", "TOKEN", "MODE", "CONSOLE", "SYSTEM", "GIT", "CODE", "CACHE", "RECIPES"}
+OF_SCRIPTS |= {"EMULATE_FP8"}
 #: Set for the processes of runs.
 OF_RUNS = {"ATTEMPT", "CONTROL_FOLDER", "ISOLATION", "PARENT_PID", "PARENT_RUN", "PRIVATE_PATHS"}
 OF_RUNS |= {"RUN", "RUN_FOLDER", "SECRETS", "SWEEP_POINT"}

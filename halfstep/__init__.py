@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ DROP_IN = frozenset(
         "init",
         "log",
         "log_artifact",
+        "log_code",
         "log_model",
         "run",
         "save",
@@ -55,8 +56,21 @@ ADAPTERS = (
 )
 
 
+def _is_named_trackio(frame: FrameType) -> bool:
+    """Return whether the code of a frame has imported this package under the name `trackio`."""
+    code, ours = frame.f_code, sys.modules[__name__]
+    if "trackio" in code.co_varnames + code.co_freevars + code.co_cellvars:
+        return frame.f_locals.get("trackio") is ours
+    return frame.f_globals.get("trackio") is ours
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first access, which keeps `import halfstep` cheap."""
+    if not name.startswith("_") and _is_named_trackio(sys._getframe(1)):
+        from halfstep import trackio_compat
+
+        if name in trackio_compat.SERVED:
+            return trackio_compat.SERVED[name]
     if name == "agent":
         from halfstep import sweep_agent
 

@@ -197,10 +197,7 @@ class Client(AgentCalls, AlertCalls, ArtifactCalls, SavedCalls):
         return figure.of_page(page, names)
 
     def environment(self, run_id: int) -> "FullEnvironment":
-        """Return a run's environment: machine, versions, command, folder.
-
-        For a queued run also its source and git.
-        """
+        """Return a run's environment: machine, packages, command, folder, source and git."""
         return cast("FullEnvironment", dict(self._get(f"/api/v1/runs/{run_id}/environment")))
 
     def submit(

@@ -27,11 +27,11 @@ def command(words: Sequence[str], *secrets: str | None) -> list[str]:
         name, equals, _ = word.partition("=")
         if is_value and not word.startswith("-"):
             shown.append(HIDDEN)
-        elif equals and _is_secret(name):
+        elif equals and is_secret(name):
             shown.append(f"{name}={HIDDEN}")
         else:
             shown.append(IN_URL.sub(HIDDEN, word))
-        is_value = not equals and word.startswith("-") and _is_secret(word)
+        is_value = not equals and word.startswith("-") and is_secret(word)
     return [str(without(word, *secrets)) for word in shown]
 
 
@@ -44,7 +44,7 @@ def source(text: str, *secrets: str | None) -> str:
 
     def hide(match: re.Match[str]) -> str:
         name, between, quote, _value = match.groups()
-        return f"{name}{between}{quote}{HIDDEN}{quote}" if _is_secret(name) else match[0]
+        return f"{name}{between}{quote}{HIDDEN}{quote}" if is_secret(name) else match[0]
 
     return ASSIGNED.sub(hide, IN_URL.sub(HIDDEN, str(without(text, *secrets))))
 
@@ -67,11 +67,11 @@ def values(environment: Mapping[str, str]) -> list[str]:
     return [
         value
         for name, value in environment.items()
-        if _is_secret(name) and len(value) >= SHORTEST and name not in FOLDERS
+        if is_secret(name) and len(value) >= SHORTEST and name not in FOLDERS
     ]
 
 
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
     """Return whether a name denotes a secret, in any spelling: --apiKey, hf.api-key."""
     parts = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower())
     return bool(

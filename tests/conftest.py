@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Few tests need the process beside a watched script; those turn it on.
 os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
+os.environ.setdefault("HALFSTEP_GIT", "no")
 #: Variables of the tests and of `make`.
 OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE"
 os.environ["HALFSTEP_OTHER_VARIABLES"] = ",".join(f"HALFSTEP_{each}" for each in OWN.split(","))

@@ -21,13 +21,15 @@ from app.files import spool_ingest as pieces
 from app.files.file_uploads import FileUpload, take_file
 from app.files.spool_ingest import SpoolPosition
 from app.http.parameters import RowId, flaws, outsized
+from app.telemetry.environment import Git, SourceFile
 from db.access import projects
 from db.errors import Invalid
 from db.names import cleaned
+from db.runs import environments
 from db.tables import LARGEST_COUNT, LARGEST_ID
 from db.telemetry import ingest
 from halfstep.telemetry.event_fields import NAME_CHARACTERS, TEXT_CHARACTERS
-from halfstep.telemetry.events import MOST_WORDS, PATH_CHARACTERS
+from halfstep.telemetry.events import MOST_WORDS, PATH_CHARACTERS, SOURCE_BYTES
 from halfstep.telemetry.plain_json import json_safe
 
 router = APIRouter(prefix="/ingest", tags=["watched runs"])
@@ -38,6 +40,7 @@ TELEMETRY = "Data of a run, whose beginning and end are recorded."
 Sequence = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 Offset = Annotated[int, Query(ge=0, le=LARGEST_COUNT)]
 ShortText = Annotated[str, Field(max_length=NAME_CHARACTERS)]
+SourceText = Annotated[str, Field(max_length=SOURCE_BYTES)]
 PathText = Annotated[str, Field(max_length=PATH_CHARACTERS)]
 
 
@@ -106,13 +109,27 @@ class End(BaseModel):
         int | None,
         Field(ge=-255, le=255, description="Exit code, negative for a signal; null: unknown"),
     ] = None
+    preemption: Annotated[
+        ShortText | None,
+        Field(description="By which signal of which batch system's job it was ended, if it was"),
+    ] = None
     lost_bytes: Annotated[
         int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged bytes of its spool")
     ] = None
 
 
+class Source(BaseModel):
+    """Git state, packages and source of an attempt."""
+
+    file: SourceFile | None = None
+    git: Git | None = None
+    source: SourceText | None = None
+    diff: SourceText | None = None
+    requirements: SourceText | None = None
+
+
 class Recorded(BaseModel):
-    """Confirmation of an end."""
+    """Confirmation of a source or an end."""
 
     run: int
     status: str
@@ -234,6 +251,19 @@ async def send_file(
     return FilePosition(offset=end, stored=end == size)
 
 
+@router.post("/{run_id}/{attempt}/source")
+@unaudited(TELEMETRY)
+def describe(run_id: RowId, attempt: RowId, body: Source, session: Db, sender: Sender) -> Recorded:
+    """Record git state, installed packages and source of an attempt, without secrets."""
+    known = body.model_dump()
+    if errors := flaws(known):
+        raise Invalid(errors)
+    texts = environments.Texts(body.source, body.diff, body.requirements)
+    content = {"file": known["file"], "git": known["git"]}
+    ingest.describe(session, sender, run_id, attempt, content, texts)
+    return Recorded(run=run_id, status="recorded")
+
+
 @router.post("/{run_id}/{attempt}/end")
 def end(
     run_id: RowId, attempt: RowId, body: End, session: Db, sender: Sender, request: Request
@@ -248,6 +278,7 @@ def end(
         step=body.step,
         error=body.error,
         exit_code=body.exit_code,
+        preemption=cleaned(body.preemption or ""),
         lost_bytes=body.lost_bytes or 0,
     )
     if has_ended:

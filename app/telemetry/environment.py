@@ -10,26 +10,46 @@ from db.queue import workers
 from db.runs import environments
 from db.tables import RECIPE, Run
 from db.telemetry import ingest
+from halfstep.telemetry.events import PATH_CHARACTERS
+
+PathText = Annotated[str, Field(max_length=PATH_CHARACTERS)]
+Names = Annotated[list[PathText], Field(max_length=50)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class SourceFile(BaseModel):
     """The recipe's file, or a command's script."""
 
-    path: str
-    sha256: str
-    size_bytes: int
+    path: PathText
+    sha256: Annotated[str, Field(max_length=64)]
+    size_bytes: Annotated[int, Field(ge=0, le=2**63 - 1)]
     is_cut: Annotated[bool, Field(description="Whether only the first 256 kB are stored")]
 
 
 class Git(BaseModel):
     """State of the folder's git repository."""
 
-    commit: str | None = None
+    commit: Annotated[str | None, Field(max_length=64)] = None
+    branch: Annotated[PathText, Field(description="Empty: a detached HEAD")] = ""
+    remote: Annotated[PathText, Field(description="URL of the remote, without credentials")] = ""
+    folder: Annotated[
+        PathText, Field(description="The working directory within the repository; empty: its root")
+    ] = ""
+    is_pushed: Annotated[
+        bool | None, Field(description="Whether a remote branch had the commit; null: unknown")
+    ] = None
     is_dirty: bool = False
-    untracked: Annotated[list[str], Field(description="Untracked files, at most 50")] = []
-    untracked_count: int = 0
+    changed: Annotated[Names, Field(description="Changed files, at most 50")] = []
+    changed_count: Count = 0
+    untracked: Annotated[Names, Field(description="Untracked files, at most 50")] = []
+    untracked_count: Count = 0
     is_cut: Annotated[bool, Field(description="Whether only 256 kB of the diff are stored")] = False
-    error: Annotated[str | None, Field(description="Error of git, if it failed")] = None
+    is_redacted: Annotated[
+        bool, Field(description="Whether secrets in the diff are hidden, so that it may not apply")
+    ] = False
+    error: Annotated[
+        str | None, Field(max_length=500, description="Error of git, if it failed")
+    ] = None
 
 
 class Environment(BaseModel):
@@ -48,16 +68,24 @@ class Environment(BaseModel):
     has_other_source: Annotated[
         bool, Field(description="Whether the worker's recipe file has changed since")
     ]
+    has_requirements: Annotated[
+        bool, Field(description="Whether the installed packages are recorded")
+    ] = False
     changed_sources: Annotated[
         list[str], Field(description="Files of a command that have changed since it was queued")
     ] = []
 
 
 class FullEnvironment(Environment):
-    """An environment with the texts of source and diff."""
+    """An environment with the texts of source, diff and packages."""
 
     source: str | None
-    diff: Annotated[str | None, Field(description="Of tracked files, against the commit")]
+    diff: Annotated[
+        str | None, Field(description="Of tracked files and untracked code, against the commit")
+    ]
+    requirements: Annotated[
+        str | None, Field(description="Installed packages in pip's format, a line each")
+    ]
 
 
 def environment_of(session: Session, run: Run) -> Environment | None:
@@ -67,6 +95,7 @@ def environment_of(session: Session, run: Run) -> Environment | None:
     """
     if row := environments.newest(session, run.id):
         environment = Environment(attempt=row.attempt, **row.content, has_other_source=False)
+        environment.has_requirements = environments.has_requirements(session, row)
         environment.has_other_source = _has_other_source(session, run, environment)
         return environment
     if watched := ingest.attempt_of(session, run):
@@ -82,8 +111,8 @@ def full_environment(session: Session, run: Run) -> FullEnvironment:
     if environment is None:
         raise NotFound(f"Run {run.id} has not started, so its environment is unknown.")
     row = environments.newest(session, run.id)
-    source, diff = environments.texts(row) if row else (None, None)
-    return FullEnvironment(**environment.model_dump(), source=source, diff=diff)
+    texts = environments.texts(row) if row else environments.Texts()
+    return FullEnvironment(**environment.model_dump(), **texts._asdict())
 
 
 def _has_other_source(session: Session, run: Run, environment: Environment) -> bool:

@@ -7,17 +7,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, defer
 
 from db.tables import RunEnvironment
+from halfstep.telemetry.events import SOURCE_BYTES
 from halfstep.telemetry.plain_json import JsonObject
-
-#: Maximum stored size of a source or a diff, in UTF-8 bytes.
-LONGEST_BYTES = 256_000
 
 
 class Texts(NamedTuple):
-    """Source of the recipe or script, and the git diff."""
+    """Source of the recipe or script, git patch and installed packages."""
 
-    source: str | None
-    diff: str | None
+    source: str | None = None
+    diff: str | None = None
+    requirements: str | None = None
+
+
+TEXTS = (RunEnvironment.source, RunEnvironment.diff, RunEnvironment.requirements)
 
 
 def record(session: Session, run_id: int, attempt: int, content: JsonObject, texts: Texts) -> None:
@@ -29,6 +31,7 @@ def record(session: Session, run_id: int, attempt: int, content: JsonObject, tex
             content=content,
             source=_packed(texts.source),
             diff=_packed(texts.diff),
+            requirements=_packed(texts.requirements),
         )
     )
     session.flush()
@@ -38,7 +41,7 @@ def newest(session: Session, run_id: int) -> RunEnvironment | None:
     """Return the environment of the latest attempt, without its texts."""
     query = (
         select(RunEnvironment)
-        .options(defer(RunEnvironment.source), defer(RunEnvironment.diff))
+        .options(*map(defer, TEXTS))
         .where(RunEnvironment.run_id == run_id)
         .order_by(RunEnvironment.attempt.desc())
         .limit(1)
@@ -46,16 +49,29 @@ def newest(session: Session, run_id: int) -> RunEnvironment | None:
     return session.scalar(query)
 
 
+def has_requirements(session: Session, environment: RunEnvironment) -> bool:
+    """Return whether the installed packages are recorded."""
+    key = (
+        RunEnvironment.run_id == environment.run_id,
+        RunEnvironment.attempt == environment.attempt,
+    )
+    return bool(session.scalar(select(RunEnvironment.requirements.is_not(None)).where(*key)))
+
+
 def texts(environment: RunEnvironment) -> Texts:
     """Return the texts of an environment."""
-    return Texts(_unpacked(environment.source), _unpacked(environment.diff))
+    return Texts(
+        _unpacked(environment.source),
+        _unpacked(environment.diff),
+        _unpacked(environment.requirements),
+    )
 
 
 def _packed(text: str | None) -> bytes | None:
     if text is None:
         return None
     # A character that the limit splits is dropped.
-    stored = text.encode(errors="replace")[:LONGEST_BYTES].decode(errors="ignore")
+    stored = text.encode(errors="replace")[:SOURCE_BYTES].decode(errors="ignore")
     return zlib.compress(stored.encode())
 
 

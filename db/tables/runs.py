@@ -243,7 +243,8 @@ class RunEnvironment(OfRun, Table):
     # null.
     content: Mapped[JsonObject]
     source: Mapped[bytes | None]  # the file's text, compressed
-    diff: Mapped[bytes | None]  # git's diff, compressed
+    diff: Mapped[bytes | None]  # git's patch, compressed
+    requirements: Mapped[bytes | None]  # installed packages, a line each, compressed
 
 
 class WatchedAttempt(OfRun, Table):

@@ -43,7 +43,7 @@ Writer: TypeAlias = Literal["training", "sidecar"]
 #: Size limit of the events held until an attempt's first steps.
 EARLY_BYTES = 16 * 2**20
 REASON_CHARACTERS = 500
-INTERRUPTED = "interrupted by a new run"
+INTERRUPTED, PREEMPTED = "interrupted by a new run", "preempted"
 HOW_IT_ENDED = {
     "interrupted": (Status.CANCELLED, INTERRUPTED),
     "finished": (Status.FINISHED, None),
@@ -168,8 +168,25 @@ def _note_environment(
         "file": None,
         "git": None,
     }
-    texts = environments.Texts(source=None, diff=None)
-    environments.record(session, run.id, run.attempt, known | unknown, texts)
+    environments.record(session, run.id, run.attempt, known | unknown, environments.Texts())
+
+
+def describe(
+    session: Session,
+    user: User,
+    run_id: int,
+    attempt: int,
+    content: JsonObject,
+    texts: environments.Texts,
+) -> None:
+    """Complete the environment of an attempt. content: its file and git."""
+    run, place = lock_attempt(session, user, run_id, attempt)
+    known = environments.newest(session, run.id)
+    if known is None or known.attempt != attempt:
+        _note_environment(session, run, place.host, place.versions, (), "")
+        known = environments.newest(session, run.id)
+    before = known.content if known else {}
+    environments.record(session, run.id, attempt, {**before, **content}, texts)
 
 
 def _check_not_deleted(run: Run) -> None:
@@ -235,7 +252,7 @@ def _is_stopped(run: Run) -> bool:
 
     An end that the uploader reported does not count: the uploader may repeat its requests.
     """
-    return run.status == Status.CANCELLED and run.stop_reason != INTERRUPTED
+    return run.status == Status.CANCELLED and run.stop_reason not in (INTERRUPTED, PREEMPTED)
 
 
 def _ended(run: Run) -> str:
@@ -314,12 +331,13 @@ def end(
     step: int,
     error: str | None,
     exit_code: int | None = None,
+    preemption: str = "",
     lost_bytes: int = 0,
 ) -> bool:
     """Close an attempt whose process has ended; return whether the run had not ended before.
 
-    how: a key of HOW_IT_ENDED.  exit_code: negative for a signal.  lost_bytes: damaged bytes of the
-    spool.  Idempotent.
+    how: a key of HOW_IT_ENDED.  exit_code: negative for a signal.  preemption: signal and job, if
+    a batch system has ended it.  lost_bytes: damaged bytes of the spool.  Idempotent.
     """
     run, place = lock_attempt(session, user, run_id, attempt)
     if run.status in ENDED:
@@ -329,6 +347,8 @@ def end(
         record(session, run, place, [], end=(place.sequence, place.offset), remarks=[text])
     status, reason = HOW_IT_ENDED[how]
     reason = _reason(reason, error, exit_code)
+    if preemption and not error:
+        status, reason = Status.CANCELLED, f"{PREEMPTED} ({preemption})"
     failure_kind = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None
     error = error or (reason if status == Status.FAILED else None)
     if step > run.step:
@@ -338,8 +358,8 @@ def end(
     queue.end(
         session, run_id, attempt, status, reason=reason, error=error, failure_kind=failure_kind
     )
-    if how == "interrupted":
-        run.stop_reason = INTERRUPTED
+    if status == Status.CANCELLED:
+        run.stop_reason = INTERRUPTED if how == "interrupted" else PREEMPTED
     run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
     return True
 

@@ -861,15 +861,22 @@ class Git(TypedDict):
     """State of the folder's git repository."""
 
     commit: str | None
+    branch: str  # Empty: a detached HEAD
+    remote: str  # URL of the remote, without credentials
+    folder: str  # The working directory within the repository; empty: its root
+    is_pushed: bool | None  # Whether a remote branch had the commit; null: unknown
     is_dirty: bool
+    changed: list[str]  # Changed files, at most 50
+    changed_count: int
     untracked: list[str]  # Untracked files, at most 50
     untracked_count: int
     is_cut: bool  # Whether only 256 kB of the diff are stored
+    is_redacted: bool  # Whether secrets in the diff are hidden, so that it may not apply
     error: str | None  # Error of git, if it failed
 
 
 class FullEnvironment(TypedDict):
-    """An environment with the texts of source and diff."""
+    """An environment with the texts of source, diff and packages."""
 
     attempt: int  # Number of the attempt, from 1
     worker: str | None
@@ -882,9 +889,11 @@ class FullEnvironment(TypedDict):
     file: SourceFile | None
     git: Git | None  # Null if the folder is in no repository
     has_other_source: bool  # Whether the worker's recipe file has changed since
+    has_requirements: bool  # Whether the installed packages are recorded
     changed_sources: list[str]  # Files of a command that have changed since it was queued
     source: str | None
-    diff: str | None  # Of tracked files, against the commit
+    diff: str | None  # Of tracked files and untracked code, against the commit
+    requirements: str | None  # Installed packages in pip's format, a line each
 
 
 class Uploaded(TypedDict):

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 MOST_FILES, MOST_BYTES = 50, 2**20
@@ -26,7 +26,8 @@ def sources_of(words: Sequence[str], folder: str) -> dict[str, str]:
     if root is None:
         scripts = [name for name in scripts if name.startswith("/")]
     found: dict[str, str] = {}
-    for name in [*scripts, *(_code_in(root) if root else ())]:
+    code = (path.relative_to(root).as_posix() for path in code_in(root)) if root else ()
+    for name in [*scripts, *code]:
         digest = _digest(Path(folder, name))
         if digest is not None:
             found[name] = digest
@@ -40,7 +41,12 @@ def changed(sources: Mapping[str, str], folder: Path) -> list[str]:
     return [path for path, digest in sources.items() if _digest(folder / path) != digest]
 
 
-def _code_in(root: Path) -> Iterator[str]:
+def is_code(path: Path) -> bool:
+    """Return whether a file's name is that of code."""
+    return path.suffix in SUFFIXES
+
+
+def code_in(root: Path, is_included: Callable[[Path], bool] = is_code) -> Iterator[Path]:
     """Yield the code files below a folder, level by level, without hidden and unrelated folders."""
     level = [root]
     for _ in range(MOST_FOLDERS):
@@ -55,10 +61,10 @@ def _code_in(root: Path) -> Iterator[str]:
             if entry.name.startswith(".") or entry.is_symlink():
                 continue
             path = Path(entry.path)
-            if entry.is_file() and path.suffix in SUFFIXES:
-                yield path.relative_to(root).as_posix()
-            is_code = path.name not in OTHERS and not (path / "pyvenv.cfg").exists()
-            if is_code and entry.is_dir():
+            if entry.is_file() and is_included(path):
+                yield path
+            is_own = path.name not in OTHERS and not (path / "pyvenv.cfg").exists()
+            if is_own and entry.is_dir():
                 level.append(path)
 
 

@@ -3,6 +3,8 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +13,12 @@ from halfstep.artifacts import cache, names
 from halfstep.artifacts.cache import Manifest
 from halfstep.artifacts.manifest import Entry, check_entries, digest_of, files_in, sha256_of
 from halfstep.artifacts.names import ArtifactError, Reference, parse_reference
+from halfstep.cli import command_sources
 from halfstep.telemetry.events import ArtifactFile, SavedArtifact, UsedArtifact
 
 BLOBS = "blobs"  # folder of the run with saved content, each file named by its SHA-256
 PIECE_BYTES = 1 << 20
+CODE_FILES = 1000  # most that the code of a run has
 
 
 class SavedVersion(NamedTuple):
@@ -63,6 +67,16 @@ def saved_event(
         aliases=list(aliases),
         files=files,
     )
+
+
+def code_files(root: Path, is_included: Callable[[Path], bool]) -> dict[str, Path]:
+    """Return the code below a folder, by path: at most CODE_FILES files of MOST_BYTES each."""
+    files: dict[str, Path] = {}
+    for path in islice(command_sources.code_in(root, is_included), CODE_FILES):
+        with suppress(OSError):
+            if path.stat().st_size <= command_sources.MOST_BYTES and os.access(path, os.R_OK):
+                files[path.relative_to(root).as_posix()] = path
+    return files
 
 
 def _stored(blobs: Path, path: Path) -> tuple[int, str]:

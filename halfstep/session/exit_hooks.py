@@ -20,11 +20,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
-from halfstep.session.exit_files import CrashFile, write_exit_code_at_exit
+from halfstep.session.exit_files import CrashFile, UserSignalFiles, write_exit_code_at_exit
 from halfstep.telemetry.attempt_messages import WatchedStatus
 
-#: Signals that end a process by default: from users, batch systems, limits and timers. Not SIGUSR1
-#: and SIGUSR2: Lightning installs its own handler only where it finds none.
+#: Signals that end a process by default: from users, batch systems, limits and timers. For SIGUSR1
+#: and SIGUSR2 see `UserSignalFiles`.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
 #: Modules on the stack of a pool's worker that waits for a task or exits.
 POOLS = ("multiprocessing.", "concurrent.futures.", "threading", "copyreg")
@@ -82,10 +82,10 @@ class ExitHooks:
             if hasattr(sys.modules.get(module), name):
                 self._hook(sys.modules[module], name, partial(self._task_raised, module, name))
         self._crash = CrashFile(crash_file)
+        self._user_signals = UserSignalFiles(crash_file, _is_free)
         self._hook(faulthandler, "enable", self._fault_handler_enabled)
         self._hook(faulthandler, "register", self._fault_handler_registered)
-        defaults = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
-        self._signals = [number for number in defaults if _is_main() and not _is_caught(number)]
+        self._signals = [number for number in SIGNALS if _is_main() and _is_free(number)]
         for number in self._signals:
             signal.signal(number, self._terminated)
 
@@ -94,6 +94,7 @@ class ExitHooks:
         self._is_cancelled = True
         atexit.unregister(self._exits)
         self._crash.close()
+        self._user_signals.close()
         if self._child_end:
             self._child_end.cancel()
         for owner, name, ours, before in self._hooks:
@@ -193,6 +194,7 @@ class ExitHooks:
     def _fault_handler_registered(self, signum: int, *arguments: Any, **named: Any) -> None:
         """Leave a signal to faulthandler, whose handler Python does not know."""
         self._signals = [number for number in self._signals if number != signum]
+        self._user_signals.leave(signum)
         self._before(faulthandler, "register")(signum, *arguments, **named)
 
     def _task_raised(self, module: str, name: str, error: BaseException, trace: Any) -> Any:
@@ -280,6 +282,11 @@ def _is_idle(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_free(number: signal.Signals) -> bool:
+    """Return True if neither Python nor C code handles a signal."""
+    return signal.getsignal(number) is signal.SIG_DFL and not _is_caught(number)
 
 
 def _is_caught(number: signal.Signals) -> bool:

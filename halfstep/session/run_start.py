@@ -50,6 +50,8 @@ def watch(
     mode: arguments.Mode = "auto",
     console: bool = True,
     system: bool = True,
+    git: bool = True,
+    code: bool = False,
     histogram_every: int = 0,
     layers_every: int = 0,
     headroom_every: int = 0,
@@ -69,6 +71,8 @@ def watch(
     mode: "offline" uploads nothing, "disabled" does nothing at all; by default HALFSTEP_MODE.
     console: keep what the process and its children print; HALFSTEP_CONSOLE=no turns it off.
     system: sample the use of the machine and its GPUs; HALFSTEP_SYSTEM=no turns it off.
+    git: record commit, branch, remote, patch and installed packages; HALFSTEP_GIT=no turns it off.
+    code: save the script and the code in its folder as an artifact; HALFSTEP_CODE=no turns it off.
     In a command from a server's queue the run is the queued one; name, project, run, url and
     folder are ignored.
 
@@ -98,6 +102,7 @@ def watch(
                 None, server=server, is_offline=is_offline, project=project, runs_of_rank=place
             )
         process_sidecar.stop()
+        keeps_code = arguments.switch("code", code)
         every = arguments.intervals(histogram_every, layers_every, headroom_every, norms_every)
         if queued := QueuedRun.taken():
             started = WatchedRun(
@@ -111,12 +116,15 @@ def watch(
             watch.add(*modules)
             if config is not None:
                 watch.configure(config)
+            if keeps_code:
+                watch.save_code()
             say(f"watching; this is run {os.environ[RUN]} of the queue")
             return watch
         point = SweepPoint.taken()
         if point:
             name, project, run = point.name, point.project or None, None
         captures, samples = process_sidecar.purposes(console=console, system=system)
+        describes = arguments.switch("git", git)
         server = None if is_offline else server_of(url, token)
 
         def begin(runs: Path) -> WatchedRun:
@@ -165,8 +173,16 @@ def watch(
     watch.add(*modules)
     if is_notebook() and arguments.switch("console", console):
         guard.call(started.keep_cells)
-    if captures or samples:
-        guard.call(started.start_sidecar, captures=captures, samples=samples)
+    if captures or samples or describes:
+        guard.call(
+            started.start_sidecar,
+            captures=captures,
+            samples=samples,
+            describes=describes,
+            keeps_code=keeps_code,
+        )
+    if keeps_code:
+        watch.save_code()
     guard.call(started.upload.start)
     return watch
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from halfstep.api_client.credentials import Credentials
+from halfstep.cli.command_sources import is_code
 from halfstep.session import active_run, arguments, ranks
 from halfstep.session.queued_run import project_of
 from halfstep.session.run_upload import server_of
@@ -15,7 +16,7 @@ from halfstep.session.watched_run import WatchedRun
 from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.relay import RelayWriter
-from halfstep.telemetry.run_folder import described_in
+from halfstep.telemetry.run_folder import described_in, script_name, script_path, slug
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Methods whose data are lost in a further rank.
-RECORDING = {"log", "checkpoint", "save_artifact", "precision_diff"}
+RECORDING = {"log", "checkpoint", "save_artifact", "save_code", "precision_diff"}
 
 
 class Watch:
@@ -215,6 +216,33 @@ class Watch:
         return self._ask(
             "save_artifact", lambda run: run.stored.save_artifact(path, name, type, aliases)
         )
+
+    def save_code(
+        self,
+        root: str | Path | None = None,
+        *,
+        name: str | None = None,
+        is_included: Callable[[Path], bool] = is_code,
+    ) -> "SavedVersion | None":
+        """Save the code below a folder as a version of an artifact of the type "code".
+
+        root: by default the folder of the script.  name: by default that of the script, with
+        "code-" before it.  is_included: by default Python, shell, YAML and TOML files.  At most
+        1,000 files of 1 MB; hidden folders, virtual environments and folders of runs are left out.
+        """
+
+        def save(run: WatchedRun) -> "SavedVersion | None":
+            from halfstep.session.artifacts import code_files
+
+            script = script_path()
+            folder = Path(root or (script.parent if script else "."))
+            files = code_files(folder, is_included)
+            if not files:
+                raise BadArgument(f"there is no code in {folder.absolute()}")
+            named = name or slug(f"code-{script_name()}")
+            return run.stored.save_artifact(files, named, "code", ())
+
+        return self._ask("save_code", save)
 
     def use(self, reference: str) -> Path:
         """Return the local files of an artifact's version, which this run uses: "data:v3".

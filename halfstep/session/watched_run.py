@@ -39,6 +39,7 @@ from halfstep.telemetry.run_folder import (
     described_in,
     last_logged,
     read_run,
+    script_path,
     write_outcome,
     write_run_file,
 )
@@ -159,13 +160,18 @@ class WatchedRun:
         """Keep what Python prints in the cells of a notebook."""
         self._cell_output = CellOutput(process_sidecar.hidden_texts(self.upload.secret))
 
-    def start_sidecar(self, *, captures: bool, samples: bool) -> None:
-        """Start the process that keeps the output and samples the machine."""
+    def start_sidecar(
+        self, *, captures: bool, samples: bool, describes: bool, keeps_code: bool
+    ) -> None:
+        """Start the process that keeps the output, and records machine and git state."""
         try:
             self.sidecar = process_sidecar.start(
                 self.files,
                 captures=captures,
                 samples=samples,
+                describes=describes,
+                script=script_path(),
+                keeps_code=keeps_code,
                 hidden=process_sidecar.hidden_texts(self.upload.secret),
                 elapsed_seconds=self.loop.elapsed_ms() / 1000,
                 meeting=self._meeting,

@@ -25,6 +25,9 @@ class Arguments(NamedTuple):
     control: int  # descriptor of the socket to the training
     streams: list[CapturedStream]
     samples: bool  # sample the machine
+    describes: bool  # record git state and packages
+    script: str  # path of the script; or empty
+    keeps_code: bool  # record the script's text too
     pid: int  # of the training
     elapsed_seconds: float  # of the run so far
 

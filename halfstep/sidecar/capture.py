@@ -74,6 +74,9 @@ class Sidecar:
         *,
         captures: bool,
         samples: bool,
+        describes: bool = False,
+        script: Path | None = None,
+        keeps_code: bool = False,
         hidden: Sequence[str] = (),
         elapsed_seconds: float = 0.0,
         rank: int = 0,
@@ -82,8 +85,9 @@ class Sidecar:
         """Start the sidecar.
 
         files: None of a further rank; its `meeting` file then has them, once they exist.
-        captures: take the output.  samples: sample the machine.  hidden: texts replaced by *** in
-        the output.  elapsed_seconds: the run's age.  Raises OSError, with the output as it was.
+        captures: take the output.  samples: sample the machine.  describes: record git state and
+        packages, with keeps_code also the script's text.  hidden: texts replaced by *** in the
+        output.  elapsed_seconds: the run's age.  Raises OSError, with the output as it was.
         """
         self._channels: list[Channel] = []
         self._drained = threading.Event()
@@ -105,6 +109,9 @@ class Sidecar:
                     for each in self._channels
                 ],
                 samples=samples,
+                describes=describes,
+                script=str(script or ""),
+                keeps_code=keeps_code,
                 pid=os.getpid(),
                 elapsed_seconds=elapsed_seconds,
             )

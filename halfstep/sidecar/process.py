@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halfstep import batch_system
 from halfstep.sidecar.arguments import Arguments
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ def main() -> None:
     lock.acquire()  # before the training goes on: it may end before the imports below are done
     if os.fork():
         os._exit(0)
+    batch_system.ignore_signals()
     control = socket.socket(fileno=arguments.control)
     # After the fork: these imports are slow, and the training waits for the first process.
     from halfstep.clock import clock
     from halfstep.session.ranks import retract
+    from halfstep.sidecar.description import describe
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.rank_output import RankReaders
@@ -67,6 +70,10 @@ def main() -> None:
 
     with control.makefile("rb", buffering=0) as messages:
         hidden = json.loads(messages.readline())
+    description = None
+    if arguments.describes:
+        description = threading.Thread(target=describe, args=[files, arguments, hidden])
+        description.start()
     try:
         log = LogFile(files.folder, files.attempt)
         spool = PatientSpool(files.sidecar, files.attempt, lambda _: None, has_refuge=True)
@@ -83,6 +90,8 @@ def main() -> None:
         with suppress(OSError):
             (files.folder / ERRORS).write_text(traceback.format_exc())
     finally:
+        if description:
+            description.join()
         lock.release()
 
 
@@ -90,6 +99,7 @@ def keep_rank(arguments: Arguments) -> None:
     """Keep output and memory of a further rank, detached, until they have ended."""
     if os.fork():
         os._exit(0)
+    batch_system.ignore_signals()
     control = socket.socket(fileno=arguments.control)
     from halfstep.clock import clock
     from halfstep.sidecar.lines import Output

@@ -147,6 +147,7 @@ class WatchedOutcome(Message, frozen=True, kw_only=True):
     step: int  # the last one
     error: str | None = None  # the traceback, or another text
     exit_code: int | None = None  # negative for a signal; None if the process continued, or unknown
+    preemption: str | None = None  # "SIGTERM in Slurm job 42", if a batch system has ended it
     spool_bytes: int = 0  # of the attempt's spool, as its writer knows it
     ended: str = ""  # time, in ISO 8601
 

@@ -42,6 +42,7 @@ from halfstep.telemetry.event_fields import (
 from halfstep.telemetry.plain_json import LARGEST_WHOLE, JsonObject
 
 MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # arguments of a command; one argument or folder
+SOURCE_BYTES = 256_000  # of a stored source, patch or list of packages
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
 PRECISION_ROWS = 10_000

@@ -1,9 +1,10 @@
-"""HTTP client that uploads a watched run: five requests, each of which may be repeated.
+"""HTTP client that uploads a watched run: six requests, each of which may be repeated.
 
     POST /api/v1/ingest                                          start or continue an attempt
     PUT  /api/v1/ingest/{run}/{attempt}/{sequence}?offset=       bytes of a file of its spool
     PUT  /api/v1/ingest/{run}/{attempt}/sidecar/{sequence}?offset=  of its sidecar's spool
     PUT  /api/v1/ingest/{run}/{attempt}/files/{path}?offset=     bytes of a checkpoint or artifact
+    POST /api/v1/ingest/{run}/{attempt}/source                   git state, packages and source
     POST /api/v1/ingest/{run}/{attempt}/end                      outcome of the attempt
 
 A server that expects another offset responds with 409 "offset" and the offset that it expects.
@@ -96,7 +97,7 @@ class FileEnd(Response, frozen=True, kw_only=True):
 
 
 class Acknowledged(Response, frozen=True, kw_only=True):
-    """Response to the end of an attempt; none of its fields is needed."""
+    """Response to the source or the end of an attempt; none of its fields is needed."""
 
 
 Query: TypeAlias = Mapping[str, str | int]
@@ -180,6 +181,12 @@ class Ingest:
             end = self._put(address, FileEnd, query, data, {})
             return FileOffset(end.offset, end.stored)
 
+    def describe(self, recorded: Recorded, state: Mapping[str, Any]) -> None:
+        """Send git state, packages and source of the attempt."""
+        with spoken():
+            address = f"{_address(recorded)}/source"
+            self._send("POST", address, Acknowledged, json=plain(state))
+
     def end(self, recorded: Recorded, outcome: WatchedOutcome, lost_bytes: int = 0) -> None:
         """Send the outcome of the attempt. lost_bytes: damaged bytes of its spool."""
         ended = {
@@ -189,6 +196,8 @@ class Ingest:
             "exit_code": outcome.exit_code,
             "lost_bytes": lost_bytes,
         }
+        if outcome.preemption:
+            ended["preemption"] = outcome.preemption
         with spoken():
             self._send("POST", f"{_address(recorded)}/end", Acknowledged, json=plain(ended))
 

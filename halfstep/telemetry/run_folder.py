@@ -6,6 +6,7 @@
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      outcome; absent while it runs, or if it is unknown
                    crash-<attempt>             traceback at a fatal signal; see exit_files.py
+                   description-<attempt>.json  git state and packages; see source_state.py
                    uploaded.json               files that are uploaded; see sender.py
                    writer.lock                 held by the process that writes the run
                    uploader.lock, .log         lock of the uploader, and its messages
@@ -23,7 +24,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -34,7 +35,7 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
-from halfstep import process, redaction
+from halfstep import batch_system, process, redaction
 from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import (
@@ -227,6 +228,7 @@ def write_outcome(
         step=step,
         error=error,
         exit_code=exit_code,
+        preemption=None if error else batch_system.preemption(exit_code),
         spool_bytes=spool,
         ended=_now(),
     )
@@ -297,12 +299,16 @@ def is_called(place: Path, name: str) -> bool:
 
 def run_called(folder: Path, run: str) -> Path | None:
     """Return the folder of a run below a folder; None if there is none of this name."""
+    return next(runs_called(folder, run), None)
+
+
+def runs_called(folder: Path, run: str) -> Iterator[Path]:
+    """Yield the folders of all runs of a name below a folder, oldest first."""
     base, number = slug(run), 1
     while (place := folder / (base if number == 1 else f"{base}-{number}")).is_dir():
         if (place / "run.json").exists() and is_called(place, run):
-            return place
+            yield place
         number += 1
-    return None
 
 
 def slug(name: str) -> str:
@@ -316,7 +322,7 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
         place = folder / run
         place.mkdir(parents=True, exist_ok=True)
         return place
-    base = slug(run or name or f"{_script()}-{datetime.now():%Y%m%d-%H%M%S}")
+    base = slug(run or name or f"{script_name()}-{datetime.now():%Y%m%d-%H%M%S}")
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -331,11 +337,16 @@ def _place(folder: Path, name: str | None, run: str | None) -> Path:
             return place
 
 
-def _script() -> str:
+def script_path() -> Path | None:
+    """Return the path of the script that this process runs; None at a prompt or of a text."""
+    return Path(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else None
+
+
+def script_name() -> str:
     """Return a name for the script: with its folder, if many scripts have its own."""
-    if not sys.argv or sys.argv[0] in ("", "-c"):
+    path = script_path()
+    if path is None:
         return "run"
-    path = Path(sys.argv[0])
     folder = path.absolute().parent.name if path.stem in USUAL_SCRIPTS else ""
     return f"{folder}-{path.stem}" if folder else path.stem
 
@@ -357,10 +368,17 @@ def _attempt(number: int, secret: str | None) -> AttemptEntry:
         pid=os.getpid(),
         pid_started=process.started(os.getpid()),
         pid_space=process.pid_space(),
-        command=redaction.command(sys.argv, secret),
+        command=redaction.command(_command_line(), secret),
         folder=str(Path.cwd()),
         versions={"python": platform.python_version(), **_versions()},
     )
+
+
+def _command_line() -> list[str]:
+    """Return the command line of this process: with `-m` and options of Python, if it has them."""
+    words, given = sys.orig_argv, sys.argv[1:]
+    is_own = words[len(words) - len(given) :] == given and "--multiprocessing-fork" not in words
+    return [Path(words[0]).name, *words[1:]] if is_own and len(words) > 1 else ["python", *sys.argv]
 
 
 def _versions() -> dict[str, str]:

@@ -174,6 +174,7 @@ class AttemptSending:
         self._lives = lives
         self._is_last, self._remembers = is_last, remembers
         self._with_checkpoints = with_checkpoints
+        self._is_described = False
         self.is_over = False  # it has ended and the server has its outcome, or rejects more data
         self._sidecar_seconds = sidecar_seconds
         self._sidecar_deadline = math.inf  # time, by halfstep.clock, to wait for the sidecar's end
@@ -213,6 +214,7 @@ class AttemptSending:
             while spool.send_piece(recorded):
                 pass
             self._send_files(recorded, spool)
+        self._send_description(recorded)
         if outcome is not None and self._sidecar_deadline == math.inf:
             self._sidecar_deadline = clock() + self._sidecar_seconds
         if outcome is not None and (has_sidecar_ended or clock() >= self._sidecar_deadline):
@@ -222,6 +224,22 @@ class AttemptSending:
         self.is_sent = self.is_over or outcome is None
         if self.is_over or not self._is_last:
             self._write_uploaded(recorded)
+
+    def _send_description(self, recorded: Recorded) -> None:
+        """Send git state, packages and source, once they are there."""
+        path = refuge.within(self._files.folder, self._files.description.name)
+        if self._is_described or not path.exists():
+            return
+        try:
+            self._ingest.describe(recorded, json.loads(path.read_text()))
+        except ApiError as error:
+            if error.status in PASSING or error.status >= 500:
+                raise
+            if error.status not in (404, 405):  # of servers of earlier versions
+                self._say(f"the git state of {self._files.folder} is rejected: {error}")
+        except ValueError as error:
+            self._say(f"{path} is damaged and is not sent: {error}")
+        self._is_described = True
 
     def _count_lost(self, written_bytes: int) -> int:
         """Return how many bytes of the spool are damaged, or missing of those written."""

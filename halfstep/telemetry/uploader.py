@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halfstep import process
+from halfstep import batch_system, process
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
 from halfstep.clock import clock
@@ -127,13 +127,13 @@ class Training:
 
     def close(self) -> None:
         """Write an outcome for the process if it is dead and wrote none itself."""
-        from halfstep.session.exit_files import crash_of
+        from halfstep.session.exit_files import crash_of, user_signal_of
         from halfstep.telemetry.run_folder import last_step, read_outcome, write_outcome
 
         # In this order: a live process may still write its outcome between the two checks.
         if self._since is not None and not self.lives() and read_outcome(self.files) is None:
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
-            code, error = crash_of(self.files.crash) or (None, None)
+            code, error = crash_of(self.files.crash) or (user_signal_of(self.files.crash), None)
             status: WatchedStatus = "terminated" if code else "vanished"
             write_outcome(self.files, status, last_step(following), error, code)
 
@@ -260,6 +260,7 @@ def main() -> None:
         sys.exit("HALFSTEP_URL and HALFSTEP_TOKEN are not set")
     server = server._replace(origin=origin)  # the source of the token, not the variable
     os.nice(NICENESS)
+    batch_system.ignore_signals()
     # After the fork: these imports are slow.
     from halfstep.telemetry.ingest import Ingest
     from halfstep.telemetry.run_folder import read_run

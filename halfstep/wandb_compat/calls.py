@@ -68,6 +68,7 @@ def init(
     force: bool | None = None,
     reinit: Any = None,
     resume: Any = None,
+    save_code: bool | None = None,
     **further: Any,
 ) -> Run:
     """Start a run. An active run is returned; with `reinit` or in a later cell it ends first."""
@@ -103,6 +104,8 @@ def init(
             run=identifier,
             folder=folder,
             mode=_mode(mode),
+            git=not _is_set("WANDB_DISABLE_GIT"),
+            code=_is_set("WANDB_SAVE_CODE") if save_code is None else bool(save_code),
         )
         described = described_in(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels, allow_val_change)
@@ -159,6 +162,11 @@ def use_artifact(artifact_or_name: Any, *arguments: Any, **named: Any) -> Any:
     return _of_active("use_artifact", artifact_or_name, *arguments, **named)
 
 
+def log_code(root: str = ".", *arguments: Any, **named: Any) -> Any:
+    """Save the code below a folder as an artifact of the active run."""
+    return _of_active("log_code", root, *arguments, **named)
+
+
 def log_model(path: Any, *arguments: Any, **named: Any) -> Any:
     """Log a file or folder as a model with the active run."""
     return _of_active("log_model", path, *arguments, **named)
@@ -180,6 +188,11 @@ def _of_active(method: str, *arguments: Any, **named: Any) -> Any:
         say_once(f"{method}() without init() is ignored")
         return None
     return getattr(run, method)(*arguments, **named)
+
+
+def latest_page() -> str | None:
+    """Return the URL of the latest run's page, also after its end."""
+    return _begun.url if _begun else None
 
 
 def _active() -> Run | None:
@@ -218,6 +231,10 @@ def _mode(mode: str | None) -> Any:
     if chosen not in MODES:
         say_once(f"init(mode={chosen!r}) is not supported; allowed: {', '.join(MODES)}")
     return MODES.get(chosen, "auto")
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("true", "1", "yes", "on")
 
 
 def _listed(variable: str) -> list[str]:

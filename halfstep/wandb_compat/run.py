@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import glob
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from halfstep.cli.command_sources import is_code
 from halfstep.importing.columns import columns_of
 from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
@@ -126,6 +128,10 @@ class Run:
         elif step is not None:
             self._flush(step)
 
+    def log_aside(self, data: Mapping[str, Any]) -> None:
+        """Log values at the current step, without counting a step."""
+        self._report_values(data, self._at(None))
+
     @unraised
     def define_metric(
         self,
@@ -223,6 +229,23 @@ class Run:
     ) -> Artifact:
         """Return a version that this run uses; raises wandb.Error without it."""
         return artifacts.use_artifact(self._watch, artifact_or_name, type)
+
+    @unraised
+    def log_code(
+        self,
+        root: str | Path | None = ".",
+        name: str | None = None,
+        include_fn: Callable[..., bool] | None = None,
+        exclude_fn: Callable[..., bool] | None = None,
+    ) -> Any:
+        """Save the code below a folder as an artifact of the type "code"."""
+        base = str(Path(root or ".").absolute())
+
+        def is_included(path: Path) -> bool:
+            is_chosen = is_code(path) if include_fn is None else _asked(include_fn, path, base)
+            return is_chosen and not (exclude_fn and _asked(exclude_fn, path, base))
+
+        return self._watch.save_code(base, name=name, is_included=is_included)
 
     def log_model(
         self, path: str | Path, name: str | None = None, aliases: Sequence[str] | None = None
@@ -414,6 +437,12 @@ def _kind(summary: str, goal: str | None) -> str:
     if summary == "best":
         return "max" if goal and goal.startswith("max") else "min"
     return summary
+
+
+def _asked(chooses: Callable[..., bool], path: Path, root: str) -> bool:
+    """Call a function of `log_code`, which takes a path, and the root if it has a place for it."""
+    takes_root = len(signature(chooses).parameters) > 1
+    return bool(chooses(str(path), root) if takes_root else chooses(str(path)))
 
 
 def _kind_of(path: Path) -> str:

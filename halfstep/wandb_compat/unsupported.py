@@ -28,7 +28,6 @@ UNSERVED = (
     "env",
     "integration",
     "link_artifact",
-    "log_code",
     "login",
     "mark_preempting",
     "plot_table",
@@ -45,7 +44,8 @@ UNSERVED = (
     "unwatch",
     "util",
 )
-_messages = Messages(lambda text: say(f"as wandb: {text}"))
+imported_as = "wandb"  # the name under which the script has imported this package
+_messages = Messages(lambda text: say(f"as {imported_as}: {text}"))
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ import pynvml
 from db.runs.environments import Texts
 from db.tables import Worker
 from halfstep import redaction
-from worker.attempts.source_state import GitState, SourceState
+from halfstep.telemetry.source_state import SourceState, redacted
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def described(
 def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict[str, Any], Texts]:
     """Return the environment record."""
     hidden = [*started.hidden, *filter(None, map(os.environ.get, SECRETS))]
-    state = started.read_state()
+    state = redacted(started.read_state(), *hidden)
     content = {
         "worker": worker.name,
         "host": worker.host,
@@ -62,22 +62,10 @@ def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict
         "command": redaction.command(started.command, *hidden),
         "folder": started.folder,
         "file": msgspec.to_builtins(state.file),
-        "git": _git(state.git),
+        "git": msgspec.to_builtins(state.git),
         "changed_sources": state.changed,
     }
-    texts = (
-        None if text is None else redaction.source(text, *hidden)
-        for text in (state.source, state.diff)
-    )
-    return redaction.without(content, *hidden), Texts(*texts)
-
-
-def _git(state: GitState | None) -> dict[str, Any] | None:
-    if state is None:
-        return None
-    if state.error is not None:
-        return {"error": state.error}
-    return {name: value for name, value in msgspec.to_builtins(state).items() if name != "error"}
+    return redaction.without(content, *hidden), Texts(state.source, state.diff, state.requirements)
 
 
 def _driver() -> str | None:

@@ -27,6 +27,7 @@ from halfstep.telemetry.attempt_messages import (
     write_message,
 )
 from halfstep.telemetry.plain_json import JsonObject
+from halfstep.telemetry.source_state import SourceState, read_state
 from worker import gpus
 from worker.attempts import node_group
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
@@ -34,7 +35,6 @@ from worker.attempts.child import Child
 from worker.attempts.environment import Started
 from worker.attempts.initial_weights import bring_weights
 from worker.attempts.renew_lease import wait_for
-from worker.attempts.source_state import SourceState, read_state
 from worker.sandbox import run_environment
 from worker.warm_start import differs_early
 

@@ -24,11 +24,11 @@ from halfstep.telemetry.attempt_messages import (
     read_message,
     write_message,
 )
+from halfstep.telemetry.source_state import SourceState
 from worker import gpus
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
 from worker.attempts.environment import Started
-from worker.attempts.source_state import SourceState
 from worker.commands.checkout import CannotCheckOut, check_out
 from worker.commands.command_runner import asked_for_lease
 from worker.sandbox import run_environment

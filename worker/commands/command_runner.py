@@ -28,7 +28,7 @@ from halfstep.sandbox import apply_deferred
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import CommandJob, Lease, read_message, write_message
 from halfstep.telemetry.socket_folder import short_path
-from worker.attempts.source_state import SourceState, read_state
+from halfstep.telemetry.source_state import SourceState, read_state
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 POLL_SECONDS = 0.2

@@ -12,7 +12,7 @@ from halfstep import number_formats
 from halfstep.api_client.errors import ApiError
 from halfstep.cli import formats
 from halfstep.cli.application import App
-from halfstep.cli.commands import run_control, run_data
+from halfstep.cli.commands import reproduce, run_control, run_data
 from halfstep.cli.connection import connect
 from halfstep.cli.options import (
     AsJson,
@@ -281,3 +281,4 @@ def download(
 
 run_data.add_to(app)
 run_control.add_to(app)
+reproduce.add_to(app)

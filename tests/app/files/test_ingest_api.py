@@ -294,6 +294,51 @@ def test_the_environment_of_an_attempt_is_recorded(uploader: Uploader, script: T
     assert wrong.status_code == 422
 
 
+def test_git_state_and_packages_are_recorded_and_shown(
+    uploader: Uploader, script: TestClient, browser: TestClient
+) -> None:
+    """As its machine sends them, escaped on the page; beyond the bounds they are refused."""
+    uploader.begin(command=["python", "train.py"], folder="/home/ada")
+    git = {"commit": "c0ffee", "branch": "<main>", "remote": "https://host/a.git", "folder": "src/"}
+    git |= {"is_dirty": True, "changed": ["<b>.py"], "changed_count": 7, "is_pushed": False}
+    source = {"git": git, "diff": "-a\n+<i>\n", "requirements": "torch==2.13.0"}
+    place = f"/{uploader.run}/1/source"
+    for _ in range(2):
+        assert uploader.post(place, source).status_code == 200
+    found = script.get("/api/v1/runs/1/environment").json()
+    assert git.items() <= found["git"].items()
+    assert (found["diff"], found["requirements"]) == (source["diff"], source["requirements"])
+    assert (found["source"], found["command"]) == (None, ["python", "train.py"])
+    page = browser.get("/runs/1").text
+    shown = "c0ffee</code> of <code>&lt;main&gt;</code> from <code>https://host/a.git</code>"
+    assert f"{shown}, not on a remote branch, with changes; changed: " in page
+    assert "<code>&lt;b&gt;.py</code> and 2 more" in page
+    assert "halfstep run reproduce 1" in page
+    assert 'data-text="requirements"' in page
+    for wrong in ({"diff": "x" * 256_001}, {"diff": "a\0b"}, {"git": {"changed": ["x"] * 51}}):
+        assert uploader.post(place, wrong).status_code == 422
+    assert uploader.post(f"/{uploader.run}/2/source", source).status_code == 404
+    uploader.end()
+    assert uploader.post(place, {}).status_code == 200
+    assert script.get("/api/v1/runs/1/environment").json()["git"] is None
+
+
+def test_a_preempted_run_is_cancelled_until_it_goes_on(
+    uploader: Uploader, script: TestClient
+) -> None:
+    """With signal and job as its reason; its next attempt continues it."""
+    uploader.begin()
+    ended = {"exit_code": -15, "preemption": "SIGTERM in Slurm job 42"}
+    for _ in range(2):
+        assert uploader.end("terminated", 0, **ended).status_code == 200
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["status"], run["error"]) == ("cancelled", None)
+    assert run["statuses"][-1]["reason"] == "preempted (SIGTERM in Slurm job 42)"
+    assert uploader.begin().status_code == 200
+    assert uploader.begin(attempt=2).status_code == 200
+    assert script.get("/api/v1/runs/1").json()["status"] == "running"
+
+
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
     """Of two uploaders of one run only that of the newer attempt is accepted."""
     uploader.begin()

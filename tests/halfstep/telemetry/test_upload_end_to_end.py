@@ -18,7 +18,7 @@ from db.tables import Run, ScalerEvent, Status, Step, User
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import last_step
 from tests import warm
-from tests.site import SECONDS, until
+from tests.site import SECONDS, halfstep, until
 
 SCRIPT = """
 import sys, time, torch
@@ -170,6 +170,48 @@ def test_the_output_of_a_watched_script_is_on_its_page(
     assert b"before the end\n" in whole
     assert b"ValueError: wrong\n" in whole
     assert server["HALFSTEP_TOKEN"].encode() not in whole
+
+
+def test_a_run_is_reproduced_from_its_page(
+    tmp_path: Path, database: Database, server: dict[str, str], token: str
+) -> None:
+    """`halfstep run reproduce` prints commands that bring files, and the command, back."""
+    origin, work = tmp_path / "origin.git", tmp_path / "work"
+    options = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (
+        ["init", "-q", "--bare", str(origin)],
+        ["clone", "-q", str(origin), str(work)],
+        ["-C", str(work), "commit", "-q", "--allow-empty", "-m", "first"],
+        ["-C", str(work), "push", "-q", "origin", "HEAD"],
+    ):
+        subprocess.run(["git", *options, *words], check=True, stderr=subprocess.DEVNULL)
+    (work / "train.py").write_text(
+        'import halfstep\nhalfstep.watch().log({"a": 1})\nprint("ran")\n'
+    )
+    environment = {**os.environ, **server, "HALFSTEP_GIT": "yes"}
+    argv = [sys.executable, "train.py", "--name", "a b"]
+    with warm.Popen(argv, cwd=work, env=environment) as script:
+        assert script.wait(SECONDS) == 0
+    until(lambda: (run := the_run(database)) is not None and run.status == Status.FINISHED)
+    run = the_run(database)
+    assert run is not None
+    own = server | {"HALFSTEP_TOKEN": token}
+    typed = halfstep("run", "reproduce", str(run.id), **own)
+    assert typed.stderr == ""
+    printed = typed.stdout
+    assert f"git clone -- {origin} run-{run.id}\ncd run-{run.id}\n" in printed
+    assert printed.endswith("python train.py --name 'a b'\n") or "train.py --name 'a b'" in printed
+    packages = halfstep("run", "reproduce", str(run.id), "--requirements", **own).stdout
+    assert "msgspec==" in packages
+    patch = halfstep("run", "reproduce", str(run.id), "--patch", **own).stdout
+    lines = [line for line in printed.splitlines() if line.startswith(("git clone", "git check"))]
+    clone = "\n".join([lines[0], f"cd run-{run.id}", lines[1], "git apply", "cat train.py"])
+    again = subprocess.run(
+        ["sh", "-ec", clone], cwd=tmp_path, input=patch, text=True, capture_output=True, check=True
+    )
+    assert again.stdout == (work / "train.py").read_text()
+    refused = halfstep("run", "reproduce", str(run.id), "--queue", **own)
+    assert (refused.returncode, "uncommitted changes" in refused.stderr) == (2, True)
 
 
 def test_a_script_in_a_terminal_ends_with_its_whole_log(

@@ -621,3 +621,19 @@ def test_images_and_tables_are_values_of_watch_log_too() -> None:
     table = halfstep.Table(columns=["label", "image"], data=[["cat", image]])
     assert files_of("table", table) == files_of("table", rows)
     assert files_of("table", [{"label": "cat", "image": image}]) == files_of("table", rows)
+
+
+def test_code_is_saved(beginning: Path) -> None:
+    """By `log_code` with W&B's functions, which get a path, and the root if they take two."""
+    (beginning / "model.py").write_text("x = 1\n")
+    (beginning / "notes.txt").write_text("text\n")
+    (beginning / "old.py").write_text("x = 0\n")
+    run = halfstep.init(project="it", name="coded", mode="offline")
+    saved = run.log_code(
+        ".",
+        include_fn=lambda path: path.endswith((".py", ".txt")),
+        exclude_fn=lambda path, root: Path(path).name == "old.py" and Path(root) == beginning,
+    )
+    assert (saved.type, saved.files) == ("code", 2)
+    assert halfstep.log_code().files == 2
+    assert halfstep.log_code(str(beginning / "none")) is None

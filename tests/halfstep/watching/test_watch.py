@@ -1339,7 +1339,14 @@ def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.Monkey
     config = {"argument": token, "lr": 1}
     halfstep.watch(folder=tmp_path, name="it", config=config, token=token, mode="offline").finish()
     run = json.loads((tmp_path / "it" / "run.json").read_text())
-    assert run["attempts"][0]["command"] == ["train.py", "--api-key", "***", "--lr=1", "***"]
+    assert run["attempts"][0]["command"] == [
+        "python",
+        "train.py",
+        "--api-key",
+        "***",
+        "--lr=1",
+        "***",
+    ]
     assert run["config"] == {"argument": "***", "lr": 1}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from db.runs.environments import LONGEST_BYTES
 from db.tables import Worker
+from halfstep.telemetry.events import SOURCE_BYTES
+from halfstep.telemetry.source_state import read_state
 from worker.attempts.environment import Started, describe, described
-from worker.attempts.source_state import read_state
 
 DEVICES = [{"index": i, "name": f"GPU {i}"} for i in range(3)]
 WORKER = Worker(name="w", host="h", devices=DEVICES, versions={"torch": "2"})
@@ -43,14 +43,15 @@ def test_a_clean_and_a_changed_folder(folder: Path) -> None:
     """Commit, whether something is changed or not known to git, and the diff, of this folder."""
     content, texts = reported(folder)
     assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
-    assert (content["git"]["is_dirty"], texts) == (False, ("LR = 1\n", None))
+    assert (content["git"]["is_dirty"], texts[:2]) == (False, ("LR = 1\n", None))
     assert [each["index"] for each in content["devices"]] == [0, 2]
     (folder / "recipe.py").write_text("LR = 2\n")
     (folder / "néw.py").write_text("")
     content, texts = reported(folder)
     assert content["git"]["is_dirty"]
     assert content["git"]["untracked"] == ["néw.py"]
-    assert texts.diff.endswith("-LR = 1\n+LR = 2\n")
+    added = "diff --git a/néw.py b/néw.py\nnew file mode 100644\n"
+    assert texts.diff.endswith(f"-LR = 1\n+LR = 2\n{added}")
 
 
 def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -87,11 +88,11 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
         for secret in ("abcdefgh12", "hf_abcdefgh", "u:p@", "geheimnis", "hidden-one"):
             assert secret not in kept
         assert 'pad_token = "<|endoftext|>"' in kept
-    (folder / "recipe.py").write_text("# a long line\n" * LONGEST_BYTES)
+    (folder / "recipe.py").write_text("# a long line\n" * SOURCE_BYTES)
     content, texts = reported(folder)
     assert content["git"]["is_cut"]
     assert content["file"]["is_cut"]
-    assert len(texts.source) == LONGEST_BYTES
+    assert len(texts.source) == SOURCE_BYTES
 
 
 def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
