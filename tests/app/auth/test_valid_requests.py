@@ -38,6 +38,7 @@ UNAUDITED = {
     "PUT /api/v1/ingest/{run_id}/{attempt}/{sequence}",
     "PUT /api/v1/ingest/{run_id}/{attempt}/sidecar/{sequence}",
     "PUT /api/v1/ingest/{run_id}/{attempt}/files/{path:path}",
+    "POST /api/v1/ingest/{run_id}/{attempt}/source",
     "POST /api/v1/ingest/{run_id}/log",
     "PUT /api/v1/preferences/panels",
     "PUT /api/v1/preferences/toolbar",

@@ -378,6 +378,7 @@ def _fields(side: Side, rows: Rows) -> dict[str, dict[str, Any]]:
             **attempt,
             **{"path": "a.txt", "size": len(CONTENT), "sha256": SHA256},
         },
+        "POST /api/v1/ingest/{run_id}/{attempt}/source": {**attempt, "source": "print(1)"},
         "POST /api/v1/ingest/{run_id}/{attempt}/end": {**attempt, "status": "finished", "step": 1},
         "POST /api/v1/ingest/{run_id}/log": {
             "run_id": watched,

@@ -360,7 +360,8 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
         assert noted is not None
         assert noted.content["git"]["commit"] == hashes[0]
         assert noted.content["command"] == ["python", "src/say.py"]
-        assert environments.texts(noted) == ("print('the first')", None)
+        assert environments.texts(noted).source == "print('the first')"
+        assert environments.texts(noted).diff is None
     assert "the second" in site.log(second)
     assert "has no commit abcdef0" in last_reason(site, branch)[0]
     assert "has no commit 0123456789" in last_reason(site, unknown)[0]
