@@ -33,7 +33,7 @@ class PatientSpool:
         """Open the spool. Raises OSError if its first file cannot be created, nor in the refuge.
 
         say: called with a message when writing fails and when it works again.
-        sequence: number of the first file.  has_refuge: whoever reads the spool reads the run's
+        sequence: number of the first file.  has_refuge: the spool's reader reads the run's
         refuge, too.  on_removed: called when the folder was removed and the spool written again.
         """
         self._folder, self._attempt, self._say = folder, attempt, say
