@@ -20,7 +20,7 @@ def needed_bytes(path: Path) -> int:
 
 
 def copy(path: Path, revision: str) -> Path:
-    """Copy a database next to it, in place of an earlier copy. Raises Conflict if it is too large.
+    """Copy a database next to it, instead of an earlier copy. Raises Conflict if it is too large.
 
     revision: that the database has.
     """

@@ -46,6 +46,6 @@ def preemption(exit_code: int | None) -> str | None:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals in a process beside the training, which records how that ends."""
+    """Ignore the signals in a process that records how the training ends."""
     for number in SIGNALS if job() else ():
         signal.signal(number, signal.SIG_IGN)

@@ -23,17 +23,17 @@ STEPS_SHOWN = 5
 #: Kinds that are about the calls of the loop, with those of halfstep.diagnosis.
 OF_CALLS = EDITS | LATE | {"stale_weight_cache", "no_half_operators"}
 OF_NUMBERS = frozenset(get_args(Kind)) - OF_CALLS
-#: Kinds of which half precision is not the cause.
-IN_FP32_TOO = frozenset({"undefined", "nonfinite_input", "nonfinite_weight", "carried"})
+#: Kinds in which half precision has lost nothing on the line itself.
+NOT_LOST = frozenset({"undefined", "nonfinite_input", "nonfinite_weight", "carried"})
 ICONS = {
     **dict.fromkeys(("overflow", "overflow_without_effect", "scale_too_large"), "bolt"),
     **dict.fromkeys(("rounding", "update_lost", "integers_differ"), "zero"),
     **dict.fromkeys(("loss_differs", "gradients_differ"), "wave"),
     "gradients_underflow": "under",
-    **dict.fromkeys(IN_FP32_TOO, "bad"),
+    **dict.fromkeys(NOT_LOST, "bad"),
 }
 #: Kinds in whose numbers the loss scale plays no part.
-ANY_SCALE = IN_FP32_TOO | {"rounding", "loss_differs"}
+ANY_SCALE = NOT_LOST | {"rounding", "loss_differs"}
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,15 @@ def view_of(report: Report, sources: Mapping[str, str]) -> View:
     """Return what the page of a report shows. sources: texts by file."""
     findings = [_finding(row, report.steps) for row in report.rows]
     faults = [row for row in report.rows if row.is_fault]
-    losses = [row for row in faults if row.kind in OF_NUMBERS - IN_FP32_TOO]
-    others = [row for row in faults if row.kind in IN_FP32_TOO]
+    losses = [row for row in faults if row.kind in OF_NUMBERS - NOT_LOST]
+    others = [row for row in faults if row.kind in NOT_LOST]
     calls = [row for row in faults if row.kind not in OF_NUMBERS]
     notes = len(report.rows) - len(faults)
     mistakes = [_lines(losses, "loses precision", "lose precision")] if losses else []
     if others:
         found = _lines(others, "is nonfinite", "are nonfinite")
-        mistakes.append(f"{found} in every precision")
+        is_undefined = all(row.kind == "undefined" for row in others)
+        mistakes.append(f"{found} in every precision" if is_undefined else found)
     mistakes += [f"{quantity(len(calls), 'mistake')} in the order of calls"] if calls else []
     more = mistakes[1:] + ([quantity(notes, "note")] if notes else [])
     if report.known:
@@ -162,8 +163,8 @@ def _values(row: Row) -> tuple[str, str]:
         return f"{percent(row.share)} is 0", ""
     if row.kind == "loss_differs":
         return number(row.loss), number(row.loss_fp32)
-    if row.kind in IN_FP32_TOO:
-        return "NaN or ∞", "NaN or ∞"
+    if row.kind in NOT_LOST:  # what fp32 makes of a state that a step before has left is unknown
+        return "NaN or ∞", "" if row.kind == "carried" else "NaN or ∞"
     return "", ""
 
 

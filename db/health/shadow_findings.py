@@ -6,7 +6,7 @@ from halfstep.diagnosis import fixes
 from halfstep.diagnosis.finding import Finding
 from halfstep.shadow.defect import Defect, Kind
 from halfstep.shadow.observations import EXPLAINING_SKIPS, MILD, Observation, Observations
-from halfstep.shadow.statements import statement_of
+from halfstep.shadow.statements import is_left_over, statement_of
 from halfstep.telemetry.events import ShadowStep
 
 #: Kinds in which a training that diverges ends.
@@ -93,6 +93,7 @@ def finding_of(observation: Observation, growth: str = "") -> Finding:
         cause=cause,
         fix=FIXES.get(cause, ""),
         is_fault=True,
+        is_certain=not is_left_over(defect),
     )
 
 

@@ -50,8 +50,12 @@ class Calls:
             self._loop.drain(0.0)
         finally:
             self._guard.held -= 1
-            self._hooks.disarm()
+            self.disarm()
             self._loop.end()
+
+    def disarm(self) -> None:
+        """Remove the wrappers and hooks, those that an optimizer's step has kept as well."""
+        self._hooks.disarm()
 
     def mistakes(self) -> tuple[list[Mistake], list[Mistake]]:
         """Return mistakes from which other symptoms may follow, and those that explain nothing."""

@@ -89,7 +89,8 @@ class CheckedLoop:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
-        self._hooks.remove()  # if the last step has left them
+        self._hooks.remove()  # again: within a step hooks stay
+        self.calls.disarm()
 
     def found(self) -> list[Observation]:
         """Return what was seen, faults first."""

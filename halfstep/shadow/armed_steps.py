@@ -218,7 +218,7 @@ class ArmedSteps:
             self._failed(error)
 
     def _report(self, defects: Sequence[Defect]) -> None:
-        # What the loop computes beside the training, as a metric, explains no skip.
+        # A value that only the loop uses, such as a metric, explains no skip.
         defects = [d for d in defects if not (d.symptom == "value" and d.kind in NONFINITE)]
         if not defects:
             return

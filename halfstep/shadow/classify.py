@@ -132,6 +132,9 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
     value = max((each.smallest or 0.0 for each in flushed), default=None)
     rounded = first_rounded(first_flushed(operation) if flushed else operation)
     origin = first_flushed(operation) if flushed else rounded
+    overflowed = writers(origin, lambda other: bool(other.lost))
+    if (found := earliest(overflowed, before=origin)) is not None:  # 0 by a division by infinity
+        return classify(first_defect(found), defect.symptom, defect.step, DEEPEST - 1, is_lost=True)
     is_range = value is not None and origin.dtype is not None
     is_range = is_range and value < torch.finfo(origin.dtype).smallest_normal  # type: ignore[operator, arg-type]
     helps = ("fp32", "bf16") if is_range and value > BF16.smallest_normal else ("fp32",)  # type: ignore[operator]

@@ -161,7 +161,9 @@ class Judge:
             (each for each in self._mode.scalars if each not in used and _is_bad(each)), None
         )
         if aside is not None:
-            self.found(self._of_scale(trace(aside, "value", step)))
+            defect = trace(aside, "value", step)
+            if defect.kind != "nonfinite_input":  # which may be meant, as a gap in the data
+                self.found(self._of_scale(defect))
             return
         self._overflow_without_effect(step)
 
@@ -342,7 +344,7 @@ class Judge:
 
 
 def _is_bad(operation: Operation) -> bool:
-    """Return whether a number beside the training is wrong: an infinity may be meant."""
+    """Return whether a number without effect on the training is wrong; an infinity may be meant."""
     facts = operation.result
     return facts is not None and bool(facts.nan or facts.lost)
 

@@ -59,6 +59,10 @@ BEYOND_FP32 = (
     "No precision has the range: keep the values smaller before it, by a lower learning rate, a "
     "clip of the gradients, a norm or a clamp."
 )
+LEFT_OVER = (
+    "If a step has written it, reset it, and let nothing be written to it in a skipped step. "
+    "If it is data that was loaded ahead, find such samples and drop them."
+)
 DIVERGED = "Lower the learning rate, warm it up or clip the gradients."
 
 
@@ -78,6 +82,8 @@ def statement_of(observation: Observation) -> Statement:
     title = TITLES[defect.kind].format(dtype=_dtype(defect), variable=variable)
     if defect.kind == "scale_too_large" and not observation.is_fault:
         title = "The scaler searches for its scale"
+    if is_left_over(defect):
+        title = f"{variable} was not finite before the step"
     text, advice = _TEXTS[defect.kind](observation), _advice(observation)
     if defect.has_grown is not None:
         growth = number(defect.has_grown, 2)
@@ -91,6 +97,11 @@ def statement_of(observation: Observation) -> Statement:
 def text_of(defect: Defect) -> str:
     """Return what one step has shown in words."""
     return statement_of(Observation(defect, [defect.step], 1)).text
+
+
+def is_left_over(defect: Defect) -> bool:
+    """Return whether a step that was not observed has left a tensor nonfinite, or loaded it so."""
+    return defect.kind == "carried" and defect.origin is None
 
 
 def steps_of(observation: Observation) -> str:
@@ -177,7 +188,7 @@ def _returns(observation: Observation) -> str:
     """Return when a tensor became nonfinite, and where it comes back in."""
     defect = observation.first
     variable, place = defect.site.variable, place_of(defect.site)
-    if defect.origin is None:
+    if is_left_over(defect):
         return (
             f"{f'`{variable}`' if variable else 'A tensor'} held NaN when step {defect.step:,} "
             f"began, in which it is used in {named(defect.site)}. Step {defect.carried_from:,} is "
@@ -355,6 +366,8 @@ def _advice(observation: Observation) -> str:
     defect = observation.first
     if _is_mask(defect):
         return MASKED
+    if is_left_over(defect):
+        return LEFT_OVER
     if defect.kind == "scale_too_large" and not observation.is_fault:
         return ""
     if defect.kind == "overflow" and defect.dtype == "float32":

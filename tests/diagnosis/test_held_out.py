@@ -18,19 +18,14 @@ MISSED = {
     "fourth/spike_guard": "silent",
     "fifth/coral_adapt": "partly",
     "fifth/dense_depth": "silent",
-    "fifth/ok_sensor_fusion_gaps": "false",
     "fifth/radar_nowcast": "partly",
-    "fifth/sinkhorn_protos": "wrong",
 }
 #: The same of watched runs: silent where the failing step was not armed, or no weights are left.
 MISSED_WATCHED = {
-    "fifth/box_refine": "silent",
     "fifth/coral_adapt": "partly",
     "fifth/dense_depth": "silent",
-    "fifth/graph_readout": "silent",
     "fifth/half_rmsprop_bandit": "partly",
     "fifth/radar_nowcast": "partly",
-    "fifth/sinkhorn_protos": "wrong",
     "reported/mask_finfo_min": "partly",
     "first/balanced_heads": "silent",
     "first/centernet_heatmap": "silent",

@@ -1,4 +1,4 @@
-"""Replay: repeats a skipped step under hooks, to name the operation that overflowed.
+"""Replay: repeats a skipped step with its shadows in fp32, to name the operator and its values.
 
 A batch is stored as its inputs: the sampler's position and the state of every random generator.
 A skipped step does not change the weights, so repeating it with the same examples, random numbers,

@@ -67,5 +67,5 @@ def _print_worker(worker: "WorkerState", *, as_json: bool) -> None:
 def _state(worker: "WorkerState") -> str:
     stopped = "stopped" if worker["stopped_at"] else "no contact"
     state = "up" if worker["alive"] else stopped
-    outdated = ", outdated" if worker.get("outdated") else ""  # servers of 0.1.0 do not tell
+    outdated = ", outdated" if worker.get("outdated") else ""  # servers of 0.1.0 lack it
     return state + outdated + (", drained" if worker["drained_at"] else "")

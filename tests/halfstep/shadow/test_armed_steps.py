@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as optimizer_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import halfstep
 from db.health.shadow_findings import observed
+from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.shadow import armed_steps, mode
 from halfstep.shadow.armed_steps import EARLY_STEPS, ArmedSteps
 from halfstep.shadow.sanitizer import Sanitizer
@@ -226,3 +228,18 @@ def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
     assert len(written.steps) == 12
     assert not written.of("shadow_step")
     assert not written.of("failed_diagnosis")
+
+
+def test_a_check_that_ends_within_a_step_does_not_disturb_other_hooks() -> None:
+    """A hook that was registered after those of the check is called in each step."""
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    calls: list[int] = []
+    with CheckedLoop(CheckedSteps(steps=2)) as check:
+        last = register_optimizer_step_post_hook(lambda *_: calls.append(1))
+        for _ in range(4):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        last.remove()
+    assert (check.steps, calls) == (2, [1, 1, 1, 1])
+    assert not optimizer_module._global_optimizer_post_hooks
