@@ -16,13 +16,13 @@ from msgspec import UNSET
 
 from halfstep.cli.live import EXIT_CODES, LEARNED_NOTHING
 from halfstep.config_groups import RecipeConfig
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.statements import text_of
 from halfstep.number_formats import duration, number
 from halfstep.number_formats import scale as scale_text
 from halfstep.number_formats import size as size_text
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
-from halfstep.shadow.defect import Defect
-from halfstep.shadow.statements import text_of
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import Checkpoint, Event, Metric, Retry

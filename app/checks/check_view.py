@@ -12,10 +12,10 @@ from markupsafe import Markup
 from app.checks.source_lines import html_of, lines_of, parts_of
 from app.html.formats import scale, with_code
 from halfstep.check.report import Report, Row, left_out
+from halfstep.diagnosis.defect import Kind
+from halfstep.diagnosis.observations import EDITS, LATE, NONFINITE
+from halfstep.diagnosis.statements import DTYPES
 from halfstep.number_formats import count, number, percent, quantity
-from halfstep.shadow.defect import Kind
-from halfstep.shadow.observations import EDITS, LATE, NONFINITE
-from halfstep.shadow.statements import DTYPES
 
 #: Unmarked lines next to a marked one that are shown, and how many others fold.
 CONTEXT, LEAST_FOLDED = 4, 12

@@ -43,9 +43,9 @@ from db.settings import Settings
 from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
 from db.telemetry import series, windows
 from db.telemetry.telemetry import SPIKE
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.statements import text_of
 from halfstep.number_formats import count
-from halfstep.shadow.defect import Defect
-from halfstep.shadow.statements import text_of
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Rows of the table of skipped steps; the API has all of them.

@@ -14,9 +14,9 @@ from db.health import causes, findings
 from db.tables import FLAGGED, Run, ScalerEvent, Step
 from db.telemetry import frozen_steps, series
 from db.telemetry.stored_events import StoredEvents
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.statements import text_of
 from halfstep.number_formats import count, number
-from halfstep.shadow.defect import Defect
-from halfstep.shadow.statements import text_of
 from halfstep.telemetry.events import Replay
 
 SKIPS_READ = 200

@@ -22,6 +22,7 @@ from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry import frozen_steps
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis import fixes
+from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.finding import Finding
 from halfstep.diagnosis.loop_mistakes import (
     NAMES_SHOWN,
@@ -31,10 +32,9 @@ from halfstep.diagnosis.loop_mistakes import (
     names_of,
     other_mistakes,
 )
+from halfstep.diagnosis.observations import ZEROING
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
-from halfstep.shadow.defect import Defect
-from halfstep.shadow.observations import ZEROING
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS

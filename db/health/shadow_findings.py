@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from halfstep.diagnosis import fixes
+from halfstep.diagnosis.defect import Defect, Kind
 from halfstep.diagnosis.finding import Finding
-from halfstep.shadow.defect import Defect, Kind
-from halfstep.shadow.observations import EXPLAINING_SKIPS, MILD, Observation, Observations
-from halfstep.shadow.statements import is_left_over, statement_of
+from halfstep.diagnosis.observations import EXPLAINING_SKIPS, MILD, Observation, Observations
+from halfstep.diagnosis.statements import is_left_over, statement_of
 from halfstep.telemetry.events import ShadowStep
 
 #: Kinds in which a training that diverges ends.

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from halfstep.check.calls import Mistake
 from halfstep.check.report import Row
+from halfstep.diagnosis.defect import Defect, Site
 from halfstep.diagnosis.finding import Finding
-from halfstep.shadow.defect import Defect, Site
-from halfstep.shadow.observations import ZEROING, Observation
+from halfstep.diagnosis.observations import ZEROING, Observation
+from halfstep.diagnosis.statements import statement_of
 from halfstep.shadow.operations import Place
-from halfstep.shadow.statements import statement_of
 
 STEPS_LISTED = 100
 

@@ -13,11 +13,11 @@ from msgspec import Struct
 from halfstep.check.calls import Calls
 from halfstep.check.report import Report
 from halfstep.check.rows import rows_of
-from halfstep.shadow.defect import Defect
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.observations import EXPLAINING_SKIPS, Observation, Observations
+from halfstep.diagnosis.statements import named, statement_of
 from halfstep.shadow.hooks import ShadowHooks
-from halfstep.shadow.observations import EXPLAINING_SKIPS, Observation, Observations
 from halfstep.shadow.sanitizer import Sanitizer
-from halfstep.shadow.statements import named, statement_of
 
 NO_HALF_AFTER = 2  # steps with a scaler and without an operator in half precision
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from halfstep.shadow.defect import Defect
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.observations import EXPLAINING_SKIPS, NONFINITE
 from halfstep.shadow.hooks import ShadowHooks
-from halfstep.shadow.observations import EXPLAINING_SKIPS, NONFINITE
 from halfstep.shadow.operations import Carried
 from halfstep.shadow.operators import is_readable
 from halfstep.shadow.sanitizer import DEFAULT_BUDGET_BYTES, Sanitizer

@@ -3,7 +3,7 @@
 import torch
 from msgspec.structs import replace
 
-from halfstep.shadow.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Symptom
+from halfstep.diagnosis.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Symptom
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.walk import (

@@ -8,8 +8,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
-from halfstep.shadow.defect import Defect, Kind, Site
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation

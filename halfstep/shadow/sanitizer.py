@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from halfstep.shadow.defect import Defect, Site
+from halfstep.diagnosis.defect import Defect, Site
 from halfstep.shadow.judge import Judge, new_loss
 from halfstep.shadow.lines import ModuleNames, loop_code, outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from halfstep.artifacts import names
-from halfstep.shadow.defect import Defect
+from halfstep.diagnosis.defect import Defect
 from halfstep.telemetry.event_fields import (
     TEXT_CHARACTERS,
     ArtifactAlias,

@@ -41,13 +41,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.diagnosis.defect import Defect, Site
+from halfstep.diagnosis.observations import EXPLAINING_SKIPS
 from halfstep.evidence.loop_inputs import nonfinite_tensors
 from halfstep.recording.gradients import count_nonfinite, module_names
 from halfstep.recording.ring import RING_ROWS
 from halfstep.run_config import RunConfig
 from halfstep.shadow.armed_steps import recordable
-from halfstep.shadow.defect import Defect, Site
-from halfstep.shadow.observations import EXPLAINING_SKIPS
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.telemetry import events
 from halfstep.telemetry.events import (

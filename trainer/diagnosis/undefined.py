@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from halfstep.diagnosis.observations import NONFINITE, Observation, Observations
+from halfstep.diagnosis.statements import place_of, statement_of
 from halfstep.recipe import Recipe
 from halfstep.recording.gradients import module_names
-from halfstep.shadow.observations import NONFINITE, Observation, Observations
 from halfstep.shadow.sanitizer import Sanitizer
-from halfstep.shadow.statements import place_of, statement_of
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.spool import Steps

@@ -16,9 +16,9 @@ from db.health import findings, scaling_health
 from db.health.health_statement import health_statement
 from db.health.shadow_findings import cause_of
 from db.tables import Run
+from halfstep.diagnosis.defect import Defect, Site
 from halfstep.diagnosis.finding import EXPLAINING, Finding
-from halfstep.shadow.defect import Defect, Site
-from halfstep.shadow.statements import TITLES
+from halfstep.diagnosis.statements import TITLES
 from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
 from tests.diagnosis.registry import CAUSES, SHADOW_CAUSES
 

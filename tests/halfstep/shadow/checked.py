@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.check.session import CheckedLoop, CheckedSteps
-from halfstep.shadow.observations import Observation
+from halfstep.diagnosis.observations import Observation
 
 Loop = Callable[[], Any]  # trains, and returns everything that can differ
 

@@ -116,7 +116,7 @@ import torch.distributed as dist
 import trainer.loop, trainer.setup
 from torch import nn
 from halfstep.run_config import parse_config
-from halfstep.shadow.observations import EXPLAINING_SKIPS
+from halfstep.diagnosis.observations import EXPLAINING_SKIPS
 from tests.trainer.conftest import Regression
 from trainer.diagnosis import replay
 from trainer.distributed.ranks import joined

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from halfstep.diagnosis.defect import ATTENTIONS, Defect, Kind, Site
+from halfstep.diagnosis.observations import Observation
 from halfstep.number_formats import number, percent, quantity
 from halfstep.number_formats import scale as scale_text
-from halfstep.shadow.defect import ATTENTIONS, Defect, Kind, Site
-from halfstep.shadow.observations import Observation
 
 STEPS_SHOWN = 5
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from halfstep.shadow.defect import Defect, Kind, Site
+from halfstep.diagnosis.defect import Defect, Kind, Site
 
 #: Kinds of which one step may be a coincidence, or half precision as it always is.
 NOTES: frozenset[Kind] = frozenset({"overflow_without_effect"})
