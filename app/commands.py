@@ -301,6 +301,15 @@ def _unfreeze(
 @command
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write")],
+    previous: Annotated[
+        Path | None,
+        typer.Option(
+            "--previous", help="Earlier backup on the same disk, whose unchanged files are linked"
+        ),
+    ] = None,
+    verifies: Annotated[
+        bool, typer.Option("--verify", help="Restore it into a scratch database as a test")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Back up while everything runs; exit with 1 if a file of frozen steps is left out."""
@@ -309,13 +318,16 @@ def backup(
             raise Conflict(
                 f"{database.name} has an older version of the tables: run `halfstep migrate` first."
             )
-        saved = back_up(database, open_store(settings), folder)
+        saved = back_up(
+            database, open_store(settings), folder, previous=previous, verifies=verifies
+        )
         with database.writing() as session:
             audit.note_typed(session, "backup", str(folder))
         storage_name = "the bucket" if settings.storage_url else "the data folder"
         lines = [f"left out, because it is missing or damaged: {key}" for key in saved["left_out"]]
         lines += [
-            f"{folder}: {saved['rows']} rows, {saved['files']} files",
+            f"{folder}: {saved['rows']} rows, {saved['files']} files, "
+            f"{saved['linked']} of them linked",
             f"not included: files of {storage_name} that no run names; the secrets' key; settings;",
             "credentials of the bucket",
         ]

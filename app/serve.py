@@ -20,6 +20,7 @@ from app.trash.purge import Purge
 from db.alerts import alert_evaluation
 from db.database import Database
 from db.errors import Conflict
+from db.files import scheduled_backups
 from db.settings import Settings
 
 #: Seconds for responses in progress, such as downloads, to finish at a stop.
@@ -53,6 +54,7 @@ class Server(uvicorn.Server):
                 partial(retention_job.prune_due, settings, database, self._stopping),
                 3600.0,
             ),
+            "backup": (partial(scheduled_backups.back_up_if_due, settings, database), 60.0),
             "freeze": (freeze_job.freeze_due, 60.0),
             "database_revision": (self._check_revision, 5.0),
             "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),

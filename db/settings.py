@@ -371,6 +371,22 @@ class Settings(BaseSettings):
     trash_days: Annotated[
         float, Field(ge=0, description="Days during which deleted runs can be restored")
     ] = 7.0
+    backup_every_hours: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=24 * 365,
+            description="Interval in hours at which a server backs up into HALFSTEP_BACKUP_FOLDER; "
+            "0: never",
+        ),
+    ] = 0.0
+    backup_folder: Annotated[
+        Path | None,
+        Field(description="Folder of these backups, best on another disk or machine"),
+    ] = None
+    backup_keep: Annotated[
+        int, Field(ge=1, le=1000, description="How many of these backups are kept, the newest ones")
+    ] = 7
     freeze_after_days: Annotated[
         float | None,
         Field(
@@ -438,6 +454,14 @@ class Settings(BaseSettings):
             message = {"message": f"required by HALFSTEP_PLACEMENT={placement}"}
             raise PydanticCustomError("needed", "{message}", message)
         return text
+
+    @field_validator("backup_folder")
+    @classmethod
+    def _check_backup_folder(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
+        if folder is None and info.data.get("backup_every_hours"):
+            message = {"message": "required by HALFSTEP_BACKUP_EVERY_HOURS"}
+            raise PydanticCustomError("needed", "{message}", message)
+        return folder
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
@@ -543,7 +567,7 @@ class Settings(BaseSettings):
         """Paths that no run may read: the data folder, the database's files, the secrets' key."""
         from sqlalchemy import make_url  # takes as long as all the rest of this module
 
-        paths = [self.data, self.secrets_key]
+        paths = [self.data, self.secrets_key, *filter(None, [self.backup_folder])]
         url = make_url(self.database_url)
         if url.get_backend_name() == "sqlite" and url.database:
             file = Path(url.database).resolve()

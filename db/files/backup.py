@@ -11,6 +11,7 @@ The folder appears under its name once it is complete; a backup that fails leave
 import base64
 import errno
 import gzip
+import hashlib
 import json
 import shutil
 import tempfile
@@ -19,24 +20,25 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
-from obstore.store import ObjectStore
+from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import Integer, Table, delete, exists, func, insert, or_, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from db.database import Database, now
 from db.errors import Conflict, Invalid
 from db.files import uploads
 from db.files.step_files import STEPS, StepFiles, check_has_steps
-from db.files.storage import IS_RUNNING, Stored, get_file, is_plain, put_file
+from db.files.storage import Stored, get_file, is_plain, put_file
 from db.tables import (
     ApiToken,
     Artifact,
     ArtifactEntry,
     ArtifactVersion,
     AuditEvent,
+    Backup,
     Blob,
     CheckpointFile,
     Delivery,
@@ -44,7 +46,6 @@ from db.tables import (
     MetricBucket,
     ReportImage,
     Run,
-    RunningBackup,
     SharedLink,
     SharedRun,
     SignInLink,
@@ -63,8 +64,10 @@ DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
 SIGN_INS = (SignInSession.__table__, SignInLink.__table__)
 NOT_SENT = "not sent: restored from a backup; it may have been sent after the backup"
-NOT_SAVED = (*DERIVED, *SIGN_INS, RunningBackup.__table__)
+NOT_SAVED = (*DERIVED, *SIGN_INS, Backup.__table__)
 TABLES = [table for table in Base.metadata.sorted_tables if table not in NOT_SAVED]
+#: Backups whose rows are kept.
+MOST_KNOWN = 200
 #: How often a backup reports that it runs.
 RENEWAL_SECONDS = 60.0
 #: How a column's values are written to JSON and read back, by their Python type.
@@ -74,11 +77,30 @@ CODECS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
+class _File(NamedTuple):
+    """A file that a row names."""
+
+    sha256: str
+    size_bytes: int
+
+
+def back_up(
+    database: Database,
+    store: ObjectStore,
+    folder: Path,
+    *,
+    previous: Path | None = None,
+    slot: int | None = None,
+    verifies: bool = False,
+) -> dict[str, Any]:
     """Write a backup into a new folder and return its summary.
 
-    Returns {format, rows, files, left_out}. left_out lists the keys of files that are missing or
-    damaged, or that lead out of the folder; `restore` leaves out their rows.
+    previous: an earlier backup on the same disk; its files that are still the same become hard
+    links instead of copies.  slot: see Backup; IntegrityError if another backup has it.  verifies:
+    restore the backup into a scratch database before it gets its name.
+
+    Returns {format, rows, files, linked, left_out}. left_out lists the keys of files that are
+    missing or damaged, or that lead out of the folder; `restore` leaves out their rows.
 
     Raises Conflict if the folder exists or the database cannot be written, Invalid if the folder
     cannot be written or the disk is too small, StorageUnreachable if files of steps are recorded
@@ -86,37 +108,43 @@ def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, A
     """
     if folder.exists():
         raise Conflict(f"{folder} exists already: name a folder that does not.")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        message = f"{folder} cannot be written: {error.strerror}; choose another folder"
-        raise Invalid({"folder": message}) from error
-    try:
-        with _disk_space_named(folder), _noted_as_running(database):
-            content = _write(database, store, partial)
+    with _recorded(database, folder, slot):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        except OSError as error:
+            message = f"{folder} cannot be written: {error.strerror}; choose another folder"
+            raise Invalid({"folder": message}) from error
+        try:
+            with _disk_space_named(folder):
+                content = _write(database, store, partial, previous)
+                if verifies:
+                    verify(partial, left_out=len(content["left_out"]))
             partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial)
-        raise
+        except BaseException:
+            shutil.rmtree(partial)
+            raise
     return content
 
 
 @contextmanager
-def _noted_as_running(database: Database) -> Iterator[None]:
-    """Let no file be deleted that is replaced after this backup has read its row.
+def _recorded(database: Database, folder: Path, slot: int | None) -> Iterator[None]:
+    """Record a backup from its start to its end.
 
-    See `is_backup_running`. A backup that is killed counts for an hour. Raises Conflict if the
+    While it runs no file is deleted that is replaced after this backup has read its row, see
+    `is_backup_running`. A backup that is killed counts for an hour. Raises Conflict if the
     database cannot be written.
     """
     done = Event()
     try:
         with database.writing() as session:
-            session.execute(delete(RunningBackup).where(~IS_RUNNING))
-            row = RunningBackup()
+            row = Backup(folder=str(folder), slot=slot)
             session.add(row)
             session.flush()
-            its = RunningBackup.id == row.id
+            its = Backup.id == row.id
+            session.execute(delete(Backup).where(Backup.id <= row.id - MOST_KNOWN))
+    except IntegrityError:
+        raise
     except DBAPIError as error:
         raise Conflict(
             f"{database.name} cannot be written: {str(error.orig).strip()}. A backup records there "
@@ -124,64 +152,89 @@ def _noted_as_running(database: Database) -> Iterator[None]:
             "a user who may write."
         ) from error
 
+    def record(**values: Any) -> None:
+        with suppress(DBAPIError), database.writing() as session:
+            session.execute(update(Backup).where(its).values(seen_at=now(), **values))
+
     def renew() -> None:
         while not done.wait(RENEWAL_SECONDS):
-            with suppress(DBAPIError), database.writing() as session:
-                session.execute(update(RunningBackup).where(its).values(seen_at=now()))
+            record()
 
     renewal = Thread(target=renew, daemon=True)
     renewal.start()
+    ending: dict[str, Any] = {"slot": None, "error": "it was interrupted"}
     try:
         yield
+        ending = {}
+    except Exception as error:
+        ending["error"] = str(error) or type(error).__name__
+        raise
     finally:
         done.set()
         renewal.join()
-        with suppress(DBAPIError), database.writing() as session:
-            session.execute(delete(RunningBackup).where(its))
+        record(ended_at=now(), **ending)
 
 
-def _write(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
+def _write(
+    database: Database, store: ObjectStore, folder: Path, previous: Path | None
+) -> dict[str, Any]:
     (folder / "tables").mkdir()
     with database.reading() as session:
         rows = sum(_write_table(session, table, folder) for table in TABLES)
-        sha256_of, needed_bytes = _stored_files(session)
-    if any(key.startswith(f"{STEPS}/") for key in sha256_of):
+        files = _stored_files(session)
+    if any(key.startswith(f"{STEPS}/") for key in files):
         check_has_steps(store)
+    linked = {key for key in files if previous and _link_file(previous, key, folder, files[key])}
+    needed_bytes = sum(files[key].size_bytes for key in files.keys() - linked)
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         raise OSError(errno.ENOSPC, f"files of {needed_bytes:,} bytes, {free:,} bytes are free")
-    left_out = [key for key in sha256_of if not _copy_file(store, key, folder, sha256_of[key])]
-    content = {"format": FORMAT, "rows": rows, "files": len(sha256_of) - len(left_out)}
+    left_out = [
+        key for key in files if key not in linked and not _copy_file(store, key, folder, files[key])
+    ]
+    content = {"format": FORMAT, "rows": rows, "files": len(files) - len(left_out)}
     (folder / "backup.json").write_text(json.dumps(content))
-    return {**content, "left_out": left_out}
+    return {**content, "linked": len(linked), "left_out": left_out}
 
 
-def _stored_files(session: Session) -> tuple[dict[str, str], int]:
-    """Return the SHA-256 of each file that rows name, by its key, and their size in bytes.
-
-    The sizes of uploads are not recorded, so they are not included.
-    """
+def _stored_files(session: Session) -> dict[str, _File]:
+    """Return the files that rows name, by key. The sizes of uploads are not recorded: 0."""
     rows: list[Stored] = [
         *session.scalars(select(CheckpointFile)),
         *session.scalars(select(Artifact)),
         *session.scalars(select(FrozenSteps)),
         *session.scalars(select(Blob)),
     ]
-    sha256_of = {row.key: row.sha256 for row in rows if row.is_stored}
-    images = session.scalars(select(ReportImage)).all()
-    sha256_of |= {image.key: image.sha256 for image in images}
+    files = {row.key: _File(row.sha256, row.stored_bytes) for row in rows if row.is_stored}
+    for image in session.scalars(select(ReportImage)):
+        files[image.key] = _File(image.sha256, image.size_bytes)
     for upload in uploads.named(session):
-        sha256_of[uploads.key(upload)] = upload.partition("/")[0]
-    size_bytes = sum(row.stored_bytes for row in rows) + sum(image.size_bytes for image in images)
-    return sha256_of, size_bytes
+        files[uploads.key(upload)] = _File(upload.partition("/")[0], 0)
+    return files
 
 
-def _copy_file(store: ObjectStore, key: str, folder: Path, sha256: str) -> bool:
+def _link_file(previous: Path, key: str, folder: Path, file: _File) -> bool:
+    """Link a file of an earlier backup into this one; return False if it is not the same."""
+    source, target = previous / "files" / key, folder / "files" / key
+    if not (is_plain(previous / "files", key) and is_plain(folder / "files", key)):
+        return False
+    try:
+        with source.open("rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != file.sha256:
+                return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.hardlink_to(source)
+    except OSError:  # absent, or on another disk
+        return False
+    return True
+
+
+def _copy_file(store: ObjectStore, key: str, folder: Path, file: _File) -> bool:
     """Copy one of the store's files into the backup; return False if it is not sound."""
     path = folder / "files" / key
     if not is_plain(folder / "files", key):
         return False
     try:
-        get_file(store, key, path, sha256=sha256)
+        get_file(store, key, path, sha256=file.sha256)
     except (FileNotFoundError, ValueError):  # deleted since the rows were read, or damaged
         path.unlink(missing_ok=True)
         return False
@@ -257,6 +310,28 @@ def restore(
         unsent = _end_deliveries(session)
         secrets = {"tokens": valid_tokens(session), "shared_links": valid_links(session)}
     return {"rows": rows, "files": len(keys), "unsent": unsent, **secrets}
+
+
+def verify(folder: Path, *, left_out: int = 0) -> None:
+    """Restore a backup into a scratch database beside it. Raises Conflict if it lacks rows.
+
+    left_out: how many files it lacks, whose rows are not restored.
+    """
+    with tempfile.TemporaryDirectory(prefix=".verify-", dir=folder.parent) as scratch:
+        database = Database(f"sqlite:///{scratch}/verify.db")
+        try:
+            database.migrate()
+            files = LocalStore(folder / "files", mkdir=True)  # they stay where they are
+            restored = restore(database, files, folder)
+        finally:
+            database.dispose()
+    content = json.loads((folder / "backup.json").read_text())
+    rows, files_found = restored["rows"], restored["files"]
+    if rows < content["rows"] - left_out or files_found != content["files"]:
+        raise Conflict(
+            f"the backup has {content['rows']} rows and {content['files']} files, but restores "
+            f"{rows} and {files_found}: back up again."
+        )
 
 
 def _without_lost_blobs(session: Session, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

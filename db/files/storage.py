@@ -28,12 +28,12 @@ from db.tables import (
     ArtifactCollection,
     ArtifactEntry,
     ArtifactVersion,
+    Backup,
     Blob,
     CheckpointFile,
     FrozenSteps,
     ReportImage,
     Run,
-    RunningBackup,
     Step,
 )
 from db.telemetry import pyramid
@@ -55,7 +55,7 @@ REPORTS = "reports"
 #: Age from which content without a row is an orphan: before, its row may not be committed.
 ORPHAN_SECONDS = 3600.0
 #: Whether a backup runs, which reports it every minute, or was killed just now.
-IS_RUNNING = RunningBackup.seen_at > now() - ORPHAN_SECONDS
+IS_RUNNING = Backup.ended_at.is_(None) & (Backup.seen_at > now() - ORPHAN_SECONDS)
 #: Size of an upload's parts, and concurrent ones: 64 MiB of memory for a file of any size.
 PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
 #: Limit of S3; the parts of a file above 156 GiB are larger.
@@ -368,7 +368,7 @@ def _steps_needed(session: Session) -> Callable[[str], bool]:
 
 def is_backup_running(session: Session) -> bool:
     """Return whether a backup may still copy files whose rows have changed since."""
-    return session.scalar(select(RunningBackup.id).where(IS_RUNNING).limit(1)) is not None
+    return session.scalar(select(Backup.id).where(IS_RUNNING).limit(1)) is not None
 
 
 def is_recent(file: "ObjectMeta") -> bool:

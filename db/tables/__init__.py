@@ -63,11 +63,11 @@ from db.tables.runs import (
     WatchedAttempt,
 )
 from db.tables.saved import (
+    Backup,
     ChartPreferences,
     Note,
     Preset,
     RetentionRule,
-    RunningBackup,
     SavedView,
     Upload,
 )
@@ -131,6 +131,7 @@ __all__ = [
     "ArtifactLink",
     "ArtifactVersion",
     "AuditEvent",
+    "Backup",
     "Blob",
     "Channel",
     "ChartPreferences",
@@ -161,7 +162,6 @@ __all__ = [
     "RunEnvironment",
     "RunNode",
     "RunStatus",
-    "RunningBackup",
     "SavedView",
     "ScalerEvent",
     "Secret",

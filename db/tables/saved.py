@@ -51,13 +51,20 @@ class Upload(Table):
     uploaded_at: Mapped[float] = mapped_column(default=now())
 
 
-class RunningBackup(Table):
-    """A backup that is being written; see db.files.backup."""
+class Backup(Table):
+    """A backup that was begun; see db.files.backup."""
 
-    __tablename__ = "running_backups"
+    __tablename__ = "backups"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    seen_at: Mapped[float] = mapped_column(default=now())  # renewed until it is complete
+    folder: Mapped[str]
+    # Start of the interval that it is made for, in Unix seconds; null if nobody needs it any more:
+    # made by a command, or failed.
+    slot: Mapped[int | None] = mapped_column(BigInteger, unique=True)
+    started_at: Mapped[float] = mapped_column(default=now())
+    seen_at: Mapped[float] = mapped_column(default=now())  # renewed until it has ended
+    ended_at: Mapped[float | None]
+    error: Mapped[str] = mapped_column(default="")  # why it failed
 
 
 class RetentionRule(Table):

@@ -11,7 +11,7 @@ import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
-from sqlalchemy import Column, select
+from sqlalchemy import Column, delete, select
 
 from db.access import accounts, audit, shared_links
 from db.alerts import deliveries
@@ -23,7 +23,17 @@ from db.files.step_files import sha256_of_whole_and_footer
 from db.files.storage import mend, mismatches
 from db.queue import queue
 from db.runs import config_values, history, runs
-from db.tables import Channel, CheckpointFile, Delivery, FrozenSteps, Run, Status, Table, User
+from db.tables import (
+    Backup,
+    Channel,
+    CheckpointFile,
+    Delivery,
+    FrozenSteps,
+    Run,
+    Status,
+    Table,
+    User,
+)
 from db.telemetry import series, telemetry
 from tests.db.conftest import submit
 from tests.db.files.backup_made import contents, empty_database
@@ -268,12 +278,14 @@ def test_every_column_of_every_table_is_restored(
     fill_every_table(database, store)
     before = contents(database)
     assert before.keys() == {table.name for table in Table.metadata.sorted_tables}
+    with database.writing() as session:
+        session.execute(delete(Backup))  # whose sequence does not know the rows
     saved = back_up(database, store, tmp_path / "backup")
     assert saved["left_out"] == []
     with empty_database(kind, tmp_path, request) as target:
         restore(target, MemoryStore(), tmp_path / "backup")
         after = contents(target)
-    ended = {"sessions", "sign_in_links", "running_backups"}
+    ended = {"sessions", "sign_in_links", "backups"}
     derived = {"step_buckets", "metric_buckets"}
     for name in before.keys() - ended - derived:
         assert after[name] == before[name], name
