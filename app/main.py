@@ -24,6 +24,7 @@ from app.http.active_requests import ActiveRequests, ActiveRequestsMiddleware, Q
 from app.http.compression import Compact
 from app.http.path_prefix import PathPrefix
 from app.http.rate_limit import RateLimit
+from app.http.request_metrics import RequestMetrics, RequestMetricsMiddleware
 from app.http.security_headers import BodyLimit, Heads, KnownHosts, SecurityHeaders
 from app.live.live import Live
 from app.live.run_states import RunStates
@@ -75,6 +76,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.live = Live()
     app.state.run_states = RunStates(database)
     app.state.active_requests = ActiveRequests(database)
+    app.state.request_metrics = RequestMetrics()
     app.state.assets = assets.Assets(settings.path_prefix)
     app.add_middleware(http_errors.Failures)
     app.add_middleware(Compact)
@@ -83,6 +85,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.add_middleware(Heads)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
+    app.add_middleware(RequestMetricsMiddleware, metrics=app.state.request_metrics)
     app.add_middleware(PathPrefix, prefix=settings.path_prefix)
     http_errors.install(app)
     return app

@@ -1,11 +1,14 @@
 """Prometheus metrics at /metrics, with a separate token.
 
-Values are read at each scrape, so all servers of a database report the same.
+Values of the database are read at each scrape, so all servers of a database report the same;
+requests, streams, disk and process are of the server that is scraped.
 """
 
 import hmac
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -47,6 +50,8 @@ def metrics(request: Request, settings: TheSettings, database: TheDatabase) -> R
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(_Collector(readings, time.perf_counter() - start))
+    registry.register(_OfServer(request.app.state.live.count, settings.data))
+    registry.register(request.app.state.request_metrics)
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), headers={"Content-Type": media_type})
 
@@ -74,13 +79,47 @@ class _Collector(Collector):
             ("steps_skipped", "Recorded steps that the scaler skipped", self.readings.skips),
         ):
             yield CounterMetricFamily(f"halfstep_{name}", text, count)
+        yield from self._collect_for_operators(self.readings)
+
+    def _collect_for_operators(self, readings: Readings) -> Iterator[Metric]:
+        counts = {project: count for project, (count, _) in readings.waiting.items()}
+        waits = {project: seconds for project, (_, seconds) in readings.waiting.items()}
+        yield _gauges("queue_project_runs", "Queued runs by project", "project", counts)
+        text = "Longest wait of a queued run by project"
+        yield _gauges("queue_wait_seconds", text, "project", waits)
+        text = "Time since the last report of each worker that was not stopped"
+        yield _gauges("worker_silence_seconds", text, "worker", readings.silent)
+        text = "Workers that are up and have another version than this server"
+        yield _gauge("workers_outdated", text, readings.outdated)
+        yield _gauge("database_bytes", "Size of the database", readings.database_bytes)
+        text = "Whether the newest backup failed"
+        yield _gauge("backup_failed", text, int(readings.has_backup_failed))
+        if readings.backup_at is not None:
+            text = "Unix time of the newest complete backup"
+            yield _gauge("backup_timestamp_seconds", text, readings.backup_at)
+
+
+class _OfServer(Collector):
+    """Values of this server alone, which need no database."""
+
+    def __init__(self, streams: int, folder: Path) -> None:
+        self.streams, self.folder = streams, folder
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("streams", "Open live streams of this server", self.streams)
+        try:
+            disk = shutil.disk_usage(self.folder)
+        except OSError:  # a mount that is gone
+            return
+        yield _gauge("disk_free_bytes", "Free space of the data folder's disk", disk.free)
+        yield _gauge("disk_bytes", "Size of the data folder's disk", disk.total)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"halfstep_{name}", text, value)
 
 
-def _gauges(name: str, text: str, by: str, values: dict[str, int]) -> Metric:
+def _gauges(name: str, text: str, by: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(f"halfstep_{name}", text, labels=[by])
     for label, value in values.items():
         family.add_metric([label], value)

@@ -89,6 +89,11 @@ class Live:
         """The names of the watched subjects."""
         return list(self._subjects)
 
+    @property
+    def count(self) -> int:
+        """Number of open streams."""
+        return sum(len(subject.viewers) for subject in self._subjects.values())
+
     async def stream(
         self,
         name: str,

@@ -1,16 +1,17 @@
-"""Metrics of the service for monitoring: six queries, independent of the amount of data."""
+"""Metrics of the service for monitoring: nine queries, independent of the number of steps."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, select, text
 from sqlalchemy.orm import Session, aliased
 
+from db.database import now
 from db.queue import workers
 from db.queue.quotas import Usage
-from db.tables import ACTIVE, ENDED, NOT_DELETED, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, ENDED, NOT_DELETED, Backup, Run, RunNode, RunStatus, Status, Worker
 
 #: Reasons why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has
 #: the recipe, the precision or enough devices, or none takes commands.  quota: device limit of its
@@ -25,6 +26,19 @@ REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
 )
 
 
+#: Workers of operators that have not been stopped, and when each has reported.
+LASTING_WORKERS = select(Worker.name, Worker.seen_at).where(
+    Worker.stopped_at.is_(None), Worker.only_run_id.is_(None)
+)
+LAST_BACKUP = select(func.max(Backup.ended_at)).where(Backup.error == "")
+LAST_ERROR = (
+    select(Backup.error)
+    .where(Backup.ended_at.is_not(None))
+    .order_by(Backup.ended_at.desc())
+    .limit(1)
+)
+
+
 @dataclass(frozen=True)
 class Readings:
     """Values of the monitoring metrics."""
@@ -36,6 +50,12 @@ class Readings:
     busy: Counter[str]  # devices in use, by kind
     steps: int  # recorded since the beginning, including erased runs
     skips: int  # likewise
+    waiting: dict[str, tuple[int, float]]  # by project: queued runs, longest wait in seconds
+    silent: dict[str, float]  # by worker that has not stopped: seconds since its last report
+    outdated: int  # workers that are up and of another version
+    database_bytes: int
+    backup_at: float | None  # end of the last backup that was complete
+    has_backup_failed: bool  # the last one that ended
 
 
 def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Readings:
@@ -53,6 +73,8 @@ def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0)
         steps, skips = steps + int(some_steps), skips + int(some_skips)
     full = {owner for owner, count in training.items() if runs_per_user and count >= runs_per_user}
     nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
+    once = select(now(), LAST_BACKUP.scalar_subquery(), LAST_ERROR.scalar_subquery())
+    moment, backup_at, backup_error = session.execute(once).one()
     kinds = {worker.id: [device["kind"] for device in worker.devices] for worker in up}
     return Readings(
         runs=runs,
@@ -62,7 +84,31 @@ def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0)
         busy=_busy(session.execute(nodes), kinds),
         steps=steps,
         skips=skips,
+        waiting=_waiting(session, moment),
+        silent={name: max(moment - seen, 0.0) for name, seen in session.execute(LASTING_WORKERS)},
+        outdated=sum(workers.is_outdated(worker) for worker in up),
+        database_bytes=database_bytes(session),
+        backup_at=backup_at,
+        has_backup_failed=bool(backup_error),
     )
+
+
+def database_bytes(session: Session) -> int:
+    """Return the size of the database."""
+    if session.get_bind().dialect.name == "postgresql":
+        return int(session.scalar(text("SELECT pg_database_size(current_database())")) or 0)
+    pages = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+    return int(session.scalar(text(pages)) or 0)
+
+
+def _waiting(session: Session, moment: float) -> dict[str, tuple[int, float]]:
+    since = func.max(RunStatus.time).label("since")
+    queued = select(Run.id, Run.project, since).join(RunStatus, RunStatus.run_id == Run.id)
+    queued = queued.where(Run.status == Status.QUEUED, RunStatus.status == Status.QUEUED)
+    each = queued.group_by(Run.id, Run.project).subquery()
+    query = select(each.c.project, func.count(), func.min(each.c.since)).group_by(each.c.project)
+    found = session.execute(query)
+    return {project: (count, max(moment - first, 0.0)) for project, count, first in found}
 
 
 def _busy(nodes: Iterable[Any], kinds: dict[int, list[str]]) -> Counter[str]:

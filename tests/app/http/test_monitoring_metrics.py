@@ -5,19 +5,26 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from app.http.request_metrics import group_of
 from app.main import create_app
 from db.database import Database
+from db.errors import Invalid
+from db.files.backup import back_up
+from db.files.storage import open_store
 from db.settings import Settings
 from db.tables import Run, User
+from tests.app.auth.permissions_made import routes_of
 from tests.app.conftest import submit
 from tests.db.telemetry.telemetry_made import make_steps, record
 
 TOKEN = {"authorization": "Bearer a-long-random-text"}
+ALERT_RULES = Path(__file__).parents[3] / "deploy" / "prometheus-alerts.yml"
 DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana.json"
 
 
@@ -40,11 +47,14 @@ def served(client: TestClient) -> dict[tuple[str, ...], float]:
 
 
 def test_a_scrape_has_the_metrics_of_the_service(
-    database: Database, ada: User, running: Run, stranger: TestClient
+    database: Database, ada: User, running: Run, settings: Settings, stranger: TestClient
 ) -> None:
-    """Queue, devices, runs, steps and this process, all that the dashboard names among it."""
+    """Queue, devices, runs, steps and this process, and what the dashboard and alert rules name."""
     record(database, running, make_steps([1.0] * 9, skipped=[3]))
     submit(database, ada)
+    settings.data.mkdir(exist_ok=True)
+    back_up(database, open_store(settings), settings.data / "backup")
+    stranger.get("/")
     found = served(stranger)
     assert found["halfstep_database_up",] == 1
     assert found["halfstep_queue_runs", "device"] == 1
@@ -58,8 +68,49 @@ def test_a_scrape_has_the_metrics_of_the_service(
     expressions = re.findall(r'"expr": "(.*)"', DASHBOARD.read_text())
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len(expressions) == sum(len(panel["targets"]) for panel in panels) > 9
-    for name in re.findall(r"\b(?:halfstep|process)_\w+", " ".join(expressions)):
+    groups = yaml.safe_load(ALERT_RULES.read_text())["groups"]
+    rules = [rule["expr"] for group in groups for rule in group["rules"]]
+    assert len(rules) > 9
+    for name in re.findall(r"\b(?:halfstep|process)_\w+", " ".join(expressions + rules)):
         assert name in {key[0] for key in found}, name
+
+
+def test_operators_see_queue_workers_backups_and_disk(
+    database: Database, ada: User, running: Run, settings: Settings, stranger: TestClient
+) -> None:
+    """By project and worker; requests by group of routes, and streams of this server."""
+    submit(database, ada)
+    settings.data.mkdir(exist_ok=True)
+    assert stranger.get("/nowhere").status_code == 404
+    assert stranger.get("/api/v1/runs").status_code == 401
+    found = served(stranger)
+    [project] = {key[1] for key in found if key[0] == "halfstep_queue_project_runs"}
+    assert found["halfstep_queue_project_runs", project] == 1
+    assert 0 <= found["halfstep_queue_wait_seconds", project] < 3600
+    assert {key[0] for key in found} >= {"halfstep_worker_silence_seconds"}
+    assert found["halfstep_workers_outdated",] == 0
+    assert found["halfstep_database_bytes",] > 10_000
+    assert 0 < found["halfstep_disk_free_bytes",] <= found["halfstep_disk_bytes",]
+    assert found["halfstep_streams",] == 0
+    assert found["halfstep_http_requests_total", "unknown", "4xx"] == 1
+    assert found["halfstep_http_requests_total", "api runs", "4xx"] == 1
+    assert found["halfstep_http_request_seconds_count", "api runs"] == 1
+    assert found["halfstep_backup_failed",] == 0
+    assert ("halfstep_backup_timestamp_seconds",) not in found
+    back_up(database, open_store(settings), settings.data / "backup")
+    (settings.data / "file").touch()
+    with pytest.raises(Invalid):
+        back_up(database, open_store(settings), settings.data / "file" / "backup")
+    found = served(stranger)
+    assert found["halfstep_backup_failed",] == 1
+    assert found["halfstep_backup_timestamp_seconds",] > 1.7e9
+
+
+def test_groups_of_routes_are_few(app: FastAPI) -> None:
+    """No route begins with a parameter."""
+    groups = {group_of(path) for _method, path, _endpoint in routes_of(app)}
+    assert {"runs", "api runs"} <= groups
+    assert not [group for group in groups if "{" in group]
 
 
 def test_only_its_token_opens_it(

@@ -97,7 +97,7 @@ def test_counters_never_decrease(
     assert (found.steps, found.skips) == (15, 3)
 
 
-def test_queries_are_five_however_many_runs_there_are(database: Database, ada: User) -> None:
+def test_queries_are_nine_however_many_runs_there_are(database: Database, ada: User) -> None:
     """Runs alike are one row, too."""
     add_worker(database, "w", [DIGITS], [CPU])
     made: list[str] = []
@@ -112,4 +112,4 @@ def test_queries_are_five_however_many_runs_there_are(database: Database, ada: U
     event.listen(database.engine, "before_cursor_execute", note)
     assert read(database).queued == {"device": 49}
     event.remove(database.engine, "before_cursor_execute", note)
-    assert len(made) == 5
+    assert len(made) == 9
