@@ -308,8 +308,13 @@ def is_dead(attempt: AttemptEntry) -> bool:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
+        temporary.replace(path)
+    except OSError:  # a full disk still creates the name
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def is_called(place: Path, name: str) -> bool:
