@@ -120,7 +120,10 @@ def test_twenty_kills_lose_no_row_that_was_written_and_tear_none(
         written, losses, events = read(folder)
         assert written == list(range(1, len(written) + 1))
         assert len(written) == steps if is_idle else len(written) >= steps
-        assert losses == pytest.approx([loss for loss, _ in said[: len(losses)]], abs=0)
+        reported = [loss for loss, _ in said]  # a row may be written before its report
+        assert len(losses) <= len(reported) + 1
+        common = min(len(losses), len(reported))
+        assert losses[:common] == pytest.approx(reported[:common], abs=0)
         scales = [event.scale_after for event in events if isinstance(event, Scaler)]
         if kind == "scaled" and is_idle:
             known = [8.0, *(scale for _, scale in said)]
