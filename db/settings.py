@@ -397,6 +397,14 @@ class Settings(BaseSettings):
             "folder, else 0",
         ),
     ] = None
+    reserve_disk_gb: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Free space in GB on the disk of the data folder below which a worker "
+            "starts no run and the log of running ones has a warning; 0: starts until it is full",
+        ),
+    ] = 1.0
     stop_grace_seconds: Annotated[
         float,
         Field(

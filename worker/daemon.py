@@ -33,7 +33,7 @@ from halfstep.cli import logs
 from halfstep.fork_server import ForkServer
 from halfstep.machine_offer import MachineOffer, rows
 from halfstep.telemetry.folder_lock import FolderLock
-from worker import cleanup
+from worker import cleanup, disk_space
 from worker.attempts import node_group
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.attempts.scratch_folders import divide_all
@@ -95,6 +95,7 @@ class Worker:
         # Signal handlers may add to a SimpleQueue at any moment, but not set an Event waited on.
         self.wakeups: SimpleQueue[set[int]] = SimpleQueue()
         self.listener = Listener(database, self.wakeups.put)
+        self.has_shortage = False  # of disk space
         self.stopped: set[Attempt] = set()  # attempts sent SIGTERM because this worker is drained
 
     def run(self) -> None:
@@ -324,8 +325,12 @@ class Worker:
             self.running[node.run_id, node.attempt] = (handle, node)
 
     def _claim(self) -> None:
-        """Start queued runs while there are free devices for them."""
-        while free := self._free_devices():
+        """Start queued runs while there are free devices and disk space for them."""
+        shortage = disk_space.shortage(self.settings)
+        if shortage and not self.has_shortage:  # logged once
+            logger.warning("starts no run: %s", shortage)
+        self.has_shortage = shortage is not None
+        while not shortage and (free := self._free_devices()):
             node = self._next(free)
             if node is None:
                 return

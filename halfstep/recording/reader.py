@@ -1,4 +1,8 @@
-"""Conversion of rows to step records and scaler events."""
+"""Conversion of rows to step records and scaler events.
+
+Rows may be read in another thread while the loop notes facts about later ones: the collections of
+notes are changed in place, by operations that are atomic.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -147,20 +151,20 @@ class Reader:
             return events
         events += self._events(first, rows, values, records)
         end = first + len(rows)
-        self._notes = {row: note for row, note in self._notes.items() if row >= end}
-        self._counts = {row: counts for row, counts in self._counts.items() if row >= end}
-        self._scaler_of = {row: i for row, i in self._scaler_of.items() if row >= end}
+        for facts in (self._notes, self._counts, self._scaler_of):
+            for row in [row for row in list(facts) if row < end]:
+                facts.pop(row, None)
         return events
 
     def _clip(self, first: int, rows: Rows, values: Values) -> None:
         """Apply the stored clips to the norms of rows."""
-        after = first + len(rows)
-        ends = [start for start, _ in self._clips[1:]]
-        for (start, clips), end in zip(self._clips, [*ends, after], strict=True):
+        after, stored = first + len(rows), list(self._clips)
+        ends = [start for start, _ in stored[1:]]
+        for (start, clips), end in zip(stored, [*ends, after], strict=True):
             span = slice(max(start - first, 0), max(min(end, after) - first, 0))
             if clips and span.start < span.stop:
                 values.clip(self._layout, rows, span, clips)
-        self._clips = self._clips[sum(end <= after for end in ends) :]
+        del self._clips[: sum(end <= after for end in ends)]
 
     def _layer_norms(self, rows: Rows, records: Steps) -> list[Event]:
         """Return layer_norms events for those steps that are a multiple of layers_every."""

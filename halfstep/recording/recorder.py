@@ -40,6 +40,10 @@ class Recorder:
         self.unknown = torch.full((), math.nan, device=device)
         self._knows_after = [True] * RING_ROWS  # by row: its scale after is written
         self._is_mixed = False  # values are on several devices
+        #: Records and events that `write_early` has written, of the rows to be handed over next.
+        self._early: list[tuple[Steps, list[Event]]] = []
+        #: Of the rows being handed over: how many records and events are written already.
+        self.written = (0, 0)
 
     def write(
         self,
@@ -113,6 +117,42 @@ class Recorder:
             self.send(ring.number, scale)
         return ring.wait(patience_seconds) and ring.sent == ring.number
 
+    def write_early(
+        self,
+        write: Callable[[Steps, list[Event]], None],
+        left: Callable[[int], float | None],
+        has_arrived: Callable[[torch.cuda.Event], bool],
+    ) -> None:
+        """Write rows that the host has, in another thread, while the loop takes no step.
+
+        The loop's next hand-over passes them on, with their number in `written`. Nothing waits, not
+        even for a hand-over under way.  left: returns the scale that the newest of so many closed
+        rows has left; None if that is uncertain.  has_arrived: see HostCopy.
+        """
+        ring = self.ring
+        if not ring.lock.acquire(blocking=False):
+            return
+        try:
+            in_flight, number = ring.in_flight, ring.number
+            scale, is_last_known = None, self._knows_after[(number - 1) % RING_ROWS]
+            if not is_last_known and ring.readable is not None:
+                scale = left(number)
+            until = number - (ring.holds_last or (scale is None and not is_last_known))
+            early = ring.read_early(
+                until, has_arrived=in_flight is not None and has_arrived(in_flight)
+            )
+            if early is None:
+                return
+            first, rows, records = early
+            if ring.readable is not None and math.isnan(rows[-1, SCALE_AFTER]):
+                following = ring.readable.item(until % RING_ROWS, SCALE)
+                rows[-1, SCALE_AFTER] = following if until < number else scale or math.nan
+            events = self.reader.read(first, rows, records)
+            self._early.append((records, events))
+            write(records, events)
+        finally:
+            ring.lock.release()
+
     def send(self, until: int, scale: Tensor) -> None:
         """Send rows that are due, see Ring.close. scale: the one that the newest row has left."""
         ring = self.ring
@@ -127,5 +167,14 @@ class Recorder:
             self.ring.rows[place][SCALE_AFTER].copy_(scale, non_blocking=True)
 
     def _arrived(self, first: int, rows: Rows, records: Steps) -> None:
-        events = self.reader.read(first, rows, records)
+        early, self._early = self._early, []
+        events: list[Event] = []
+        count = 0
+        for written, their_events in early:
+            records[count : count + len(written)] = written
+            count += len(written)
+            events += their_events
+        self.written = count, len(events)
+        if count < len(records):
+            events += self.reader.read(first + count, rows[count:], records[count:])
         self._on_steps(self, first, rows, records, events)

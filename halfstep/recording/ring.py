@@ -6,11 +6,15 @@ copies run on the stream of the steps; an event, polled at each step's end, sign
 The host waits for the device only in `drain` and when the ring is full. The rows of a CPU are in
 host memory: they need no copy. A device other than CUDA is waited for at each hand-over.
 
+Another thread may read rows early (`read_early`), which the loop's next hand-over passes on again.
+Both hold `lock`; a step takes it only when rows are handed over.
+
 The host keeps a step's number and times in a second ring. They are handed over with the rows as
 records of the spool's format, converted for many steps at once. This module imports torch.
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from itertools import chain
@@ -29,6 +33,7 @@ DRAIN_SECONDS = 0.3
 EAGER_ROWS = 100  # of a device, handed over as soon as the copy before has arrived
 EAGER_SHARE = 0.1  # of the time, at most spent on that
 MOST_EAGER = 2000  # such rows, the first ones aside
+EARLY_SECONDS = 0.4  # age of a row that another thread reads
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
 
@@ -55,6 +60,8 @@ class Ring:
         """
         self.number = 0  # number of the open row
         self.sent = self._read = 0  # total rows: read ≤ sent ≤ number
+        self._early = 0  # total rows that `read_early` has returned
+        self.lock = threading.RLock()  # of a hand-over; it may call a handler that drains
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = -math.inf if sends_first else clock()
         #: The newest row is sent only with the next one, because the loop may still add to it.
@@ -81,6 +88,10 @@ class Ring:
     def is_here(self, number: int) -> bool:
         """Return True if this row is closed, and not sent yet."""
         return self.sent <= number < self.number
+
+    def step_of(self, number: int) -> float:
+        """Return the step of a closed row that the ring still has."""
+        return self._known[number % RING_ROWS][0]
 
     def close(
         self, step: int, seconds: float, rate: float, waited_us: float = UNKNOWN_US
@@ -132,6 +143,27 @@ class Ring:
         self._arrived.record(torch.cuda.current_stream(self._ring.device))
         self.sent = until
 
+    def read_early(self, until: int, *, has_arrived: bool) -> tuple[int, Rows, Steps] | None:
+        """Return a copy of the rows up to this number that the host has, and their records.
+
+        Returns the first one's number, too; None if no row has waited for long. Each row is
+        returned once. The caller holds the lock.  has_arrived: the rows in flight from a device are
+        complete.
+        """
+        first = max(self._read, self._early)
+        if self.readable is None:
+            until = min(until, self.sent if has_arrived else self._read)
+        if first >= until or clock() - self._known[first % RING_ROWS][1] < EARLY_SECONDS:
+            return None
+        self._early = until
+        rows, records = self._taken(first, until)
+        return first, rows.copy(), records
+
+    @property
+    def in_flight(self) -> "torch.cuda.Event | None":
+        """The event of rows that are being copied from a device, if there are any."""
+        return self._arrived if self.sent != self._read else None
+
     def wait(self, patience_seconds: float = math.inf) -> bool:
         """Wait for rows in flight up to a timeout; return True if all have arrived."""
         if patience_seconds == math.inf:
@@ -156,15 +188,20 @@ class Ring:
         if self._read == self.sent:
             return
         started = clock()
-        slices = _slices(self._read, self.sent)
+        with self.lock:
+            rows, records = self._taken(self._read, self.sent)
+            first, self._read = self._read, self.sent
+            self._on_arrival(first, rows, records)
+        if self._read <= self._eager_until:
+            self._eager_seconds += clock() - started
+
+    def _taken(self, first: int, until: int) -> tuple[Rows, Steps]:
+        """Return rows on the host, and records with what the host knows of their steps."""
+        slices = _slices(first, until)
         known = [row for part in slices for row in self._known[part]]
         columns = np.fromiter(chain.from_iterable(known), np.float64).reshape(len(known), -1).T
         ring = self._ring.cpu() if self._pinned is None else self._pinned
-        rows = _joined(ring.numpy(), slices)
-        first, self._read = self._read, self.sent
-        self._on_arrival(first, rows, self._records(*columns))
-        if self._read <= self._eager_until:
-            self._eager_seconds += clock() - started
+        return _joined(ring.numpy(), slices), self._records(*columns)
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known

@@ -6,6 +6,8 @@ from decimal import Decimal
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from halfstep.clock import clock
 from halfstep.importing.columns import columns_of
 from halfstep.session import arguments
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from halfstep.watching.loop import Loop
 
 FLUSH_SECONDS = 0.2  # between flushes of logged values while no step ends
+EARLY_SECONDS = 0.4  # since a flush, after which another thread writes
 
 
 class _Logged(NamedTuple):
@@ -110,8 +113,19 @@ class ValueLog:
         self._flushed_at = clock()
         if self.children.is_due():
             self.receive()
+        self._write(lambda logged: logged.arrived is None or logged.arrived.query())
+
+    def flush_early(self) -> None:
+        """Write waiting numbers in another thread than the script's, up to the first on a device.
+
+        Other objects are left, too: their conversion may wait for a device.
+        """
+        if clock() - self._flushed_at > EARLY_SECONDS:
+            self._write(_is_plain)
+
+    def _write(self, is_here: Callable[[_Logged], bool]) -> None:
         numbers = self._numbers
-        while numbers and (numbers[0].arrived is None or numbers[0].arrived.query()):
+        while numbers and is_here(numbers[0]):
             _, step, name, value, elapsed_ms = numbers.popleft()
             try:
                 number = float(value)
@@ -160,6 +174,13 @@ class ValueLog:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(stream)
         self._numbers.append(_Logged(arrived, step, name, value, self._loop.elapsed_ms()))
+
+
+def _is_plain(logged: _Logged) -> bool:
+    """Return whether a number is in host memory."""
+    value = logged.value
+    is_tensor = hasattr(value, "detach") and getattr(value, "is_cpu", False)
+    return logged.arrived is None and (is_tensor or isinstance(value, int | float | np.generic))
 
 
 def _is_column(name: object, value: object) -> bool:

@@ -15,6 +15,7 @@ from halfstep.session import arguments, process_sidecar, ranks
 from halfstep.session.card import Card
 from halfstep.session.cell_output import CellOutput
 from halfstep.session.error_guard import ErrorGuard
+from halfstep.session.idle_writer import IdleWriter
 from halfstep.session.nesting import flat
 from halfstep.session.notebook import is_notebook
 from halfstep.session.precision_diffs import PrecisionDiffs
@@ -111,6 +112,7 @@ class WatchedRun:
         self.before_end: Callable[[], None] = lambda: None
         self.card = Card() if is_notebook() else None
         self.sidecar: Sidecar | None = None
+        self._idle_writer = IdleWriter(self._write_early, complain)
         self._has_logged = False
         self._meeting: Path | None = None  # by which further ranks find the run
         self._cell_output: CellOutput | None = None
@@ -118,6 +120,7 @@ class WatchedRun:
             files, queued, self.loop, self.guard, self._finish, self._cell_ended
         )
         self.guard.arm()
+        self._idle_writer.start()
 
     def _listen(
         self,
@@ -233,22 +236,34 @@ class WatchedRun:
             self.values.continue_after(last)
 
     def _record(self, steps: Steps) -> None:
-        if self._resumed:
-            self.spool.event(self._resumed)
-            self._resumed = None
-        self.spool.steps(steps)
+        self._write(steps)
         self._flush()
-        if self.card:
-            self.card.add(steps)
-            if self.card.is_due:
-                self.card.refresh(self.html())
+        if self.card and self.card.is_due:
+            self.card.refresh(self.html())
         if self.upload.is_due:
             self.upload.revive()
 
+    def _write(self, steps: Steps) -> None:
+        with self.spool.lock:
+            if self._resumed:
+                self.spool.event(self._resumed)
+                self._resumed = None
+            self.spool.steps(steps)
+            if self.card:
+                self.card.add(steps)
+
+    def _write_early(self) -> None:
+        """Write what has waited, in the idle writer's thread."""
+        if self.guard.is_on:
+            self.loop.write_early(self._write)
+            with self.spool.lock:
+                self.values.flush_early()
+
     def _flush(self) -> None:
-        for line in self._cell_output.take() if self._cell_output else ():
-            self.spool.event(recordable(line))
-        self.values.flush()
+        with self.spool.lock:
+            for line in self._cell_output.take() if self._cell_output else ():
+                self.spool.event(recordable(line))
+            self.values.flush()
 
     def _cell_ended(self) -> None:
         self.guard.call(self._flush)
@@ -272,6 +287,7 @@ class WatchedRun:
     def _finish(self, status: WatchedStatus, error: str | None, exit_code: int | None) -> None:
         is_on = self.guard.is_on
         self.before_end()
+        self._idle_writer.stop()
         self.outcome.disarm()
         try:
             self._write_rest()

@@ -5,6 +5,7 @@ in the attempt's next file, `<attempt>-<n+1>`: in the run's refuge, or without o
 is space again; records of that time are lost and counted. A removed file is written again.
 """
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class PatientSpool:
         sequence: number of the first file.  has_refuge: the spool's reader reads the run's
         refuge, too.  on_removed: called when the folder was removed and the spool written again.
         """
+        self.lock = threading.RLock()  # of a write; a caller may hold it for several
         self._folder, self._attempt, self._say = folder, attempt, say
         self._has_refuge, self._on_removed = has_refuge, on_removed
         self._sequence = sequence  # of the next file
@@ -53,14 +55,16 @@ class PatientSpool:
 
     def steps(self, records: Steps) -> None:
         """Append records of STEP_DTYPE; if the write fails, count them as lost."""
-        self._last_step = int(records["step"][-1])
-        if not self._try(lambda writer: writer.steps(records)):
-            self._lost_steps += len(records)
+        with self.lock:
+            self._last_step = int(records["step"][-1])
+            if not self._try(lambda writer: writer.steps(records)):
+                self._lost_steps += len(records)
 
     def event(self, event: Event) -> None:
         """Append an event; if the write fails, count it as lost. Raises BadEvent."""
-        if not self._try(lambda writer: writer.event(event)):
-            self._lost_events += 1
+        with self.lock:
+            if not self._try(lambda writer: writer.event(event)):
+                self._lost_events += 1
 
     def close(self) -> None:
         """Close the spool; report the records lost since the disk failed, if it still does."""

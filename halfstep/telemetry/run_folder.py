@@ -5,6 +5,7 @@
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
                    outcome-<attempt>.json      outcome; absent while it runs, or if it is unknown
+                   .outcome-<attempt>.reserved space for the outcome on a full disk; until the end
                    crash-<attempt>             traceback at a fatal signal; see exit_files.py
                    description-<attempt>.json  git state and packages; see source_state.py
                    uploaded.json               files that are uploaded; see sender.py
@@ -54,6 +55,8 @@ from halfstep.telemetry.spool import Position, SpoolReader, spool_files
 RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
 #: Names of so many scripts that a run is named by their folder too.
 USUAL_SCRIPTS = ("train", "training", "main", "__main__", "run", "finetune")
+RESERVED_BYTES = 16 * 2**10  # for an outcome
+MOST_ERROR = 3 * 2**10  # characters of an error that is written there
 RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
 
@@ -113,6 +116,8 @@ def open_run(
         described = replace(described, config={**(described.config or {}), **redacted})
     described = replace(described, attempts=[*attempts, _attempt(files.attempt, secret)])
     write_run_file(place, described)
+    with suppress(OSError):
+        _reserved(files).write_bytes(bytes(RESERVED_BYTES))
     return files
 
 
@@ -235,7 +240,27 @@ def write_outcome(
     try:
         write_json(files.outcome, asdict(outcome))
     except OSError:
-        write_json(refuge.opened(files.folder) / files.outcome.name, asdict(outcome))
+        try:
+            _write_reserved(files, outcome)
+        except OSError:
+            write_json(refuge.opened(files.folder) / files.outcome.name, asdict(outcome))
+    with suppress(OSError):
+        _reserved(files).unlink(missing_ok=True)
+
+
+def _write_reserved(files: AttemptFiles, outcome: WatchedOutcome) -> None:
+    """Write an outcome into the space that was reserved for it. Raises OSError."""
+    if outcome.error is not None:  # a traceback ends with its exception
+        outcome = replace(outcome, error=outcome.error[-MOST_ERROR:])
+    content = json.dumps(plain(asdict(outcome)), ensure_ascii=False).encode()
+    with _reserved(files).open("r+b") as file:
+        file.write(content)
+        file.truncate()
+    _reserved(files).replace(files.outcome)
+
+
+def _reserved(files: AttemptFiles) -> Path:
+    return files.outcome.with_name(f".{files.outcome.stem}.reserved")
 
 
 def read_outcome(files: AttemptFiles, *, lives: bool = False) -> WatchedOutcome | None:
@@ -283,8 +308,13 @@ def is_dead(attempt: AttemptEntry) -> bool:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
+        temporary.replace(path)
+    except OSError:  # a full disk still creates the name
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def is_called(place: Path, name: str) -> bool:

@@ -126,7 +126,10 @@ class Training:
         return process.lives(self._pid, self._since)
 
     def close(self) -> None:
-        """Write an outcome for the process if it is dead and wrote none itself."""
+        """Write an outcome for the process if it is dead and wrote none itself.
+
+        On a full disk none is written: call it again.
+        """
         from halfstep.session.exit_files import crash_of, user_signal_of
         from halfstep.telemetry.run_folder import last_step, read_outcome, write_outcome
 
@@ -135,7 +138,8 @@ class Training:
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
             code, error = crash_of(self.files.crash) or (user_signal_of(self.files.crash), None)
             status: WatchedStatus = "terminated" if code else "vanished"
-            write_outcome(self.files, status, last_step(following), error, code)
+            with suppress(OSError):
+                write_outcome(self.files, status, last_step(following), error, code)
 
     def await_death(self, then: Callable[[], None]) -> None:
         """Wait until the process has ended, then call `then`."""
@@ -204,8 +208,8 @@ def follow(
     tries, over_since, is_announced = 0, None, False
     while read_run(sending.folder).attempts[-1].attempt == training.files.attempt:
         # Checked before sending: everything written until the end is then sent.
-        if (is_over := training.is_over()) and over_since is None:
-            over_since = clock()
+        if is_over := training.is_over():
+            over_since = clock() if over_since is None else over_since
             training.close()
         try:
             sending.send()

@@ -34,16 +34,22 @@ class Arrivals:
         state = self._state
         if state.closed_steps >= STEPS_OF_OPTIMIZERS and not self._has_looked:
             self.look_outside_optimizers()
-        self._on_steps(records)
+        count, count_of_events = recorder.written
+        if count < len(records):
+            self._on_steps(records[count:])
         if (records["flags"] & (SKIPPED | NONFINITE_LOSS)).any():
             recorder.ring.hurry()
-        for event in events:
-            if not isinstance(event, NonfiniteGradients):
-                self._on_event(event)
+        self.write_events(events[count_of_events:])
         norms = None if recorder.ring.readable is not None else rows[:, recorder.layout.norms]
         state.best_effort("evidence", self._read_evidence, first, norms, records, events)
         if state.diagnoses:
             state.diagnoses.report()
+
+    def write_events(self, events: list[Event]) -> None:
+        """Pass on the scaler's events."""
+        for event in events:
+            if not isinstance(event, NonfiniteGradients):
+                self._on_event(event)
 
     def _read_evidence(
         self, first: int, norms: Rows | None, records: Steps, events: list[Event]

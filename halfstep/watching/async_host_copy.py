@@ -3,8 +3,12 @@
 This module imports torch.
 """
 
+import ctypes
+import os
+import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import torch
@@ -13,6 +17,30 @@ from torch import Tensor
 #: Whether the script is capturing a CUDA graph, which a copy to the host would end. A builtin, as
 #: each step calls it. It raises where CUDA is not initialized: `cuda._initialized` is asked first.
 is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", bool)
+
+RELAXED = 2  # cudaStreamCaptureModeRelaxed
+_thread = threading.local()
+
+
+def has_arrived(event: torch.cuda.Event) -> bool:
+    """Return whether an event is complete, in another thread than the loop's; False if unknown.
+
+    Such a query would end the capture of a CUDA graph in the loop's thread, unless this thread's
+    capture mode is relaxed.
+    """
+    if not hasattr(_thread, "is_relaxed"):
+        _thread.is_relaxed = _relax_capture_mode()
+    return _thread.is_relaxed and bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def _relax_capture_mode() -> bool:
+    """Relax this thread's capture mode; return False if the CUDA runtime was not found."""
+    major = (torch.version.cuda or "").partition(".")[0]
+    with suppress(OSError, AttributeError):
+        runtime = ctypes.CDLL(f"libcudart.so.{major}", mode=os.RTLD_NOLOAD)
+        mode = ctypes.c_int(RELAXED)
+        return bool(runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0)
+    return False
 
 
 class HostCopy:

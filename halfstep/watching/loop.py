@@ -19,6 +19,7 @@ from halfstep.recording.gradients import module_names, parameter_names
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.spool import Steps
 from halfstep.watching.arrivals import Arrivals
+from halfstep.watching.async_host_copy import has_arrived
 from halfstep.watching.clips import Clips
 from halfstep.watching.diagnoses import Intervals
 from halfstep.watching.measurement import Measurement, number_on_host
@@ -131,6 +132,19 @@ class Loop:
             state.diagnoses.report(wait=has_all)
         state.best_effort("evidence", partial(state.evidence.drain, wait=has_all))
         return has_all
+
+    def write_early(self, on_steps: Callable[[Steps], None]) -> None:
+        """Write closed rows in another thread; the loop reads evidence from them later.
+
+        on_steps: receives their records.
+        """
+
+        def write(records: Steps, events: list[Event]) -> None:
+            on_steps(records)
+            self._arrivals.write_events(events)
+
+        if (recorder := self.rows.recorder) is not None:
+            recorder.write_early(write, self.rows.left_scale, has_arrived)
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Record a pass's loss, and inspect the roots that it starts from."""

@@ -22,6 +22,9 @@ class NoopWatch:
     def add_loss(self, loss: Any) -> None:
         """Do nothing: there are no steps."""
 
+    def write_early(self, on_steps: Any) -> None:
+        """Do nothing: there are no rows."""
+
     def drain(self, patience_seconds: float) -> bool:
         """Return True: nothing is in flight on a device."""
         return True

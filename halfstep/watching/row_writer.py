@@ -172,6 +172,21 @@ class RowWriter:
             return True
         return recorder.drain(self.scale_of(self.closed_row), patience_seconds)
 
+    def left_scale(self, count: int) -> float | None:
+        """Return the scale that the newest of `count` closed rows has left, in another thread.
+
+        None if it is on a device, or if the loop may be changing it.
+        """
+        row, recorder = self.closed_row, self.recorder
+        scale = None if row.scaler is None else row.scaler._scale
+        if recorder is None or scale is None or scale.device.type != "cpu":
+            return None
+        value, is_last = float(scale), (id(scale), scale._version) == row.version
+        # In this order: an update fills found_inf, a close counts the step and then the row.
+        is_last = is_last and not row.found_inf and row is self.closed_row
+        is_last = is_last and recorder.ring.step_of(count - 1) == self._state.closed_steps
+        return value if is_last and recorder.ring.number == count else None
+
     def scale_of(self, row: CurrentStep) -> Tensor:
         """Return a row's scale on the device, 1 without a scaler."""
         scale = None if row.scaler is None else row.scaler._scale

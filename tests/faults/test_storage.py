@@ -12,11 +12,13 @@ from db.database import Database
 from db.files import checkpoints
 from db.queue import run_control
 from db.runs import runs
+from db.settings import Settings
 from db.tables import Status
 from tests.faults.conftest import COUNTS, often, only_in_full
 from tests.site import GATED, Site, until
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
+from worker.attempts.supervisor import Supervisor
 
 SMALL = 6 * 2**20  # bytes
 
@@ -40,29 +42,63 @@ CONFIG = {
 }
 
 
-def test_a_full_disk_fails_the_run_and_leaves_its_last_checkpoint_whole(
+def test_a_full_disk_pauses_the_run_which_continues_once_there_is_room(
     site: Site, small_disk: Path
 ) -> None:
-    """The disk is named, the fault is not the code's, the newest published checkpoint is sound."""
+    """The disk is named, and the newest published checkpoint is sound."""
     site.data = small_disk
     run_id = site.submit(config=CONFIG)
-    with site.worker():
-        site.wait(run_id)
+    with site.worker(HALFSTEP_RESERVE_DISK_GB="0"):
+        site.wait(run_id, Status.PAUSED)
     assert_disk_full(site, run_id)
     with site.database.reading() as session:
         saved = checkpoints.of_run(session, run_id)
     newest = next(row for row in saved if row.kind == "checkpoint")
     state = checkpoint.load(small_disk / newest.key, sha256=newest.sha256)
     assert state["progress"]["step"] == newest.step
-    COUNTS.append(f"disk of {SMALL} bytes full: run failed, checkpoint of step {newest.step} whole")
+    subprocess.run(["mount", "-o", f"remount,size={20 * SMALL}", small_disk], check=True)
+    with site.database.writing() as session:
+        run_control.resume(session, run_id, site.owner)
+    with site.worker(HALFSTEP_RESERVE_DISK_GB="0"):
+        until(lambda: site.run(run_id).resumed_step == newest.step)
+    COUNTS.append(f"disk of {SMALL} bytes full: paused, resumed from step {newest.step}")
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_worker_whose_disk_is_nearly_full_starts_no_run(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It logs that once; the run stays in the queue."""
+    run_id = site.submit(steps=10)
+    worker = site.idle_worker()
+    worker.settings = worker.settings.model_copy(update={"reserve_disk_gb": 1e9})
+    worker._claim()
+    worker._claim()
+    assert site.run(run_id).status == Status.QUEUED
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "HALFSTEP_RESERVE_DISK_GB" in caplog.text
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_run_is_warned_once_before_the_disk_is_full(site: Site) -> None:
+    """In its history and its log."""
+    run_id = site.submit(steps=10)
+    attempt = site.lost_attempt(site.idle_worker(), run_id)
+    settings = Settings(data=site.data, database_url=site.url, reserve_disk_gb=1e9)
+    supervisor = Supervisor(settings, site.database, *attempt)
+    for _ in range(2):
+        supervisor._warn_of_disk()
+    with site.database.reading() as session:
+        reasons = [row.reason or "" for row in runs.statuses(session, run_id)]
+    assert ["free space" in reason for reason in reasons].count(True) == 1
 
 
 @only_in_full
 @pytest.mark.only_on("sqlite")
-def test_a_disk_full_of_spool_and_database_fails_the_run_once_there_is_room(
+def test_a_disk_full_of_spool_and_database_pauses_the_run_once_there_is_room(
     site: Site, small_disk: Path
 ) -> None:
-    """Nothing can be written down while both are full; then the run fails for that reason."""
+    """Nothing can be written down while both are full; then the run pauses for that reason."""
     site.database.dispose()  # which leaves one file, with no journal beside it
     path = shutil.copy(make_url(site.url).database, small_disk)
     site.data, site.url = small_disk, f"sqlite:///{path}"
@@ -70,26 +106,27 @@ def test_a_disk_full_of_spool_and_database_fails_the_run_once_there_is_room(
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(SMALL // 3))
     run_id = site.submit(config={**CONFIG, "checkpoints": {}})
-    with site.worker():
+    with site.worker(HALFSTEP_RESERVE_DISK_GB="0"):
         until(lambda: site.has_training(run_id))
         until(lambda: not site.has_training(run_id))
         recorded = site.count_steps(run_id)
         assert site.run(run_id).ended_at is None
         ballast.unlink()
-        run = site.wait(run_id)
+        run = site.wait(run_id, Status.PAUSED)
     assert_disk_full(site, run_id)
     assert site.count_steps(run_id) == run.step >= recorded
     site.database.dispose()
-    COUNTS.append(f"disk full of spool and database: run failed, all {run.step} steps recorded")
+    COUNTS.append(f"disk full of spool and database: run paused, all {run.step} steps recorded")
 
 
 def assert_disk_full(site: Site, run_id: int) -> None:
-    """The run failed, and says which disk was full."""
+    """The run is paused, and says which disk was full."""
     with site.database.reading() as session:
         last = runs.statuses(session, run_id)[-1]
-    reason = f"no space left on the disk that holds {site.data / 'runs' / str(run_id)}"
+    folder = site.data / "runs" / str(run_id)
+    reason = f"no space left on the disk that holds {folder}: free space, then resume the run"
     assert (last.status, last.failure_kind, last.reason) == (
-        Status.FAILED,
+        Status.PAUSED,
         "infrastructure",
         reason,
     )

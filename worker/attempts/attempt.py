@@ -120,9 +120,9 @@ class Outcome:
 
 
 def disk_full(folder: Path, error: str = "") -> Outcome:
-    """Return the outcome for a full disk. error: the reported error, if any."""
-    reason = f"no space left on the disk that holds {folder}"
-    return Outcome(Status.FAILED, reason, error or reason, "infrastructure")
+    """Return the outcome for a full disk: a pause. error: the reported error, if any."""
+    reason = f"no space left on the disk that holds {folder}: free space, then resume the run"
+    return Outcome(Status.PAUSED, reason, error or reason, "infrastructure")
 
 
 def death(exit_code: int, what: str) -> str:

@@ -153,7 +153,8 @@ class NodeLog:
 def reported_outcome(outcome: Outcome) -> node_groups.NodeOutcome:
     """Return the outcome that is reported to other nodes; without a failure they continue."""
     is_fine = outcome.status not in (None, Status.FAILED) and not (
-        outcome.status == Status.QUEUED and outcome.reason == LOST_LEASE
+        (outcome.status == Status.QUEUED and outcome.reason == LOST_LEASE)
+        or (outcome.status == Status.PAUSED and outcome.failure_kind)  # by a full disk
     )
     failure_kind = None if is_fine else outcome.failure_kind or "infrastructure"
     return node_groups.NodeOutcome(outcome.reason, outcome.error, failure_kind)

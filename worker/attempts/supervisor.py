@@ -42,6 +42,7 @@ from halfstep.process import close_to_others
 from halfstep.sidecar.system import SystemMonitor
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import Lease, write_message
+from worker import disk_space
 from worker.attempts import environment
 from worker.attempts.attempt import Attempt, CannotStart, Outcome, disk_full
 from worker.attempts.child import Child
@@ -71,6 +72,10 @@ BUILT_IN = Path(__file__).parents[2] / "trainer" / "recipes"
 
 class StopRequested(Exception):
     """Attempt that should no longer begin, cancelled while waiting to start."""
+
+
+class DiskFull(Exception):
+    """The disk is full before the training could start."""
 
 
 class Supervisor:
@@ -114,6 +119,7 @@ class Supervisor:
         self.is_described = False  # the environment, in the database
         # What environment.described returns.
         self.describing: Future[tuple[dict[str, Any], Texts] | None] | None = None
+        self.has_warned = False  # of a disk that is nearly full
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -148,6 +154,8 @@ class Supervisor:
                 if self.group:
                     self.group.clear()
                 self.ended.set()
+        except DiskFull:
+            return disk_full(self.folder)
         except CannotStart as error:
             return Outcome(Status.FAILED, str(error), str(error), error.failure_kind)
         except CannotRecord as error:
@@ -171,7 +179,8 @@ class Supervisor:
     def _begin(self) -> None:
         """Prepare the training, waiting out a database or store outage.
 
-        Raises CannotStart, CannotRecord, StaleAttempt, and StopRequested if stopped while waiting.
+        Raises CannotStart, DiskFull, CannotRecord, StaleAttempt, and StopRequested if stopped while
+        waiting.
         """
         while True:
             try:
@@ -182,7 +191,7 @@ class Supervisor:
                 return
             except Exception as error:
                 if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                    raise CannotStart(str(disk_full(self.folder).reason)) from error
+                    raise DiskFull from error
                 if not may_pass(error):
                     raise
                 logger.warning("waiting: %s", error)
@@ -302,6 +311,7 @@ class Supervisor:
                 if clock() >= renewal_due:
                     self._acknowledge(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
+                    self._warn_of_disk()
                 is_drained = self.recorder.flush(
                     child.take_lines, meanwhile=partial(self._renew_lease, child)
                 )
@@ -335,6 +345,16 @@ class Supervisor:
         if self.node_group:
             self.trouble = self.trouble or self.node_group.poll(self.database)
         return requested
+
+    def _warn_of_disk(self) -> None:
+        """Warn once, in the run's log and history, before the disk is full. Raises StaleAttempt."""
+        if self.has_warned or (text := disk_space.shortage(self.settings)) is None:
+            return
+        self.has_warned = True
+        self.recorder.append_log(text)
+        with self.database.writing() as session:
+            run = queue.lock_active_attempt(session, self.run_id, self.attempt)
+            runs.remark(session, run, text)
 
     def _check_not_stopped(self) -> None:
         """Renew the lease during preparation. Raises StaleAttempt, StopRequested."""

@@ -15,9 +15,11 @@ import halfstep
 from db.database import Database
 from db.tables import Metric, Run
 from halfstep.session import active_run, run_start
-from halfstep.telemetry import patient_spool, refuge
+from halfstep.telemetry import patient_spool, refuge, run_folder
+from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import last_logged
 from halfstep.telemetry.spool import SpoolWriter
+from halfstep.telemetry.uploader import Training
 from tests.site import until
 
 
@@ -204,3 +206,51 @@ def test_what_a_further_rank_logs_is_reported_once(
         process.join()
     assert capfd.readouterr().err.count("log is ignored in ranks other than 0") == 1
     watch.finish()
+
+
+@pytest.mark.parametrize("error", [None, "x" * 10_000 + "the cause"])
+def test_an_outcome_has_reserved_space(
+    own_refuge: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
+) -> None:
+    """The run ends with its true status although nothing can be written, also in the refuge."""
+    watch = halfstep.watch(name="run", mode="offline", console=False, system=False)
+    assert watch.files
+    reserved = next(watch.files.folder.glob(".outcome-*"))
+    size = reserved.stat().st_size
+
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_json", refuse)
+    monkeypatch.setattr(refuge, "opened", refuse)
+    assert watch._run
+    watch._run.outcome.end("failed" if error else "finished", error)
+    outcome = run_folder.read_outcome(watch.files)
+    assert outcome
+    assert outcome.status == ("failed" if error else "finished")
+    assert (outcome.error or "").endswith("the cause" if error else "")
+    assert watch.files.outcome.stat().st_size <= size
+    assert not list(watch.files.folder.glob(".outcome-*"))
+
+
+def test_a_killed_run_gets_its_outcome_once_there_is_space(
+    own_refuge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The uploader tries again."""
+    files = run_folder.open_run(own_refuge, name="run")
+    tries: list[str] = []
+    write = run_folder.write_outcome
+
+    def refuse_once(files: AttemptFiles, status: Any, *rest: Any) -> None:
+        tries.append(status)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(files, status, *rest)
+
+    monkeypatch.setattr(run_folder, "write_outcome", refuse_once)
+    training = Training(files, pid=2**22, since=1)
+    for _ in range(3):
+        training.close()
+    outcome = run_folder.read_outcome(files)
+    assert outcome
+    assert (outcome.status, tries) == ("vanished", ["vanished"] * 2)
