@@ -35,9 +35,8 @@ class Server(uvicorn.Server):
         self._stopping = Event()
         self._database = database
         self._conflict: Conflict | None = None
-        alert = partial(
-            alert_evaluation.evaluate, database, alert_evaluation.Seen(), settings.address
-        )
+        seen = alert_evaluation.Seen(folder=settings.data)
+        alert = partial(alert_evaluation.evaluate, database, seen, settings.address)
         freeze_job = FreezeJob(settings, database, self._stopping)
         freeze_job.log_default()
         #: Background tasks and their intervals in seconds.

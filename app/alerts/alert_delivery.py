@@ -51,7 +51,7 @@ class AlertDelivery:
 
     async def _one(self, row: Delivery, channel: Channel, is_visible: bool) -> Outcome:
         if not is_visible:
-            return Outcome(False, "not sent: you no longer see this run", is_final=True)
+            return Outcome(False, "not sent: you no longer see what it is about", is_final=True)
         if not channel.is_on and row.alert_id is not None:
             return Outcome(False, "not sent: the channel was disabled", is_final=True)
         try:

@@ -29,7 +29,7 @@ class NewRule(Body):
     condition: Annotated[
         Text, Field(description="A condition of docs/how-to/alerts.md: ended, collapsing, …")
     ]
-    scope: Annotated[Text, Field(description="run, project, mine or all")] = rules.MINE
+    scope: Annotated[Text, Field(description="run, project, mine, all or service")] = rules.MINE
     value: Annotated[float | None, Field(description="Threshold, for conditions that have one")] = (
         None
     )
@@ -78,7 +78,8 @@ class AlertRow(BaseModel):
 
     id: int
     rule_id: int | None
-    run_id: int
+    run_id: Annotated[int | None, Field(description="Null for a condition on the service")]
+    subject: Annotated[str, Field(description="Worker, project or host, for one on the service")]
     condition: str
     text: str
     content: dict[str, Any]

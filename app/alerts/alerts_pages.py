@@ -20,6 +20,7 @@ from app.http.url_policy import forbidden
 from db.access.permissions import Permission
 from db.alerts import alerts, channels, deliveries, rules
 from db.alerts.alert_conditions import CONDITIONS
+from db.alerts.service_conditions import SERVICE_CONDITIONS
 from db.errors import Invalid
 from db.settings import Settings
 
@@ -225,7 +226,7 @@ def test_channel(
 
 def _number(condition: str, text: str) -> float | None:
     """Parse the value; None for a condition without one, whose hidden field is ignored."""
-    if not text or condition not in CONDITIONS or not CONDITIONS[condition].value:
+    if not text or not (known := rules.ALL_CONDITIONS.get(condition)) or not known.value:
         return None
     try:
         return float(text)
@@ -260,6 +261,7 @@ def _alerts(
         deliveries=sent.rows,
         older_deliveries=sent.next,
         conditions=CONDITIONS,
+        service_conditions=SERVICE_CONDITIONS if user.is_admin else {},
         sends_mail=_sends_mail(settings),
         entered=entered,
     )

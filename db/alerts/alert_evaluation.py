@@ -2,14 +2,17 @@
 
 An evaluation reads only runs that changed since this server's last one, and writes only changes. If
 two servers evaluate at once, one of them writes: each write increments the turn that it began at,
-and an evaluation that finds it incremented is dropped. As a second guard, a unique index allows one
-open alert per rule and run.
+and an evaluation that finds it incremented is dropped. As a second guard, unique indexes allow one
+open alert per rule and run, or subject of the service. Rules on the service are evaluated every
+TIMED_SECONDS.
 """
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from sqlalchemy import CompoundSelect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -18,7 +21,8 @@ from sqlalchemy.orm import Session
 from db.access import permissions
 from db.alerts import alert_facts
 from db.alerts.alert_conditions import CONDITIONS, TIMED, describe
-from db.alerts.rules import ALL, MINE, RUN
+from db.alerts.rules import ALL, MINE, RUN, SERVICE
+from db.alerts.service_conditions import SERVICE_CONDITIONS, Service, host
 from db.database import Database, now
 from db.health import findings
 from db.tables import (
@@ -53,20 +57,32 @@ EVALUATED = (*ACTIVE, Status.PAUSED)
 class Seen:
     """The state of a server's evaluations: by run, its mark at the last one."""
 
+    folder: Path = Path()  # the server's data folder
     since: float | None = None
     rules: Any = None
     marks: dict[int, Any] = field(default_factory=dict)
+    service_at: float = -math.inf  # of the last evaluation of rules on the service
+
+
+class _New(NamedTuple):
+    """A new alert of a run, or of a subject of the service."""
+
+    rule: AlertRule
+    run: Run | None
+    subject: str
+    text: str
 
 
 @dataclass
 class _Result:
-    """The result of an evaluation: new alerts with their texts, and alerts to resolve."""
+    """The result of an evaluation: new alerts, and alerts to resolve."""
 
     turn: int
     moment: float
     since: float
     is_due: bool
-    new: list[tuple[AlertRule, Run, str]] = field(default_factory=list)
+    has_service: bool = False
+    new: list[_New] = field(default_factory=list)
     resolved: list[int] = field(default_factory=list)
     marks: dict[int, Any] = field(default_factory=dict)
 
@@ -88,6 +104,8 @@ def evaluate(database: Database, seen: Seen, address: str) -> int:
             created = _write(session, result, address)
     seen.since = result.since
     seen.marks = result.marks
+    if result.has_service:
+        seen.service_at = result.moment
     return created
 
 
@@ -97,14 +115,15 @@ def _evaluate(session: Session, seen: Seen) -> _Result | None:
     if not rules:
         seen.since, seen.marks = moment, {}
         return None
-    if (ids := [rule.id for rule in rules]) != seen.rules:
+    if is_new_rule := (ids := [rule.id for rule in rules]) != seen.rules:
         seen.rules, seen.marks = ids, {}  # a new rule may be true for unchanged runs
     last = session.get(AlertEvaluation, 1)
     if seen.since is None:
         seen.since = last.evaluated_at if last else moment
     result = _Result(last.turn if last else 0, moment, moment, False)
     matching: dict[int, list[AlertRule]] = {}
-    concerning = _Concerning(rules, permissions.seen_by(session, {rule.user_id for rule in rules}))
+    visible = permissions.seen_by(session, {rule.user_id for rule in rules})
+    concerning = _Concerning([rule for rule in rules if rule.scope != SERVICE], visible)
     for row in session.execute(_lately(seen.since - OVERLAP_SECONDS)):
         mine = concerning(row)
         is_timed = row.status in ACTIVE and any(rule.condition == TIMED for rule in mine)
@@ -118,7 +137,30 @@ def _evaluate(session: Session, seen: Seen) -> _Result | None:
     result.is_due = last is None or result.since - last.evaluated_at > NOTED_SECONDS
     if matching:
         _apply_conditions(session, matching, result, seen.since)
+    of_service = [rule for rule in rules if rule.scope == SERVICE]
+    if of_service and (is_new_rule or moment - seen.service_at >= TIMED_SECONDS):
+        result.has_service = True
+        service = Service(session, moment, seen.folder)
+        for rule in of_service:
+            if visible.get(rule.user_id, ()) is None:  # an admin's
+                _apply_to_service(service, rule, result)
     return result
+
+
+def _apply_to_service(service: Service, rule: AlertRule, result: _Result) -> None:
+    condition = SERVICE_CONDITIONS[rule.condition]
+    found = condition.find(rule, service)
+    opened = select(Alert.subject, Alert.id)
+    opened = opened.where(Alert.rule_id == rule.id, Alert.resolved_at.is_(None))
+    known = {row.subject: row.id for row in service.session.execute(opened)}
+    for subject, text in found.items():
+        if subject not in known and len(result.new) < MAX_ALERTS:
+            result.new.append(_New(rule, None, subject, f"{text}."))
+    result.resolved += [
+        key
+        for subject, key in known.items()
+        if subject not in found and (not condition.is_of_server or subject == host())
+    ]
 
 
 def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
@@ -179,7 +221,8 @@ def _apply_conditions(
                     if facts.run.id not in causes:
                         causes[facts.run.id] = findings.certain_cause(session, facts.run)
                     description += causes[facts.run.id]
-                result.new.append((rule, facts.run, description))
+                text = f"Run {facts.run.id}, {facts.run.name}, {description}."
+                result.new.append(_New(rule, facts.run, "", text))
             elif description is None and key is not None:
                 result.resolved.append(key)
 
@@ -204,34 +247,33 @@ def _write(session: Session, result: _Result, address: str) -> int:
     if result.resolved:
         alerts = update(Alert).where(Alert.id.in_(result.resolved))
         session.execute(alerts.values(resolved_at=result.moment))
-    new_ids = {rule.id for rule, _run, _words in result.new}
+    new_ids = {new.rule.id for new in result.new}
     # Rules that were deleted or switched off in the meantime create no alerts.
     enabled = select(AlertRule.id).where(AlertRule.id.in_(new_ids), AlertRule.is_on)
     rule_ids = set(session.scalars(enabled.with_for_update(read=True)))
     query = (
         select(Channel)
-        .where(
-            Channel.is_on, Channel.user_id.in_({rule.user_id for rule, _run, _words in result.new})
-        )
+        .where(Channel.is_on, Channel.user_id.in_({new.rule.user_id for new in result.new}))
         .with_for_update(read=True)
     )
     channels = {channel.id: channel for channel in session.scalars(query)} if new_ids else {}
     rows, bodies = [], {}
-    for rule, run, description in result.new:
+    for new in result.new:
+        rule, run_id = new.rule, new.run.id if new.run else None
         if rule.id in rule_ids:
-            text = f"Run {run.id}, {run.name}, {description}."[:TEXT_CHARACTERS]
-            content = _content(rule, run, text, result.moment, address)
-            row = {"user_id": rule.user_id, "rule_id": rule.id, "run_id": run.id, "text": text}
-            row |= {"condition": rule.condition, "content": content, "created_at": result.moment}
+            content = _content(new, result.moment, address)
+            row: dict[str, Any] = {"user_id": rule.user_id, "rule_id": rule.id, "run_id": run_id}
+            row |= {"subject": new.subject, "text": content["text"], "content": content}
+            row |= {"condition": rule.condition, "created_at": result.moment}
             rows.append(row)
-            bodies[rule.id, run.id] = (rule, json.dumps(content))
+            bodies[rule.id, run_id, new.subject] = (rule, json.dumps(content))
     if not rows:
         return 0
-    new = _insert(session, Alert).values(rows).on_conflict_do_nothing()
-    new = new.returning(Alert.id, Alert.rule_id, Alert.run_id)
-    made = session.execute(new).all()
-    for alert_id, rule_id, run_id in made:
-        rule, body = bodies[rule_id, run_id]
+    inserted = _insert(session, Alert).values(rows).on_conflict_do_nothing()
+    inserted = inserted.returning(Alert.id, Alert.rule_id, Alert.run_id, Alert.subject)
+    made = session.execute(inserted).all()
+    for alert_id, rule_id, run_id, subject in made:
+        rule, body = bodies[rule_id, run_id, subject]
         for channel_id in rule.channel_ids:
             channel = channels.get(channel_id)
             if channel is not None and channel.user_id == rule.user_id:
@@ -241,16 +283,22 @@ def _write(session: Session, result: _Result, address: str) -> int:
     return len(made)
 
 
-def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) -> dict[str, Any]:
+def _content(new: _New, moment: float, address: str) -> dict[str, Any]:
     """Return the payload for channels; docs/how-to/alerts.md describes it."""
-    return {
+    rule, run = new.rule, new.run
+    content = {
         "event": "alert",
         "condition": rule.condition,
-        "text": text,
+        "text": new.text[:TEXT_CHARACTERS],
         "value": rule.value,
         "metric": rule.metric or None,
         "rule_id": rule.id,
         "time": moment,
+    }
+    if run is None:
+        url = f"{address}/{SERVICE_CONDITIONS[rule.condition].page}"
+        return content | {"subject": new.subject, "url": url}
+    return content | {
         "run": {
             "id": run.id,
             "name": run.name,
@@ -260,7 +308,7 @@ def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) 
             "loss": json_safe(run.known_loss),
             "scale": json_safe(run.scale),
             "url": f"{address}/runs/{run.id}",
-        },
+        }
     }
 
 

@@ -10,16 +10,21 @@ from sqlalchemy.orm import Session
 from db.access import permissions
 from db.access.permissions import Permission
 from db.alerts import channels
-from db.alerts.alert_conditions import CONDITIONS
+from db.alerts.alert_conditions import CONDITIONS, Condition
+from db.alerts.service_conditions import SERVICE_CONDITIONS, ServiceCondition
 from db.errors import Invalid, NotFound
 from db.tables import ENDED, Alert, AlertRule, Run, User
 from halfstep.number_formats import number
 
-RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
+RUN, PROJECT, MINE, ALL, SERVICE = SCOPES = ("run", "project", "mine", "all", "service")
 #: Limit per user.
 MOST = 100
 NAME_CHARACTERS = 200
+#: By name: of runs, and of the service.
+ALL_CONDITIONS: dict[str, Condition | ServiceCondition] = {**CONDITIONS, **SERVICE_CONDITIONS}
 LARGEST_VALUE = 1e300
+#: Meanings of values that are at least 1.
+FROM_ONE = ("steps", "minutes", "hours", "GB")
 
 
 def rules(session: Session, user: User) -> list[AlertRule]:
@@ -49,6 +54,8 @@ def make(
         mine = _checked(session, user, channel_ids)
     metric, project = metric.strip(), project.strip()
     wrong = _mistakes(condition, scope, value, metric, project)
+    if scope == SERVICE and not _is_operator(session, user):
+        wrong["scope"] = "service is only for admins; allowed: run, project, mine or all"
     run = session.get(Run, run_id) if scope == RUN and run_id is not None else None
     if scope == RUN and (run is None or run.deleted_at is not None):
         wrong["run_id"] = f"there is no run {run_id}; allowed: the number of a run"
@@ -63,8 +70,8 @@ def make(
         raise Invalid(wrong)
     fields: dict[str, Any] = {
         "condition": condition,
-        "value": value if CONDITIONS[condition].value else None,
-        "metric": metric if CONDITIONS[condition].has_metric else "",
+        "value": value if ALL_CONDITIONS[condition].value else None,
+        "metric": metric if ALL_CONDITIONS[condition].has_metric else "",
         "scope": scope,
         "run_id": run.id if run else None,
         "project": project if scope == PROJECT else "",
@@ -101,6 +108,9 @@ def delete(session: Session, user: User, rule_id: int) -> None:
 
 def describe(rule: AlertRule) -> str:
     """Describe a rule in words that follow "Notify me when"."""
+    value = "" if rule.value is None else number(rule.value)
+    if rule.scope == SERVICE:
+        return SERVICE_CONDITIONS[rule.condition].label.replace("so many", value)
     condition = CONDITIONS[rule.condition]
     of = {
         RUN: f"run {rule.run_id}",
@@ -109,7 +119,6 @@ def describe(rule: AlertRule) -> str:
         ALL: "any run",
     }[rule.scope]
     words = condition.label.replace("a metric", rule.metric) if rule.metric else condition.label
-    value = "" if rule.value is None else number(rule.value)
     if "so many" in words:
         return f"{of} {words.replace('so many', value)}"
     return f"{of} {words} {value}".rstrip()
@@ -120,6 +129,12 @@ def _mine(session: Session, user: User, rule_id: int) -> AlertRule:
     if rule is None or rule.user_id != user.id:
         raise NotFound(f"You have no rule {rule_id}.")
     return rule
+
+
+def _is_operator(session: Session, user: User) -> bool:
+    """Return whether a user sees all of the service, and this session is not limited."""
+    grants = permissions.limits(session)
+    return user.is_admin and (grants is None or grants.projects is None)
 
 
 def _checked(session: Session, user: User, channel_ids: Collection[int]) -> list[int]:
@@ -135,12 +150,13 @@ def _mistakes(
     wrong = {}
     if scope not in SCOPES:
         wrong["scope"] = f"{scope[:100]!r} is not valid; allowed: {', '.join(SCOPES)}"
-    if condition not in CONDITIONS:
-        allowed = ", ".join(CONDITIONS)
-        return wrong | {"condition": f"{condition[:100]!r} is not valid; allowed: {allowed}"}
-    kind = CONDITIONS[condition]
+    known = SERVICE_CONDITIONS if scope == SERVICE else CONDITIONS
+    if condition not in known:
+        text = f"{condition[:100]!r} is not valid; allowed with the scope {scope[:100]}: "
+        return wrong | {"condition": text + ", ".join(known)}
+    kind = known[condition]
     if kind.value:
-        least = 1.0 if kind.value in ("steps", "minutes") else -LARGEST_VALUE
+        least = 1.0 if kind.value in FROM_ONE else -LARGEST_VALUE
         is_known = value is not None and math.isfinite(value)
         if not is_known or not least <= (value or 0.0) <= LARGEST_VALUE:
             of = "a number" if least < 0 else "a number from 1 on"

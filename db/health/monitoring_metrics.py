@@ -84,7 +84,7 @@ def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0)
         busy=_busy(session.execute(nodes), kinds),
         steps=steps,
         skips=skips,
-        waiting=_waiting(session, moment),
+        waiting=waiting(session, moment),
         silent={name: max(moment - seen, 0.0) for name, seen in session.execute(LASTING_WORKERS)},
         outdated=sum(workers.is_outdated(worker) for worker in up),
         database_bytes=database_bytes(session),
@@ -101,7 +101,8 @@ def database_bytes(session: Session) -> int:
     return int(session.scalar(text(pages)) or 0)
 
 
-def _waiting(session: Session, moment: float) -> dict[str, tuple[int, float]]:
+def waiting(session: Session, moment: float) -> dict[str, tuple[int, float]]:
+    """Return by project how many runs are queued, and the longest wait in seconds."""
     since = func.max(RunStatus.time).label("since")
     queued = select(Run.id, Run.project, since).join(RunStatus, RunStatus.run_id == Run.id)
     queued = queued.where(Run.status == Status.QUEUED, RunStatus.status == Status.QUEUED)

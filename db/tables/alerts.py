@@ -9,6 +9,7 @@ from halfstep.telemetry.plain_json import JsonObject
 
 #: Conditions of an open alert and of a pending delivery, with the exact text of their indexes.
 IS_OPEN, IS_DUE = text("resolved_at IS NULL"), text("ended_at IS NULL")
+IS_OPEN_OF_SERVICE = text("resolved_at IS NULL AND run_id IS NULL")
 
 
 class AlertRule(Table):
@@ -21,7 +22,7 @@ class AlertRule(Table):
     condition: Mapped[str]
     value: Mapped[float | None]  # threshold, for conditions that have one
     metric: Mapped[str] = mapped_column(default="")  # for conditions on a metric
-    scope: Mapped[str]  # run, project, mine or all
+    scope: Mapped[str]  # run, project, mine, all, or service
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     project: Mapped[str] = mapped_column(default="")
     channel_ids: Mapped[list[int]]
@@ -40,9 +41,9 @@ class AlertEvaluation(Table):
 
 
 class Alert(OfRun, Table):
-    """A rule's condition that became true for a run.
+    """A rule's condition that became true for a run, or for a subject of the service.
 
-    A unique index allows one open alert per rule and run.
+    Unique indexes allow one open alert per rule and run, or subject.
     """
 
     __tablename__ = "alerts"
@@ -53,6 +54,12 @@ class Alert(OfRun, Table):
             sqlite_where=IS_OPEN,
             postgresql_where=IS_OPEN,
         ),
+        Index(
+            *("ix_alerts_open_subject", "rule_id", "subject"),
+            unique=True,
+            sqlite_where=IS_OPEN_OF_SERVICE,
+            postgresql_where=IS_OPEN_OF_SERVICE,
+        ),
         Index("ix_alerts_user_id", "user_id", "id"),
     )
 
@@ -60,7 +67,12 @@ class Alert(OfRun, Table):
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     # Null once the rule is deleted.
     rule_id: Mapped[int | None] = mapped_column(ForeignKey("alert_rules.id"))
-    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
+    # Null for a condition on the service: shown to those who see all runs.
+    run_id: Mapped[int | None] = mapped_column(  # type: ignore[assignment] # null, unlike others
+        ForeignKey("runs.id"), index=True
+    )
+    # Of the service: the worker, project or host that the condition is true for.
+    subject: Mapped[str] = mapped_column(default="", server_default="")
     condition: Mapped[str]
     text: Mapped[str]
     content: Mapped[JsonObject]  # payload for channels, see docs/how-to/alerts.md

@@ -1117,7 +1117,8 @@ class AlertRow(TypedDict):
 
     id: int
     rule_id: int | None
-    run_id: int
+    run_id: int | None  # Null for a condition on the service
+    subject: str  # Worker, project or host, for one on the service
     condition: str
     text: str
     content: JsonObject

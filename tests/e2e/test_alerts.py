@@ -4,11 +4,13 @@ import json
 
 import pytest
 from playwright.sync_api import Page, expect
+from sqlalchemy import update
 
+from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
 from db.runs import runs
 from db.settings import Settings
-from db.tables import Run, Status
+from db.tables import Run, Status, User
 from tests.app.receivers import http_receiver
 from tests.browser import open_menu
 
@@ -63,3 +65,29 @@ def test_the_end_of_a_run_is_sent_to_a_receiver(
         page.get_by_role("button", name="Mark 1 as read").click()
         expect(bell).to_be_hidden()
     assert json.loads(hook.got[-1][1])["text"] == "Run 1, digits-fp16, finished."
+
+
+def test_an_admin_sets_an_alert_of_the_service(ada: User, database: Database, page: Page) -> None:
+    """The form offers the conditions of its scope only; the alert appears on the page."""
+    with database.writing() as session:
+        session.execute(update(User).where(User.id == ada.id).values(is_admin=True))
+    page.goto("/alerts")
+    page.get_by_role("button", name="New rule").click()
+    condition = page.locator("[data-condition]")
+    assert "backup_old" not in offered(page)
+    page.locator("[data-scope]").select_option("service")
+    assert offered(page)[0] == condition.input_value() == "worker_silent"
+    condition.select_option("backup_old")
+    page.get_by_label("Hours", exact=True).fill("24")
+    page.get_by_role("button", name="Add rule").click()
+    rule = page.locator("#rules tbody tr")
+    expect(rule).to_contain_text("the newest complete backup is older than 24 hours")
+    evaluate(database, Seen(), "http://here")
+    page.reload()
+    expect(page.locator(".inbox li")).to_contain_text("There is no complete backup.")
+
+
+def offered(page: Page) -> list[str]:
+    """Return the conditions that the form offers."""
+    options = page.locator("[data-condition] option:enabled").all()
+    return [option.get_attribute("value") or "" for option in options]

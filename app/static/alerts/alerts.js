@@ -17,6 +17,9 @@ if ('open' in dialog.dataset) dialog.showPopover()
 const form = document.querySelector('[data-rule-form]')
 const [scope, condition] = [form.querySelector('[data-scope]'), form.querySelector('[data-condition]')]
 const show = () => {
+  const isOfService = scope.value === 'service'
+  for (const option of condition.options) option.hidden = option.disabled = ('service' in option.dataset) !== isOfService
+  if (!condition.selectedOptions[0] || condition.selectedOptions[0].disabled) condition.value = condition.querySelector('option:enabled').value
   const { value, metric } = condition.selectedOptions[0].dataset
   const asked = { run: scope.value === 'run', project: scope.value === 'project', metric: metric !== undefined, value }
   for (const label of form.querySelectorAll('[data-of]')) label.hidden = !asked[label.dataset.of]

@@ -133,7 +133,8 @@ def test_the_index_has_room_for_one(database: Database, running: Run, ada: User)
     change(database, running, loss=3.0)
     evaluate(database, Seen(), ADDRESS)
     with database.writing() as session:
-        held = [(session.get_one(AlertRule, rule_id), session.get_one(Run, running.id), "holds")]
+        rows = session.get_one(AlertRule, rule_id), session.get_one(Run, running.id)
+        held = [alert_evaluation._New(*rows, "", "holds")]
         found = alert_evaluation._Result(0, 0.0, 0.0, is_due=True, new=held)
         assert alert_evaluation._write(session, found, ADDRESS) == 0
     assert len(alerts(database)) == 1
@@ -407,7 +408,10 @@ def test_rules_are_checked_and_bounded(
 ) -> None:
     """A message has the field, the value and the allowed values; the same rule is created once."""
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"condition": "nice"}, "condition: 'nice' is not valid; allowed: ended"),
+        (
+            {"condition": "nice"},
+            "condition: 'nice' is not valid; allowed with the scope all: ended",
+        ),
         ({"condition": "ended", "scope": "x"}, "scope: 'x' is not valid; allowed: run"),
         ({"condition": "scale_below"}, "value: there is none; allowed: a number"),
         ({"condition": "loss_above", "value": float("nan")}, "value: it is nan; allowed"),
