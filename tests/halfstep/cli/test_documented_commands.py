@@ -1,0 +1,101 @@
+"""Commands that the documents name: each exists, with its options, and examples run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from db.access import projects
+from db.database import Database
+from tests.halfstep.cli.test_main import found_command
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: `halfstep …` within a sentence, and a line of a shell's block.
+INLINE = re.compile(r"`((?:[A-Z_]+=\S* )*halfstep [a-z][^`]*)`")
+BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+#: What ends a command in a shell.
+ENDS = re.compile(r"\s(?:#|&&|\|\||\||;|>|2>)(?:\s|$)|;")
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Yield each document's name and the commands in it."""
+    for path in DOCUMENTS:
+        if "decisions" in path.parts:
+            continue
+        text = path.read_text().replace("\\\n", " ")  # continued lines
+        lines = [line.strip() for block in BLOCK.findall(text) for line in block.splitlines()]
+        found = [line for line in lines if re.match(r"(?:[A-Z_]+=\S* )*halfstep [a-z]", line)]
+        for line in dict.fromkeys([*INLINE.findall(text), *found]):
+            yield str(path.relative_to(ROOT)), line
+
+
+def forms(line: str) -> Iterator[list[str]]:
+    """Yield the words after `halfstep`, for each alternative: list|add."""
+    command = ENDS.split(re.sub(r"\[([^\]]*)\]", r"\1", line.replace("…", "")))[0]
+    words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S* )*halfstep ", "", command))
+    if "--help" in words:
+        words = words[: words.index("--help")]
+    for at, word in enumerate(words):
+        if re.fullmatch(r"[a-z-]+(?:\|[a-z-]+)+", word):
+            for each in word.split("|"):
+                yield [*words[:at], each, *words[at + 1 :]]
+            return
+    yield words
+
+
+def fault(words: list[str]) -> str | None:
+    """Return what is wrong with a command; a group alone is fine."""
+    try:
+        command = found_command(tuple(words[:1]))
+        depth = 1
+        while getattr(command, "commands", None) and words[depth:]:
+            command, depth = command.commands[words[depth]], depth + 1
+        if not getattr(command, "commands", None):
+            context = command.context_class(command, **command.context_settings)
+            command.make_parser(context).parse_args(words[depth:])
+    except (KeyError, AttributeError):
+        return "there is no such command"
+    except Exception as error:  # typer brings its own click, whose errors have no public name
+        return str(getattr(error, "message", error))
+    return None
+
+
+def test_every_documented_command_exists_with_its_options() -> None:
+    """Also those within sentences."""
+    found = list(documented())
+    assert len(found) > 130
+    wrong = [
+        f"{name}: {line}: {text}"
+        for name, line in found
+        for words in forms(line)
+        if (text := fault(words))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_the_commands_for_accounts_run_as_written(tmp_path: Path) -> None:
+    """Those of docs/how-to/teams.md, with the project that they name."""
+    [block] = [
+        block
+        for block in BLOCK.findall((ROOT / "docs/how-to/teams.md").read_text())
+        if "user add" in block
+    ]
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HALFSTEP_DATA": str(tmp_path),
+    }
+    database = Database(f"sqlite:///{tmp_path / 'halfstep.db'}")
+    database.migrate()
+    with database.writing() as session:
+        projects.make(session, "vision")
+    database.dispose()
+    ended = subprocess.run(["sh", "-ec", block], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "carol" in ended.stdout
