@@ -1,0 +1,142 @@
+"""Memory of a server in use: viewers of short runs, and exports and charts of a long one.
+
+`python -m benchmarks.soak --minutes 60`. Each minute ten runs are submitted, recorded and watched
+by fifty viewers; meanwhile the long run is exported as CSV and Parquet, and its charts are read at
+random zooms. What the allocator keeps is told from what the server holds by the same figures after
+a pause.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+
+import httpx2
+
+from benchmarks import synthetic
+from benchmarks.report import report
+from benchmarks.site import Site, serving
+from db.queue import queue
+
+LONG_STEPS = 1_000_000
+SHORT_RUNS, VIEWERS = 10, 50
+STEPS_AN_UPDATE = 40
+SAMPLE_SECONDS, ROUND_SECONDS = 2.0, 60.0
+BAR = 1.1
+
+
+async def watch_short_runs(site: Site, client: httpx2.AsyncClient, end: float) -> None:
+    """Record short runs, a round of them each minute, with their viewers."""
+    while time.monotonic() < end:
+        run_ids = [synthetic.start_run(site.database) for _ in range(SHORT_RUNS)]
+        with site.database.writing() as session:
+            for run_id in run_ids:
+                queue.start(session, run_id, 1)
+        viewers = [
+            asyncio.create_task(_view(client, run_ids[number % SHORT_RUNS]))
+            for number in range(VIEWERS)
+        ]
+        steps = STEPS_AN_UPDATE * int(ROUND_SECONDS)
+        for flush in synthetic.flushes(steps, STEPS_AN_UPDATE):
+            begun = time.monotonic()
+            for run_id in run_ids:
+                await asyncio.to_thread(synthetic.record, site.database, run_id, flush)
+            await asyncio.sleep(max(begun + 1 - time.monotonic(), 0))
+            if time.monotonic() >= end:
+                break
+        for viewer in viewers:
+            viewer.cancel()
+        await asyncio.gather(*viewers, return_exceptions=True)
+
+
+async def _view(client: httpx2.AsyncClient, run_id: int) -> None:
+    async with client.stream("GET", f"/api/v1/runs/{run_id}/live") as response:
+        async for _ in response.aiter_bytes():
+            pass
+
+
+async def export_long_run(client: httpx2.AsyncClient, end: float) -> None:
+    """Export the long run again and again, to nowhere."""
+    formats = ("csv", "parquet")
+    number = 0
+    while time.monotonic() < end:
+        address = f"/api/v1/runs/1/export/steps.{formats[number % 2]}"
+        async with client.stream("GET", address) as response:
+            response.raise_for_status()
+            async for _ in response.aiter_bytes():
+                pass
+        number += 1
+
+
+async def zoom_long_run(client: httpx2.AsyncClient, end: float) -> None:
+    """Read the charts of the long run at random zooms."""
+    chance = random.Random(0)
+    while time.monotonic() < end:
+        first = chance.randrange(LONG_STEPS)
+        last = chance.randrange(first, LONG_STEPS) + 1
+        response = await client.get(f"/api/v1/runs/1/series?first={first}&last={last}")
+        response.raise_for_status()
+        await asyncio.sleep(0.2)
+
+
+async def sample(site: Site, end: float) -> list[float]:
+    """Return the server's memory in MiB, every SAMPLE_SECONDS."""
+    resident = []
+    while time.monotonic() < end:
+        resident.append(site.server.memory_info().rss / 2**20)
+        await asyncio.sleep(SAMPLE_SECONDS)
+    return resident
+
+
+async def use(site: Site, minutes: float) -> tuple[list[float], float]:
+    """Use a server; return its memory over the time, and after a pause of a minute."""
+    end = time.monotonic() + minutes * 60
+    headers = {"authorization": f"Bearer {site.token()}"}
+    async with httpx2.AsyncClient(
+        base_url=site.address,
+        headers=headers,
+        timeout=60.0,
+        limits=httpx2.Limits(max_connections=None),
+    ) as client:
+        resident, *_ = await asyncio.gather(
+            sample(site, end),
+            watch_short_runs(site, client, end),
+            export_long_run(client, end),
+            zoom_long_run(client, end),
+        )
+    await asyncio.sleep(min(60.0, minutes * 6))
+    return resident, site.server.memory_info().rss / 2**20
+
+
+def main() -> None:
+    """Compare the first third of the time with the last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    options = parser.parse_args()
+    with serving(LONG_STEPS) as site:
+        resident, after = asyncio.run(use(site, options.minutes))
+    third = len(resident) // 3
+    parts = resident[:third], resident[third : 2 * third], resident[2 * third :]
+    means = [statistics.mean(part) for part in parts]
+    ratio = means[2] / means[0]
+    report(
+        "soak",
+        f"last ÷ first third ≤ {BAR:g}",
+        ("minutes", "first third, MiB", "second", "last", "ratio", "most", "after a pause"),
+        [
+            (
+                f"{options.minutes:g}",
+                *(f"{mean:.0f}" for mean in means),
+                f"{ratio:.3f}",
+                f"{max(resident):.0f}",
+                f"{after:.0f}",
+            )
+        ],
+        measured=f"{ratio:.3f}",
+        passed=ratio <= BAR,
+    )
+
+
+if __name__ == "__main__":
+    main()
