@@ -230,8 +230,10 @@ class Judge:
             if entry.values is None and facts is None:  # equal to its shadow
                 sums.shadow += float(gradient.double().pow(2).sum())
                 continue
-            is_finite = torch.isfinite(shadow) & torch.isfinite(gradient)
-            exact, actual = shadow[is_finite].double(), gradient[is_finite].double()
+            exact, actual = shadow.double(), gradient.double()
+            if facts is not None and (facts.nonfinite or facts.shadow_nonfinite):
+                is_finite = torch.isfinite(exact) & torch.isfinite(actual)
+                exact, actual = exact[is_finite], actual[is_finite]
             sums.shadow += float(exact.pow(2).sum())
             sums.distance += float((exact - actual).pow(2).sum())
             if facts is not None and facts.flushed:
