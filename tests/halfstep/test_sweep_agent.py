@@ -322,7 +322,7 @@ def test_a_lease_is_renewed_while_the_end_is_retried(
 ) -> None:
     """No other agent takes a point whose end is not recorded yet."""
     sweep_id = begin()
-    monkeypatch.setattr("halfstep.client.AWAY_SECONDS", SECONDS)
+    monkeypatch.setattr("halfstep.api_client.polling.AWAY_SECONDS", SECONDS)
     with BusyClient() as client:
         assert Agent(client, sweep_id).run(lambda _claim, _is_lost: True, count=1) == (1, 0)
         assert client.is_renewed.is_set()
