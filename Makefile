@@ -129,7 +129,7 @@ image-test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	@$(TOGETHER) --output-sync $(LINTS)
 
-LINTS := lint-types lint-code lint-format lint-imports lint-scripts lint-compose lint-spelling
+LINTS := lint-types lint-code lint-format lint-imports lint-design lint-scripts lint-compose lint-spelling
 .PHONY: $(LINTS)
 
 lint-types:
@@ -143,6 +143,9 @@ lint-format:
 
 lint-imports:
 	$(BIN)/lint-imports
+
+lint-design:
+	$(BIN)/python .ci/design_limits.py
 
 lint-scripts:
 	$(BIN)/node .ci/node_modules/typescript/bin/tsc

@@ -28,9 +28,10 @@ from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
+from db.files.object_store import check_store, open_store
 from db.files.step_files import STEPS
-from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
+from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import FrozenSteps, User

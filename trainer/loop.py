@@ -241,11 +241,3 @@ def _report(run: Run, step: int, metrics: Mapping[str, float]) -> None:
     elapsed_ms = run.step_observers.telemetry.elapsed_ms()
     for name, value in metrics.items():
         run.on_event(Metric(step=step, name=name, value=value, elapsed_ms=elapsed_ms))
-
-
-if __name__ == "__main__":
-    import sys
-
-    from trainer.commands import recipe
-
-    recipe(["train", *sys.argv[1:]])

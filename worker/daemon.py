@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from db.alerts.notifications import SIGNED_IN, Listener
 from db.database import Database, is_outage, open_database
 from db.errors import HalfstepError, Invalid, StaleAttempt
-from db.files.storage import check_store, open_store
+from db.files.object_store import check_store, open_store
 from db.queue import claims, node_groups, queue, workers
 from db.queue.node_groups import NodeOutcome
 from db.settings import Settings

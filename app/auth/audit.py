@@ -20,7 +20,8 @@ from app.dependencies import Posted
 from app.http.media_types import is_json
 from db.access import accounts
 from db.access.audit import DETAIL_CHARACTERS
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.tables import LARGEST_ID, AuditEvent, User
 
 logger = logging.getLogger(__name__)

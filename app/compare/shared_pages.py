@@ -49,7 +49,7 @@ from app.telemetry.series_api import (
 from db.access import permissions, shared_links
 from db.access.permissions import Permission
 from db.access.shared_links import Shown
-from db.database import now
+from db.clock import now
 from db.errors import NotFound
 from db.files import report_images
 from db.health.spikes import spikes

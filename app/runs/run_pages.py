@@ -28,7 +28,7 @@ from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db.access.permissions import Permission
-from db.database import now
+from db.clock import now
 from db.errors import StepsUnreadable, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions, projects
 from db.access.permissions import MEMBER, Grants, Permission
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, Invalid, InvalidCredentials
 from db.names import checked_name, key_of, without_invisible
 from db.paging import Page, page

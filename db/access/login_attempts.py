@@ -10,7 +10,7 @@ from sqlalchemy import delete, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.errors import HalfstepError
 from db.tables import LoginAttempts
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from db.access import permissions
 from db.access.accounts import DAY, IS_ACTIVE, hash_of
 from db.access.permissions import Grants, Permission
-from db.database import now
+from db.clock import now
 from db.errors import Invalid, NotFound
 from db.paging import Page, page
 from db.tables import NOT_DELETED, Report, Run, SharedLink, SharedRun, User

@@ -23,7 +23,8 @@ from db.alerts import alert_facts
 from db.alerts.alert_conditions import CONDITIONS, TIMED, describe
 from db.alerts.rules import ALL, MINE, RUN, SERVICE
 from db.alerts.service_conditions import SERVICE_CONDITIONS, Service, host
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.health import findings
 from db.tables import (
     ACTIVE,

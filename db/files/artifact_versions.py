@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions, projects
 from db.access.permissions import Permission
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
-from db.files.storage import BLOBS, delete_files
+from db.files.object_store import delete_files
+from db.files.storage import BLOBS
 from db.paging import Page, page
 from db.tables import (
     ENDED,

@@ -11,9 +11,10 @@ from obstore.store import ObjectStore
 from sqlalchemy import ColumnElement, and_, delete, exists, false, func, not_, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.files import artifacts, checkpoints
-from db.files.storage import delete_files
+from db.files.object_store import delete_files
 from db.runs import run_metadata, runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import ENDED, NOT_DELETED, Artifact, CheckpointFile, LogLine, Run, SystemSample

@@ -9,7 +9,7 @@ from itertools import pairwise
 from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.errors import StaleAttempt
 from db.runs import runs
 from db.runs.outcomes import SWEEP

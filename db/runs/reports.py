@@ -9,7 +9,7 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from db.access import projects
-from db.database import now
+from db.clock import now
 from db.errors import Changed, Conflict, Invalid, NotFound
 from db.names import cleaned
 from db.paging import Page, page

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from db.database import now
+from db.clock import now
 from db.runs.outcomes import RunOutcome, ended_as
 from db.tables import (
     ACTIVE,

@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, load_only
 
 from db.alerts import notifications
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, InTrash, Invalid, NotFound
 from db.runs import config_values
 from db.runs.run_filters import MOST_KEPT, NUMBERS, ORDERS, Compared, Filter, Has, Order, Term

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.runs import runs

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.errors import Conflict
 from db.queue import quotas
 from db.runs import config_values, runs

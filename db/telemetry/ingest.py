@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions, projects
 from db.access.permissions import Permission
-from db.database import now
+from db.clock import now
 from db.errors import Ended, Invalid, NotFound, NotOwner, OffsetMismatch, StaleAttempt
 from db.queue import queue
 from db.runs import config_values, environments, runs

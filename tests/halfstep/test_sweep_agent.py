@@ -17,7 +17,8 @@ import pytest
 from sqlalchemy import select, update
 
 import halfstep
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import Membership, Metric, Project, Run, Status, Trial, User

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Checkpoint, CheckpointFile, Event
-from trainer.checkpoints import checkpoint
+from trainer.checkpoints import checkpoint, state_files
 from trainer.checkpoints.artifacts import save_artifacts
 from trainer.checkpoints.background_writer import Writer
 from trainer.checkpoints.checkpoint import Progress
@@ -153,7 +153,7 @@ class Saver:
                 self._batches.state,
                 next_batch,
             )
-            take, write = (self._staging.take, checkpoint.save)
+            take, write = (self._staging.take, state_files.save)
             if self._is_sharded:
                 take, write = self._take_shards, partial(self._write_shards, reason in WHOLE)
             snapshot = take(state)
@@ -187,7 +187,7 @@ class Saver:
         copy = self._staging.take((rest if self._ranks.rank == 0 else None, own))
         rest, own = copy.state
         copies = {name: host_copy(shards[name], own[name], self._mesh) for name in shards}
-        return copy._replace(state=(checkpoint.stem(state), rest, copies))
+        return copy._replace(state=(state_files.stem(state), rest, copies))
 
     def _write_shards(self, is_whole: bool, folder: Path, state: Any) -> list[Saved]:
         """Write with the threads of all ranks; on rank 0, return the files."""

@@ -28,7 +28,7 @@ import setproctitle  # noqa: F401 - by which the fork server names processes
 
 from db.database import Database, open_database
 from db.errors import StaleAttempt
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import node_groups, queue, workers
 from db.runs import environments, runs
 from db.runs.environments import Texts

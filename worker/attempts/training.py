@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy.orm import Session
 
 from db.files import checkpoints
-from db.files.storage import get_file
+from db.files.object_store import get_file
 from db.queue import node_groups, queue
 from db.tables import TRAIN, CheckpointFile, Status
 from halfstep import data_paths

@@ -25,7 +25,7 @@ from db.alerts import rules
 from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
 from db.files.erasure import erase
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import quotas, run_control
 from db.runs import notes, runs, trash
 from db.settings import Settings

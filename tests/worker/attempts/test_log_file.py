@@ -9,7 +9,8 @@ import pytest
 
 from db.database import Database
 from db.files import artifacts
-from db.files.storage import mismatches, open_store
+from db.files.object_store import open_store
+from db.files.storage import mismatches
 from db.runs import runs
 from db.settings import Settings
 from db.tables import LogLine, Status
