@@ -1,4 +1,4 @@
-"""Check the design: circles of imports, sizes of classes, parameters, and `Any`.
+"""Check the design: circles of imports, sizes of classes, parameters, statements and `Any`.
 
 A limit is today's figure: lower it with the code, and never raise it.
 """
@@ -12,9 +12,9 @@ import grimp
 
 PACKAGES = ("app", "db", "halfstep", "trainer", "worker")
 MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 300, 30, 7
-#: Most imports in circles (types excluded), classes and functions above these sizes, and uses of
-#: `Any`, in source that is written by hand.
-LIMITS = {"circles": 0, "classes": 11, "functions": 61, "Any": 2116}
+#: Most imports in circles (types excluded), classes and functions above these sizes, statements in
+#: app/ instead of db/, and uses of `Any`, in source that is written by hand.
+LIMITS = {"circles": 0, "classes": 11, "functions": 61, "statements": 9, "Any": 2116}
 GENERATED = {Path("halfstep/api_client/response_types.py")}
 
 
@@ -32,6 +32,8 @@ def main() -> int:
                 count = _parameters(node)
                 if count > MOST_PARAMETERS:
                     found["functions"].append(f"{place}: {node.name} has {count} parameters")
+            elif isinstance(node, ast.Name) and node.id == "select" and path.parts[0] == "app":
+                found["statements"].append(place)
             elif isinstance(node, ast.Name) and node.id == "Any":
                 found["Any"].append(place)
     is_over = False

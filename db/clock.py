@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from sqlalchemy import Float
+from sqlalchemy import Float, select
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -23,3 +24,8 @@ def _now_on_sqlite(_element: now, _compiler: SQLCompiler, **_options: Any) -> st
 @compiles(now, "postgresql")
 def _now_on_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
     return "(extract(epoch from clock_timestamp())::double precision)"
+
+
+def current(session: Session) -> float:
+    """Return the time of the database's clock, for a condition that an index can use."""
+    return session.scalars(select(now())).one()

@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, load_only
 
+from db import clock
 from db.alerts import notifications
 from db.clock import now
 from db.errors import Conflict, InTrash, Invalid, NotFound
@@ -475,6 +476,19 @@ def forks(session: Session, run_id: int) -> list[Run]:
     return list(session.scalars(query.order_by(Run.id)))
 
 
+def open_forks(session: Session, run_id: int, step: int, *, most: int) -> Sequence[Run]:
+    """Return the forks from a checkpoint that have not ended, oldest first."""
+    at = (Run.parent_id == run_id, Run.parent_step == step)
+    query = select(Run).where(*at, Run.status.not_in(ENDED), NOT_DELETED).order_by(Run.id)
+    return session.scalars(query.limit(most)).all()
+
+
+def projects_of(session: Session, run_ids: Collection[int]) -> dict[int, str]:
+    """Return the projects of these runs, by id; those that do not exist are missing."""
+    rows = session.execute(select(Run.id, Run.project).where(Run.id.in_(run_ids)))
+    return {row.id: row.project for row in rows}
+
+
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, or 0 if there is none."""
     return session.scalar(select(func.max(Run.id)).where(NOT_DELETED)) or 0
@@ -624,7 +638,7 @@ def set_status(
     if status != Status.QUEUED:
         run.first_since = run.reservation = None
     if status in ENDED:
-        run.ended_at = session.scalar(select(now()))
+        run.ended_at = clock.current(session)
         pace = pyramid.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
     if status not in ACTIVE:
