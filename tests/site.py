@@ -49,7 +49,7 @@ class Site:
         config = {"precision": "fp16", "training": {"steps": steps}}
         values: dict[str, Any] = {"recipe": "digits", "config": config}
         with self.database.writing() as session:
-            return runs.submit(session, owner=self.owner, **(values | changes)).id
+            return runs.submit(session, self.owner, Run(**(values | changes))).id
 
     @property
     def environment(self) -> dict[str, str]:
