@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._pytree import tree_map_only
 
-from halfstep.recipe import Recipe, RecipeError
+from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.checkpoints.files import checksum
@@ -28,6 +27,7 @@ from trainer.checkpoints.formats import FORMAT, FormatError, converted
 from trainer.checkpoints.state_files import Make
 from trainer.distributed.shards import parts_of_module, parts_of_optimizer
 from trainer.precision.memory_format import lay_out_as_weights
+from trainer.prepared_recipe import PreparedRecipe
 
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
 
@@ -111,11 +111,8 @@ def _check(path: Path, sha256: str | None) -> None:
 
 
 def capture(
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
+    prepared: PreparedRecipe,
     progress: Progress,
-    device: torch.device,
     random_states: list[dict[str, Any]],
     parts: Mapping[str, Any],
     recipe_state: dict[str, Any],
@@ -126,10 +123,11 @@ def capture(
 
     The host waits for the device here, for the scale.
 
-    modules: without DistributedDataParallel.  random_states: one per rank.  parts: other state that
-    determines the next step, by name.  recipe_state: the recipe's own.  data_state: position of a
-    streaming dataset.  next_batch: fingerprint per rank.
+    random_states: one per rank.  parts: other state that determines the next step, by name.
+    recipe_state: the recipe's own.  data_state: position of a streaming dataset.  next_batch:
+    fingerprint per rank.
     """
+    recipe, config = prepared.recipe, prepared.config
     return {
         "format": FORMAT,
         "recipe": recipe.name,
@@ -137,30 +135,24 @@ def capture(
         "progress": progress._asdict()
         | {"applied": progress.step - progress.skipped + progress.retried},
         "parts": dict(parts),
-        "modules": {name: module.state_dict() for name, module in modules.items()},
+        "modules": {name: module.state_dict() for name, module in prepared.modules.items()},
         "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
         "recipe_state": _checked(recipe_state),
         "data": _checked(data_state, "Recipe.dataset.state_dict()"),
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
         "next_batch": next_batch,
-        "environment": _environment(config, device),
+        "environment": _environment(config, prepared.device),
     }
 
 
-def restore(
-    state: dict[str, Any],
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    rank: int,
-    world_size: int,
-) -> tuple[Progress, list[str]]:
+def restore(state: dict[str, Any], prepared: PreparedRecipe) -> tuple[Progress, list[str]]:
     """Restore a state; return its progress, and reasons why it may not continue bit-exactly.
 
     Raises CheckpointError if the state does not fit this recipe or configuration.
     """
+    recipe, config, device = prepared.recipe, prepared.config, prepared.device
+    rank, world_size = prepared.ranks.rank, prepared.ranks.world_size
     saved_config = _with_defaults(state["config"], config)
     if saved_config["training"]["fused"] != config.training.fused:
         # Accordingly, an optimizer's step counter is on the host or on the device.
@@ -169,7 +161,7 @@ def restore(
             "set training.fused to the same value to resume"
         )
     try:
-        for name, module in modules.items():
+        for name, module in prepared.modules.items():
             module.load_state_dict(parts_of_module(state["modules"][name], module))
         for name, optimizer in recipe.optimizers.items():
             # Settings are taken from the configuration, which a fork may have changed.
