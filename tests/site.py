@@ -104,7 +104,7 @@ class Site:
             assert run is not None
             assert run.id == run_id
             node = queue.node(session, run.id, run.attempt)
-        worker.running[run.id, run.attempt] = (DEAD, node)
+        worker.running.nodes[run.id, run.attempt] = (DEAD, node)
         return run.id, run.attempt
 
     def reaches_database(self) -> bool:
