@@ -12,7 +12,7 @@ from app.compare import comparison_api, notes_api, shared_links_api
 from app.files import image_uploads, ingest_api, json_lines_api, weight_uploads_api
 from app.http import openapi_docs
 from app.live import streams_api
-from app.projects import projects_api
+from app.projects import projects_routes
 from app.reports import reports_api
 from app.runs import (
     autocomplete_api,
@@ -78,7 +78,7 @@ routers = (
     account_routes.api,
     secrets_routes.api,
     users_routes.api,
-    projects_api.router,
+    projects_routes.api,
     retention_routes.api,
     audit_routes.api,
     shared_links_api.router,

@@ -9,7 +9,7 @@ from app.checks import checks_routes
 from app.compare import comparison_pages, notes_pages, shared_links_pages, shared_pages
 from app.html import chart_pages, document_pages
 from app.http import health_pages
-from app.projects import projects_pages
+from app.projects import projects_routes
 from app.reports import reports_pages
 from app.runs import list_pages, run_control_pages, run_pages, views_pages
 from app.submission import new_command_pages, new_run_pages, presets_routes, recipe_pages
@@ -44,7 +44,7 @@ for part in (
     views_pages.router,
     account_routes.pages,
     users_routes.pages,
-    projects_pages.router,
+    projects_routes.pages,
     retention_routes.pages,
     audit_routes.pages,
     shared_links_pages.router,
