@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up compose-env release check quick docs test test-all test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite suite-all scripts
+.PHONY: help up compose-env release check quick docs test test-all test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots response-types lock suite suite-all scripts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -129,7 +129,7 @@ image-test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	@$(TOGETHER) --output-sync $(LINTS)
 
-LINTS := lint-types lint-code lint-format lint-imports lint-scripts lint-compose lint-spelling
+LINTS := lint-types lint-code lint-format lint-imports lint-design lint-scripts lint-compose lint-spelling
 .PHONY: $(LINTS)
 
 lint-types:
@@ -143,6 +143,9 @@ lint-format:
 
 lint-imports:
 	$(BIN)/lint-imports
+
+lint-design:
+	$(BIN)/python .ci/design_limits.py
 
 lint-scripts:
 	$(BIN)/node .ci/node_modules/typescript/bin/tsc
@@ -162,6 +165,10 @@ bench: $(VENV)/.installed-test ## Run every benchmark and print one table
 # Take the README's pictures from the running product
 screenshots: $(VENV)/.installed-test
 	$(BIN)/python -m tests.e2e.screenshots
+
+# Generate the client's types of responses from the server's schemas
+response-types: $(VENV)/.installed-test
+	$(BIN)/python .ci/response_types.py > response_types.new && mv response_types.new halfstep/api_client/response_types.py
 
 lock: $(VENV)/.installed-test ## Write the installed versions to constraints.txt
 	@sh .ci/lock > constraints.new && mv constraints.new constraints.txt

@@ -6,13 +6,13 @@ from starlette.types import Scope
 
 from app.alerts import alerts_api
 from app.artifacts import artifacts_api
-from app.auth import audit_api, secrets_api, tokens_api, users_api
-from app.checks import checks_api
+from app.auth import account_routes, audit_routes, secrets_routes, users_routes
+from app.checks import checks_routes
 from app.compare import comparison_api, notes_api, shared_links_api
 from app.files import image_uploads, ingest_api, json_lines_api, weight_uploads_api
 from app.http import openapi_docs
 from app.live import streams_api
-from app.projects import projects_api
+from app.projects import projects_routes
 from app.reports import reports_api
 from app.runs import (
     autocomplete_api,
@@ -22,7 +22,7 @@ from app.runs import (
     runs_api,
     views_api,
 )
-from app.submission import estimates_api, presets_api
+from app.submission import estimates_api, presets_routes
 from app.sweeps import agents_api, sweeps_api
 from app.telemetry import (
     diagnosis_api,
@@ -32,8 +32,8 @@ from app.telemetry import (
     series_api,
     system_api,
 )
-from app.trash import retention_api, storage_api, trash_api
-from app.workers import workers_api
+from app.trash import retention_routes, storage_api, trash_routes
+from app.workers import workers_routes
 
 
 class _Api(APIRouter):
@@ -45,45 +45,45 @@ class _Api(APIRouter):
 
 
 router = _Api()
-modules = (
-    streams_api,
-    autocomplete_api,
-    grouping_api,
-    runs_api,
-    estimates_api,
-    bulk_api,
-    trash_api,
-    agents_api,
-    sweeps_api,
-    comparison_api,
-    views_api,
-    chart_preferences_api,
-    presets_api,
-    notes_api,
-    reports_api,
-    checks_api,
-    series_api,
-    system_api,
-    diagnosis_api,
-    precision_plans_api,
-    environment_api,
-    export_api,
-    ingest_api,
-    json_lines_api,
-    weight_uploads_api,
-    artifacts_api,
-    image_uploads,
-    workers_api,
-    storage_api,
-    tokens_api,
-    secrets_api,
-    users_api,
-    projects_api,
-    retention_api,
-    audit_api,
-    shared_links_api,
-    alerts_api,
-    openapi_docs,
+routers = (
+    streams_api.router,
+    autocomplete_api.router,
+    grouping_api.router,
+    runs_api.router,
+    estimates_api.router,
+    bulk_api.router,
+    trash_routes.api,
+    agents_api.router,
+    sweeps_api.router,
+    comparison_api.router,
+    views_api.router,
+    chart_preferences_api.router,
+    presets_routes.api,
+    notes_api.router,
+    reports_api.router,
+    checks_routes.api,
+    series_api.router,
+    system_api.router,
+    diagnosis_api.router,
+    precision_plans_api.router,
+    environment_api.router,
+    export_api.router,
+    ingest_api.router,
+    json_lines_api.router,
+    weight_uploads_api.router,
+    artifacts_api.router,
+    image_uploads.router,
+    workers_routes.api,
+    storage_api.router,
+    account_routes.api,
+    secrets_routes.api,
+    users_routes.api,
+    projects_routes.api,
+    retention_routes.api,
+    audit_routes.api,
+    shared_links_api.router,
+    alerts_api.router,
+    openapi_docs.router,
 )
-for module in modules:
-    router.include_router(module.router)
+for part in routers:
+    router.include_router(part)

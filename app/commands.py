@@ -15,7 +15,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from sqlalchemy import make_url, select
+from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
 from app.command_classes import ServiceCommand, command, server_command
@@ -28,12 +28,13 @@ from db.errors import Conflict, HalfstepError, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
+from db.files.object_store import check_store, open_store
 from db.files.step_files import STEPS
-from db.files.storage import check_store, mismatches, open_store
 from db.files.storage import mend as mend_storage
+from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
-from db.tables import FrozenSteps, User
+from db.tables import User
 from db.telemetry import freeze, frozen_steps, metric_pyramids, pyramid
 from db.telemetry.unfreeze import unfreeze
 from halfstep.cli import logs
@@ -274,7 +275,7 @@ def _unfreeze(
             text += "servers"
             raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
         with database.reading() as session:
-            frozen = session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
+            frozen = frozen_steps.run_ids(session)
         store, is_complete, stopping = open_store(settings), True, Event()
         on_signals(lambda *_signal: stopping.set())
         for run_id in chosen or frozen:

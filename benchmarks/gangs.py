@@ -27,7 +27,7 @@ from db.database import Database
 from db.queue import claims as queue_claims
 from db.queue import queue, workers
 from db.runs import runs
-from db.tables import RunNode, Status, Worker
+from db.tables import Run, RunNode, Status, Worker
 from halfstep.telemetry.plain_json import JsonObject
 
 DEVICES = 8
@@ -253,15 +253,14 @@ class Site:
         """Queue a run, which has an idea of how long it takes."""
         training = {"steps": 1000, "batch_size": 32}
         with self.database.writing() as session:
-            run = runs.submit(
-                session,
+            queued = Run(
                 recipe="synthetic",
                 config={"precision": "fp16", "training": training},
-                owner=self.owner,
                 nodes=job.nodes,
                 devices_per_node=job.devices,
                 expected_seconds=job.seconds if self.knows else None,
             )
+            run = runs.submit(session, self.owner, queued)
         self.jobs[run.id] = job
 
     def end(self, run_id: int) -> list[int]:

@@ -176,6 +176,7 @@ def _product_step(case: Case, device: torch.device, folder: Path) -> Step:
     from halfstep.run_config import parse_config
     from halfstep.telemetry.spool import SpoolWriter
     from trainer.distributed.ranks import Ranks
+    from trainer.prepared_recipe import PreparedRecipe
     from trainer.recipes.mlp import MLP
     from trainer.setup import compiled, make_context, set_up_process
     from trainer.step import train_step
@@ -204,11 +205,7 @@ def _product_step(case: Case, device: torch.device, folder: Path) -> Step:
         recipe.modules = {name: compiled(m, config.training) for name, m in modules.items()}
     spool = SpoolWriter(folder, 1)
     context, observers = make_context(
-        recipe,
-        modules,
-        config,
-        device,
-        Ranks(),
+        PreparedRecipe(recipe, modules, config, device, Ranks()),
         on_steps=spool.steps,
         on_event=spool.event,
         at=clock(),

@@ -22,7 +22,7 @@ from benchmarks.report import report
 from benchmarks.site import Site, serving_from
 from db.database import Database
 from db.files import backup
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import claims, queue, workers
 from db.tables import Status
 

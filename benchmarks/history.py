@@ -31,8 +31,8 @@ from sqlalchemy import func, insert, literal, select
 from benchmarks import synthetic
 from benchmarks.report import report
 from db.database import RETRY_SECONDS, Database
+from db.files.object_store import open_store
 from db.files.step_files import StepFiles
-from db.files.storage import open_store
 from db.queue import queue
 from db.settings import Settings
 from db.tables import FrozenSteps, Run, ScalerEvent, Status, Step, StepBucket

@@ -28,7 +28,7 @@ from db.database import Database
 from db.queue import workers
 from db.runs import runs
 from db.settings import Settings
-from db.tables import RunNode
+from db.tables import Run, RunNode
 from halfstep.telemetry.plain_json import JsonObject
 from worker.daemon import Worker
 
@@ -148,7 +148,7 @@ def _submitted(database: Database, claimed: dict[int, float]) -> float:
     config = {"precision": "fp32", "training": {"steps": 10}}
     with database.writing() as session:
         owner = accounts.user_named(session, "ada")
-        run_id = runs.submit(session, recipe="digits", config=config, owner=owner).id
+        run_id = runs.submit(session, owner, Run(recipe="digits", config=config)).id
     since = time.monotonic()
     while run_id not in claimed:
         time.sleep(0.001)

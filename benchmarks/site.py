@@ -20,7 +20,7 @@ import psutil
 from benchmarks import synthetic
 from db.access import accounts
 from db.database import Database, open_database
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings

@@ -134,7 +134,7 @@ def _start(database: Database, owner: User) -> float:
     """Submit a run, and return the seconds to its first step; then wait for its end."""
     begun = time.perf_counter()
     with database.writing() as session:
-        run_id = runs.submit(session, owner=owner, recipe="digits", config=CONFIG).id
+        run_id = runs.submit(session, owner, Run(recipe="digits", config=CONFIG)).id
     _await(lambda: _has(database, select(Step.step).where(Step.run_id == run_id)))
     seconds = time.perf_counter() - begun
     unfinished = select(Run.id).where(Run.id == run_id, Run.ended_at.is_(None))

@@ -17,6 +17,7 @@ from db.access import accounts
 from db.database import Database
 from db.queue import claims, workers
 from db.runs import runs
+from db.tables import Run
 from db.telemetry import telemetry
 from halfstep.telemetry.events import Culprit, Scaler, StepEvent
 from halfstep.telemetry.flags import SKIPPED
@@ -32,7 +33,7 @@ def start_run(database: Database) -> int:
     with database.writing() as session:
         config = {"precision": "fp16", "training": {"steps": LONG_STEPS}}
         owner = accounts.user_named(session, "bench")
-        queued = runs.submit(session, recipe="synthetic", config=config, owner=owner)
+        queued = runs.submit(session, owner, Run(recipe="synthetic", config=config))
         device = {"kind": "cpu", "index": 0, "memory_bytes": 2**30, "fp16": True, "bf16": True}
         offer: dict[str, Any] = {"devices": [device], "recipes": [], "versions": {}}
         worker = workers.register(session, name=f"w{queued.id}", host="here", pid=1, **offer)

@@ -42,6 +42,7 @@ from halfstep.run_config import RunConfig, parse_config
 from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
 from trainer.distributed.ranks import Ranks
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.schedule import make_schedule, peak_rates
 from trainer.setup import make_context
 from trainer.step import make_autocast, make_scaler, train_step
@@ -153,11 +154,7 @@ class MeasuredLoop:
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), device
         )
         self.context, followers = make_context(
-            recipe,
-            recipe.modules,
-            config,
-            device,
-            Ranks(),
+            PreparedRecipe(recipe, recipe.modules, config, device, Ranks()),
             on_steps=self.spool.steps,
             on_event=self.spool.event,
             at=run_clock(),

@@ -1,4 +1,4 @@
-"""Database connections, transactions and the database's clock."""
+"""Database connections and transactions."""
 
 import os
 import sqlite3
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sqlalchemy import (
     Connection,
     Engine,
-    Float,
     create_engine,
     event,
     inspect,
@@ -21,10 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from db import database_copy
 from db.errors import Conflict, DatabaseUnreachable, Invalid
@@ -46,23 +42,6 @@ BUSY_SECONDS = 30
 RETRY_SECONDS = 5.0
 #: Key in a connection's record while it holds the turn of its process's writers.
 TURN = "writer's turn"
-
-
-class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
-    """The database's clock in seconds since the epoch: leases do not depend on workers' clocks."""
-
-    type = Float()
-    inherit_cache = True
-
-
-@compiles(now, "sqlite")
-def _now_on_sqlite(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"
-
-
-@compiles(now, "postgresql")
-def _now_on_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -> str:
-    return "(extract(epoch from clock_timestamp())::double precision)"
 
 
 class _HintedSQLite(SQLiteCompiler):
@@ -252,8 +231,8 @@ def open_database(settings: Settings) -> Database:
     except OSError as error:
         message = f"{settings.data} cannot be written: {error.strerror}"
         raise Invalid({"HALFSTEP_DATA": message}) from error
+    from db.files.object_store import open_store
     from db.files.step_files import StepFiles
-    from db.files.storage import open_store  # which imports this module
 
     store = partial(open_store, settings, retry_seconds=RETRY_SECONDS)
     return Database(settings.database_url, StepFiles(store))

@@ -5,6 +5,8 @@ import sys
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from halfstep.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from halfstep.api_client.errors import ApiError as ApiError
     from halfstep.client import Client as Client
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from halfstep.session.run_start import watch as watch
     from halfstep.session.watch_session import Watch as Watch
 
-__version__ = "0.1.0"
 
 #: Our own names, except while a run of the W&B drop-in is active: then the drop-in's.
 SHARED = ("Audio", "Histogram", "watch")

@@ -7,7 +7,7 @@ settings of runs, other messages of the ingest API, or other state in files. 0.1
 from collections.abc import Mapping
 from typing import Any
 
-from halfstep import __version__
+from halfstep.version import __version__
 
 PROTOCOL = 1
 #: What a worker registers.

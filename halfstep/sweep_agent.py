@@ -109,12 +109,12 @@ class Agent:
     def _patiently(self, request: Callable[[], T], patience: float | None = None) -> T:
         """Return a request's result; retry while the server is away.
 
-        patience: in seconds; default: `client.AWAY_SECONDS`.
+        patience: in seconds; default: `polling.AWAY_SECONDS`.
         """
-        from halfstep import client
+        from halfstep.api_client import polling
 
-        patience = client.AWAY_SECONDS if patience is None else patience
-        return client.patiently(
+        patience = polling.AWAY_SECONDS if patience is None else patience
+        return polling.patiently(
             request, patience, lambda text: say(f"sweep {self._sweep_id}: {text}")
         )
 

@@ -49,7 +49,7 @@ class Site:
         config = {"precision": "fp16", "training": {"steps": steps}}
         values: dict[str, Any] = {"recipe": "digits", "config": config}
         with self.database.writing() as session:
-            return runs.submit(session, owner=self.owner, **(values | changes)).id
+            return runs.submit(session, self.owner, Run(**(values | changes))).id
 
     @property
     def environment(self) -> dict[str, str]:
@@ -104,7 +104,7 @@ class Site:
             assert run is not None
             assert run.id == run_id
             node = queue.node(session, run.id, run.attempt)
-        worker.running[run.id, run.attempt] = (DEAD, node)
+        worker.running.nodes[run.id, run.attempt] = (DEAD, node)
         return run.id, run.attempt
 
     def reaches_database(self) -> bool:

@@ -91,7 +91,7 @@ def train(
         is_checked=is_checked,
     )
     training, telemetry = run.config.training, run.step_observers.telemetry
-    stopwatch = Stopwatch(run.device, seconds_before)
+    stopwatch = Stopwatch(run.prepared.device, seconds_before)
     step, retried = run.progress.step, run.progress.retried
     stop: str | None = None
     if run.config.evaluation.at_start and step == 0:
@@ -150,7 +150,7 @@ def _attempt(run: Run, step: int) -> bool:
     # The only policy for which the host waits in every step: it has to know of a skip at once.
     if may_retry and all_skipped(result):
         observers.before_update()
-        second = retry_in_fp32(context, batches, step, run.device)
+        second = retry_in_fp32(context, batches, step, run.prepared.device)
         run.on_event(second)
         is_retried = second.applied
         if ema is not None and is_retried:
@@ -170,16 +170,7 @@ def _roll_back(run: Run, step: int) -> Progress | None:
     context.observers.drain()
     if not (checkpoint := run.rollback.poll(run.saver.finish)):
         return None
-    progress = go_back_to(
-        checkpoint,
-        context.recipe,
-        run.modules,
-        run.config,
-        run.device,
-        context.ranks,
-        run.peaks,
-        run.parts,
-    )
+    progress = go_back_to(checkpoint, run.prepared, run.peaks, run.parts)
     run.schedule, run.step_observers.telemetry.skipped = run.parts["schedule"], progress.skipped
     run.rollback.report(progress, step, context.batches, run.on_event)
     return progress
@@ -192,7 +183,7 @@ def _evaluate(run: Run, step: int) -> None:
     metrics = evaluate(recipe, autocast)
     if run.ema is not None:
         with best_effort("evaluation of the average", step, run.on_event):
-            metrics |= evaluate_average(run.ema, recipe, autocast, run.device)
+            metrics |= evaluate_average(run.ema, recipe, autocast, run.prepared.device)
     _report(run, step, metrics)
     with best_effort("creation of artifacts", step, run.on_event):
         run.saver.save_artifacts(step, make_artifacts(recipe, autocast))
@@ -241,11 +232,3 @@ def _report(run: Run, step: int, metrics: Mapping[str, float]) -> None:
     elapsed_ms = run.step_observers.telemetry.elapsed_ms()
     for name, value in metrics.items():
         run.on_event(Metric(step=step, name=name, value=value, elapsed_ms=elapsed_ms))
-
-
-if __name__ == "__main__":
-    import sys
-
-    from trainer.commands import recipe
-
-    recipe(["train", *sys.argv[1:]])

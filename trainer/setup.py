@@ -53,6 +53,7 @@ from trainer.precision.memory_format import set_channels_last
 from trainer.precision.module_precision import set_precisions
 from trainer.precision.scale_policies import ScaleRule, StopRule
 from trainer.precision.torchao import load_torchao
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
 from trainer.schedule import Schedule, make_schedule, peak_rates
 from trainer.step import StepContext, make_autocast, make_scaler
@@ -85,9 +86,7 @@ class Run:
 
     context: StepContext
     step_observers: StepObservers
-    modules: dict[str, nn.Module]  # the recipe's, without DistributedDataParallel
-    config: RunConfig[Any]
-    device: torch.device
+    prepared: PreparedRecipe
     peaks: Any  # learning rates of the optimizers' groups, see trainer.schedule
     parts: dict[str, Any]  # of a checkpoint, by name: each has a state_dict
     schedule: Schedule
@@ -97,6 +96,11 @@ class Run:
     rollback: Rollback
     progress: Progress  # of the checkpoint that the run resumes from
     on_event: Callable[[Event], None]
+
+    @property
+    def config(self) -> RunConfig[Any]:
+        """Its configuration, with the number of steps."""
+        return self.prepared.config
 
 
 def prepare_run(
@@ -143,10 +147,10 @@ def prepare_run(
     peaks = peak_rates(recipe.optimizers)
 
     # ---- Mixed precision, and the observers of each step ----------------------------------------
+    prepared = PreparedRecipe(recipe, modules, config, device, ranks)
     context, step_observers = make_context(
-        recipe, modules, config, device, ranks, on_steps=on_steps, on_event=on_event, at=started_at
+        prepared, on_steps=on_steps, on_event=on_event, at=started_at
     )
-    batches, telemetry = context.batches, step_observers.telemetry
 
     # ---- Resume ---------------------------------------------------------------------------------
     progress = Progress()
@@ -155,16 +159,14 @@ def prepare_run(
         # Rank 0 decides: the other ranks' folders are on other machines.
         is_fork = ranks.gather(checkpoint_folder not in (None, resume.parent))[0]
         progress, inherited, notes = resume_from(
-            *(resume, recipe, modules, config, device, batches, ranks),
-            is_fork=is_fork,
-            is_checked=is_checked,
+            resume, prepared, context.batches, is_fork=is_fork, is_checked=is_checked
         )
         on_event(Resumed(step=progress.step, exact=not notes, notes=notes))
 
     # Only now: loading an optimizer's state replaces its groups.
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
 
-    telemetry.skipped = progress.skipped
+    step_observers.telemetry.skipped = progress.skipped
     with best_effort("count of the workload", 0, on_event):
         on_event(workload(recipe, config, device, ranks.world_size))
     with best_effort("check of the shapes", 0, on_event):
@@ -184,26 +186,13 @@ def prepare_run(
     del inherited  # its last reference: frees the checkpoint before the first step
     is_restored = config.scaler.restore_buffers and context.scaler.is_enabled()
     buffer_rule = BufferRule(modules, is_on=is_restored)
-    saver = Saver(
-        checkpoint_folder,
-        recipe,
-        modules,
-        batches,
-        config,
-        device,
-        ranks,
-        parts,
-        on_event,
-        artifact_folder,
-    )
+    saver = Saver(checkpoint_folder, prepared, context.batches, parts, on_event, artifact_folder)
     step_observers.logged.save = saver.save_artifacts
     rollback = Rollback(config, step_observers.spikes, checkpoint_folder, ranks)
     return Run(
         context,
         step_observers,
-        modules,
-        config,
-        device,
+        prepared,
         peaks,
         parts,
         schedule,
@@ -217,20 +206,15 @@ def prepare_run(
 
 
 def make_context(
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    ranks: Ranks,
+    prepared: PreparedRecipe,
     *,
     on_steps: Callable[[Steps], None],
     on_event: Callable[[Event], None],
     at: float,
 ) -> tuple[StepContext, StepObservers]:
-    """Create the context of all steps, and its observers.
-
-    modules: the recipe's, without DistributedDataParallel.  at: started_at of `train`.
-    """
+    """Create the context of all steps, and its observers. at: started_at of `train`."""
+    recipe, modules, ranks = prepared.recipe, prepared.modules, prepared.ranks
+    config, device = prepared.config, prepared.device
     training, diagnosis = config.training, config.diagnosis
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
     sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")

@@ -4,7 +4,9 @@ import socket
 import time
 from pathlib import Path
 
+from db.errors import Invalid
 from db.settings import Settings
+from halfstep.telemetry.folder_lock import FolderLock
 
 #: Upper bound on one turn of a worker's loop, even while database and disk do not respond.
 LONGEST_TURN_SECONDS = 60.0
@@ -32,3 +34,16 @@ def is_healthy(settings: Settings) -> bool:
     except FileNotFoundError:
         return False
     return time.time() - touched_at < LONGEST_TURN_SECONDS
+
+
+def locked_name(settings: Settings, only: int | None) -> FolderLock:
+    """Lock a worker's name, until this process ends. Raises Invalid if it is taken.
+
+    Two workers with the same name would adopt each other's runs.
+    """
+    lock = FolderLock(lock_path(settings, only))
+    if not lock.acquire():
+        name = name_of(settings, only)
+        message = f"a worker named {name!r} is already running here; choose another name"
+        raise Invalid({"HALFSTEP_WORKER_NAME": message})
+    return lock

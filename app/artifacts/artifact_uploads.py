@@ -13,7 +13,8 @@ from db.access import permissions
 from db.access.permissions import Grants, Permission
 from db.database import Database
 from db.files import artifact_versions
-from db.files.storage import BLOBS, INCOMING, open_store
+from db.files.object_store import open_store
+from db.files.storage import BLOBS, INCOMING
 from db.queue import quotas
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings

@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.artifacts.artifact_uploads import BlobUpload
-from app.artifacts.lineage import MOST_NODES, lineage
 from app.auth.audit import audited, set_detail, unaudited
 from app.auth.authentication import SignedIn, Uploader
 from app.auth.permissions import SIGNED_IN, check_project, requires
@@ -32,6 +31,7 @@ from db.access import projects
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.files import artifact_versions
+from db.files.artifact_lineage import MOST_NODES, lineage
 from db.queue import quotas
 from db.tables import LARGEST_COUNT, MADE, USED, ArtifactCollection, ArtifactVersion
 from halfstep.artifacts import names

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.artifacts.artifacts_api import check_alias, version_summaries
-from app.artifacts.lineage import address_of, drawing, lineage
+from app.artifacts.lineage import address_of, drawing
 from app.auth.audit import audited, set_detail
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, check_project, requires
@@ -19,6 +19,7 @@ from app.http.parameters import RowId, Text
 from db.access.permissions import Permission
 from db.errors import Conflict, Invalid
 from db.files import artifact_versions
+from db.files.artifact_lineage import lineage
 
 router = APIRouter()
 

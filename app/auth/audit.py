@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
-from sqlalchemy import event, select
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -19,8 +19,8 @@ from app.auth.login_throttling import network_of
 from app.dependencies import Posted
 from app.http.media_types import is_json
 from db.access import accounts
-from db.access.audit import DETAIL_CHARACTERS
-from db.database import Database, now
+from db.access.audit import DETAIL_CHARACTERS, was_recorded
+from db.database import Database
 from db.tables import LARGEST_ID, AuditEvent, User
 
 logger = logging.getLogger(__name__)
@@ -152,15 +152,12 @@ def record_refusal(database: Database, request: Request, name: str = "") -> None
     """
     row = _row(request, REFUSED)
     row["address"] = network_of(row["address"])
-    same = [getattr(AuditEvent, name) == value for name, value in row.items()]
     try:
         with database.writing() as session:
             user = accounts.find_user(session, name)
-            same.append(AuditEvent.user_id == user.id if user else AuditEvent.user_id.is_(None))
-            since = session.scalars(select(now())).one() - REFUSED_SECONDS  # a number: by the index
-            recent = select(AuditEvent.id).where(AuditEvent.time > since, *same)
-            if session.scalar(recent.limit(1)) is None:
-                session.add(AuditEvent(**row, user_id=user.id if user else None))
+            row["user_id"] = user.id if user else None
+            if not was_recorded(session, row, seconds=REFUSED_SECONDS):
+                session.add(AuditEvent(**row))
     except DBAPIError as error:
         logger.warning("a refused sign-in was not recorded: %s", error.orig)
 

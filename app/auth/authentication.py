@@ -12,7 +12,6 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import BackgroundTasks, Depends, Request, Response
-from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +26,7 @@ from db.access import accounts, permissions
 from db.access.permissions import Grants, Permission
 from db.database import Database
 from db.errors import HalfstepError
+from db.runs import runs
 from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, WRITE, Run, SignInSession, User
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ def _check_run(database: Database, request: Request, known: accounts.KnownToken)
     run_id = _run_id(request)
     if run_id is not None:
         with database.read_only() as session:
-            project = session.scalar(select(Run.project).where(Run.id == run_id))
+            project = runs.projects_of(session, [run_id]).get(run_id)
         if project is not None and not known.grants.may(Permission.SUBMIT_RUN, project):
             project = None  # as for a missing run
         check_may_upload(known, run_id, project)

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fastapi import Request
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.dependencies import SAFE_METHODS
@@ -185,9 +184,7 @@ def check(
     grants = permissions.limits(session)
     if grants is None:
         return
-    row = session.execute(
-        select(table.project, table.owner_id).where(table.id == row_id)
-    ).one_or_none()
+    row = permissions.place_of(session, table, row_id)
     if row is None:
         raise NotFound(f"There is no {NAMES[table]} {row_id}.")
     if not grants.may(permission, row.project, row.owner_id):

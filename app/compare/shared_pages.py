@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.auth.audit import unaudited
@@ -46,10 +45,10 @@ from app.telemetry.series_api import (
     page_of_series,
     series_of_metrics,
 )
+from db import clock
 from db.access import permissions, shared_links
 from db.access.permissions import Permission
 from db.access.shared_links import Shown
-from db.database import now
 from db.errors import NotFound
 from db.files import report_images
 from db.health.spikes import spikes
@@ -118,7 +117,7 @@ def redeem(
     secret = secret.strip().rpartition("#")[2]
     with database.reading() as session:  # anonymous requests must not block writers
         shown = shared_links.find(session, secret)
-        moment = session.scalars(select(now())).one()
+        moment = clock.current(session)
     if shown is None:
         raise LinkNeeded
     link = shown.link
@@ -146,7 +145,7 @@ def show(
     chosen: Chosen,
 ) -> HTMLResponse:
     """Show the run, the comparison of the runs, or the report."""
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     template, values = "reports/shared_report.html", dict[str, Any]()
     if shown.report is not None:
         values = _report(session, settings, shown, shown.report)
@@ -285,7 +284,7 @@ def _report(session: Session, settings: Settings, shown: Shown, report: Report) 
 def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> dict[str, Any]:
     run, owner = runs.get_with_owner(session, run_id)
     last = runs.last_change(session, run_id)
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     metric_names = chosen.names(session, run_id)
     measured = windows.measured(session, run_id, names=metric_names.names)
     summary = summarise(session, run, owner, settings)

@@ -25,7 +25,8 @@ from app.live.live_log import live_parts
 from db.access.permissions import Permission
 from db.errors import NotFound, StorageUnreachable
 from db.files import artifacts, checkpoints
-from db.files.storage import Stored, is_own, open_store, signed_address, why
+from db.files.object_store import is_own, open_store, signed_address, why
+from db.files.storage import Stored
 from db.runs import runs
 from db.settings import Settings
 

@@ -16,7 +16,8 @@ from app.files.downloads import RETRY_SECONDS
 from db.database import Database
 from db.errors import HalfstepError, Invalid, OffsetMismatch, StorageUnreachable
 from db.files import artifact_versions
-from db.files.storage import BLOBS, delete_file, is_full, open_store, put_file, storage_full
+from db.files.object_store import delete_file, is_full, open_store, put_file, storage_full
+from db.files.storage import BLOBS
 from db.queue import quotas
 from db.settings import Settings
 from db.tables import Artifact, CheckpointFile, Run, User

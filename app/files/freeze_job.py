@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database, is_outage
 from db.errors import StorageUnreachable
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.settings import Settings
 from db.tables import WATCH, Run
 from db.telemetry import freeze

@@ -10,7 +10,7 @@ from app.files.downloads import RETRY_SECONDS
 from app.http.parameters import RowId
 from db.errors import NotFound, StorageUnreachable
 from db.files import report_images
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.runs import reports
 from db.settings import Settings
 from db.tables import ReportImage

@@ -28,7 +28,7 @@ from db.access.permissions import Permission
 from db.database import Database
 from db.errors import HalfstepError, NotFound, StorageUnreachable
 from db.files import artifact_versions, artifacts, report_images
-from db.files.storage import delete_file, is_full, open_store, storage_full
+from db.files.object_store import delete_file, is_full, open_store, storage_full
 from db.queue import quotas
 from db.runs import runs
 from db.settings import Settings

@@ -18,7 +18,7 @@ from app.html.formats import memory
 from db.database import Database
 from db.errors import Invalid, StorageUnreachable
 from db.files import uploads
-from db.files.storage import is_full, open_store, put_file, storage_full
+from db.files.object_store import is_full, open_store, put_file, storage_full
 from db.settings import Settings
 from halfstep.config_groups import UPLOAD
 

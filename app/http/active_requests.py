@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
 
-from sqlalchemy import select
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,7 +21,7 @@ from db.access import accounts
 from db.access.permissions import Grants, Permission
 from db.database import Database, is_outage
 from db.errors import HalfstepError
-from db.tables import Run
+from db.runs import runs
 
 logger = logging.getLogger(__name__)
 
@@ -201,8 +200,7 @@ class ActiveRequests:
         try:
             with self._database.reading() as session:
                 all_grants = accounts.all_grants(session, secrets)
-                rows = session.execute(select(Run.id, Run.project).where(Run.id.in_(run_ids)))
-                projects = {row[0]: row[1] for row in rows}
+                projects = runs.projects_of(session, run_ids)
         except Exception as error:
             if not is_outage(error):
                 logger.exception("access to open streams cannot be checked: closing them")

@@ -3,7 +3,6 @@
 from copy import deepcopy
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.submission.submission import Submission, most_priority, submit
@@ -12,7 +11,7 @@ from db.errors import Conflict
 from db.files import checkpoints
 from db.queue.idempotency import hash_of_request, made_by
 from db.runs import runs
-from db.tables import ENDED, NOT_DELETED, Run, Status, User
+from db.tables import Run, Status, User
 
 #: Statuses of runs that ended before their last step; a paused run is resumed instead.
 CUT_SHORT = (Status.CANCELLED, Status.FAILED)
@@ -58,9 +57,7 @@ def continue_run(
 
 
 def _check_is_first(session: Session, run: Run, step: int) -> None:
-    at = (Run.parent_id == run.id, Run.parent_step == step)
-    forks = select(Run).where(*at, Run.status.not_in(ENDED), NOT_DELETED).order_by(Run.id)
-    for fork in session.scalars(forks.limit(100)):
+    for fork in runs.open_forks(session, run.id, step, most=100):
         if _config(fork) == _config(run):
             raise Conflict(
                 f"Run {run.id} is already continued by run {fork.id}, which is {fork.status}."

@@ -5,7 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from sqlalchemy import select
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
@@ -27,8 +26,8 @@ from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
+from db import clock
 from db.access.permissions import Permission
-from db.database import now
 from db.errors import StepsUnreadable, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings
@@ -99,7 +98,7 @@ def show_run(
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
         last=last,
-        status_seconds=session.scalars(select(now())).one() - last.time if last else 0.0,
+        status_seconds=clock.current(session) - last.time if last else 0.0,
         skipped=skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
         figures=key_figures(session, run),

@@ -116,7 +116,6 @@ def submit(
     quotas.check_submission(session, user, project)
     name = cleaned(submission.name)
     options: dict[str, Any] = {
-        "owner": user,
         "config": checked.config,
         "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
         "project": project,
@@ -128,12 +127,12 @@ def submit(
     }
     if submission.command is not None:
         name = name or command_lines.default_name(submission.command.line)
-        return runs.submit_command(session, command=checked.command, name=name, **options)
+        return runs.submit(session, user, Run(command=checked.command, name=name, **options))
     options |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
     recipe = _recipe_name(session, submission)
     expected = _expected_seconds(session, submission, recipe, checked.config)
     options |= {"nodes": submission.nodes, "expected_seconds": expected}
-    run = runs.submit(session, recipe=recipe, name=name, **options)
+    run = runs.submit(session, user, Run(recipe=recipe, name=name, **options))
     if submission.compared_with is not None:
         groups.join(session, run, submission.compared_with)
     return run

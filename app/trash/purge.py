@@ -10,7 +10,7 @@ from obstore.store import ObjectStore
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database, is_outage
 from db.files import erasure, report_images
-from db.files.storage import open_store, why
+from db.files.object_store import open_store, why
 from db.runs import reports
 from db.settings import Settings
 

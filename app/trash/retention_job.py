@@ -12,7 +12,7 @@ from db.access.permissions import Grants, Permission
 from db.database import Database, is_outage
 from db.errors import Invalid
 from db.files import pruning, retention
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.runs import runs
 from db.settings import Settings
 

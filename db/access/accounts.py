@@ -10,9 +10,10 @@ from pwdlib import PasswordHash
 from sqlalchemy import bindparam, delete, func, literal, null, select, union_all, update
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.access import permissions, projects
 from db.access.permissions import MEMBER, Grants, Permission
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, Invalid, InvalidCredentials
 from db.names import checked_name, key_of, without_invisible
 from db.paging import Page, page
@@ -123,7 +124,7 @@ def make_user(session: Session, name: str, *, is_admin: bool = False) -> User:
 def deactivate(session: Session, user: User) -> None:
     """Deactivate a user; sessions, tokens and links end at once. Raises Conflict."""
     _keep_an_admin(session, user)
-    user.deactivated_at = session.scalars(select(now())).one()
+    user.deactivated_at = clock.current(session)
     _shut_out(session, user)
 
 
@@ -183,7 +184,7 @@ def set_password(session: Session, user: User, password: str) -> None:
 
 def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
     """Return whether a browser signed in by a link within the last few minutes."""
-    age = session.scalars(select(now())).one() - sign_in.created_at
+    age = clock.current(session) - sign_in.created_at
     return sign_in.by_link and age < FRESH_SECONDS
 
 
@@ -423,7 +424,7 @@ def all_grants(session: Session, hashes: Collection[str]) -> dict[str, Grants]:
 
 
 def _moment(session: Session) -> float:
-    return session.scalars(select(now())).one()
+    return clock.current(session)
 
 
 def note_use(session: Session, token: str) -> None:

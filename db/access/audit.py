@@ -1,10 +1,11 @@
 """The audit log: reading, and events of commands; app.auth.audit records requests."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.paging import Page, page
 from db.tables import AuditEvent, User
 
@@ -63,3 +64,10 @@ def all_of_them(session: Session) -> Iterator[tuple[AuditEvent, str | None]]:
     )
     rows = session.execute(query.execution_options(yield_per=500))
     return ((action, name) for action, name in rows)
+
+
+def was_recorded(session: Session, fields: Mapping[str, object], *, seconds: float) -> bool:
+    """Return whether an event with these fields was recorded within the last seconds."""
+    same = [getattr(AuditEvent, name) == value for name, value in fields.items()]
+    recent = select(AuditEvent.id).where(AuditEvent.time > clock.current(session) - seconds, *same)
+    return session.scalar(recent.limit(1)) is not None

@@ -10,7 +10,7 @@ from sqlalchemy import delete, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db import clock
 from db.errors import HalfstepError
 from db.tables import LoginAttempts
 
@@ -32,7 +32,7 @@ class TooManyAttempts(HalfstepError):
 
 def take(session: Session, **who: str) -> None:
     """Count an attempt by address and name before its verification. Raises TooManyTries."""
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     session.execute(delete(LoginAttempts).where(LoginAttempts.tried_at < moment - FORGET_SECONDS))
     dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     rows = [

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import event, false, or_, select
+from sqlalchemy import Row, event, false, or_, select
 from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 from sqlalchemy.sql.base import ExecutableOption
 
@@ -218,6 +218,12 @@ def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] |
 def limit(session: Session, to: Grants) -> None:
     """Limit a session to the projects of these grants from now on."""
     session.info[_GRANTS] = to
+
+
+def place_of(session: Session, table: type[Run | Sweep], row_id: int) -> Row[str, int] | None:
+    """Return the project and the owner_id of a run or a sweep; None if the user may not see it."""
+    query = select(table.project, table.owner_id).where(table.id == row_id)
+    return session.execute(query).one_or_none()
 
 
 def limits(session: Session) -> Grants | None:

@@ -16,7 +16,7 @@ from sqlalchemy import delete as delete_from
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.errors import HalfstepError, Invalid, NotFound
 from db.tables import Secret, User
 

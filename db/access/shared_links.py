@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, delete, func, literal, select
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.access import permissions
 from db.access.accounts import DAY, IS_ACTIVE, hash_of
 from db.access.permissions import Grants, Permission
-from db.database import now
+from db.clock import now
 from db.errors import Invalid, NotFound
 from db.paging import Page, page
 from db.tables import NOT_DELETED, Report, Run, SharedLink, SharedRun, User
@@ -54,7 +55,7 @@ def make(
     if days not in DAYS:
         allowed = ", ".join(map(str, DAYS))
         raise Invalid({"days": f"{days} is not valid; allowed: {allowed}"})
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     _delete(session, SharedLink.user_id == user.id, SharedLink.expires_at < moment)
     mine = select(func.count()).where(SharedLink.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST:

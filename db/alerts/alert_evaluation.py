@@ -18,12 +18,13 @@ from sqlalchemy import CompoundSelect, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.access import permissions
 from db.alerts import alert_facts
 from db.alerts.alert_conditions import CONDITIONS, TIMED, describe
 from db.alerts.rules import ALL, MINE, RUN, SERVICE
 from db.alerts.service_conditions import SERVICE_CONDITIONS, Service, host
-from db.database import Database, now
+from db.database import Database
 from db.health import findings
 from db.tables import (
     ACTIVE,
@@ -111,7 +112,7 @@ def evaluate(database: Database, seen: Seen, address: str) -> int:
 
 def _evaluate(session: Session, seen: Seen) -> _Result | None:
     rules = list(session.scalars(select(AlertRule).where(AlertRule.is_on).order_by(AlertRule.id)))
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     if not rules:
         seen.since, seen.marks = moment, {}
         return None

@@ -3,7 +3,7 @@
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.paging import Page, page
 from db.tables import Alert, User
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions
 from db.alerts import channels
-from db.database import now
+from db.clock import now
 from db.errors import Conflict
 from db.paging import Page, page
 from db.tables import Channel, Delivery, Run, User

@@ -13,11 +13,13 @@ from sqlalchemy import ColumnElement, Select, delete, exists, func, select, upda
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.access import permissions, projects
 from db.access.permissions import Permission
-from db.database import Database, now
+from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
-from db.files.storage import BLOBS, delete_files
+from db.files.object_store import delete_files
+from db.files.storage import BLOBS
 from db.paging import Page, page
 from db.tables import (
     ENDED,
@@ -312,7 +314,7 @@ def _complete(session: Session, version_ids: Collection[int]) -> None:
     )
     query = query.order_by(ArtifactVersion.id).execution_options(populate_existing=True)
     for version in session.scalars(query).all():
-        version.completed_at = session.scalars(select(now())).one()
+        version.completed_at = clock.current(session)
         session.flush()
         _set_new_aliases(session, version)
 
@@ -548,7 +550,7 @@ def remove(session: Session, version_id: int, *, force: bool = False) -> Artifac
     was_latest = held is not None and held.version_id == version_id
     session.execute(delete(ArtifactAlias).where(ArtifactAlias.version_id == version_id))
     session.execute(delete(ArtifactEntry).where(ArtifactEntry.version_id == version_id))
-    version.deleted_at = session.scalars(select(now())).one()
+    version.deleted_at = clock.current(session)
     session.flush()
     session.expire_all()
     newest = select(ArtifactVersion).where(ArtifactVersion.collection_id == collection.id, IS_READY)

@@ -27,11 +27,13 @@ from sqlalchemy import Integer, Table, delete, exists, func, insert, or_, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.errors import Conflict, Invalid
 from db.files import uploads
+from db.files.object_store import get_file, is_plain, put_file
 from db.files.step_files import STEPS, StepFiles, check_has_steps
-from db.files.storage import Stored, get_file, is_plain, put_file
+from db.files.storage import Stored
 from db.tables import (
     ApiToken,
     Artifact,

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select, update
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.errors import NotFound
 from db.health.spikes import spikes
 from db.paging import Page, page

@@ -15,9 +15,10 @@ from obstore.store import ObjectStore
 from sqlalchemy import Table, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
+from db.files.object_store import PAGE_FILES, delete_files
 from db.files.step_files import STEPS
-from db.files.storage import PAGE_FILES, delete_files
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import IN_TRASH, AuditEvent, Run, Trial

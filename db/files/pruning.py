@@ -11,9 +11,11 @@ from obstore.store import ObjectStore
 from sqlalchemy import ColumnElement, and_, delete, exists, false, func, not_, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db.database import Database, now
+from db import clock
+from db.clock import now
+from db.database import Database
 from db.files import artifacts, checkpoints
-from db.files.storage import delete_files
+from db.files.object_store import delete_files
 from db.runs import run_metadata, runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import ENDED, NOT_DELETED, Artifact, CheckpointFile, LogLine, Run, SystemSample
@@ -139,7 +141,7 @@ def _has_old_log(session: Session, run: Run, rules: Rules) -> bool:
 
 
 def _is_older(session: Session, moment: float | None, days: float) -> bool:
-    return moment is not None and moment < session.scalars(select(now())).one() - days * DAY_SECONDS
+    return moment is not None and moment < clock.current(session) - days * DAY_SECONDS
 
 
 def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[CheckpointFile]:
@@ -150,7 +152,7 @@ def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[Checkpoin
     steps = sorted({row.step for row in rows})
     policy = run.settings.get("checkpoints") or {}
     retained = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
-    latest = session.scalars(select(now())).one() - rules.checkpoint_days * DAY_SECONDS
+    latest = clock.current(session) - rules.checkpoint_days * DAY_SECONDS
     return [row for row in rows if row.step not in retained and row.created_at < latest]
 
 

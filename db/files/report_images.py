@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
-from db.files.storage import PAGE_FILES, delete_files
+from db.files.object_store import PAGE_FILES, delete_files
 from db.runs import reports
 from db.tables import ReportImage, User
 

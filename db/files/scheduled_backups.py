@@ -10,9 +10,11 @@ from pathlib import Path
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.files.backup import back_up
-from db.files.storage import IS_RUNNING, open_store
+from db.files.object_store import open_store
+from db.files.storage import IS_RUNNING
 from db.settings import Settings
 from db.tables import Backup
 

@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
 from db.access.permissions import Grants, Permission
-from db.database import now
-from db.files.storage import PAGE_FILES, delete_files
+from db.clock import now
+from db.files.object_store import PAGE_FILES, delete_files
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import RECIPE, Run, RunConfigValue, Upload, User

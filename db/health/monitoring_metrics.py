@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import case, func, select, text
 from sqlalchemy.orm import Session, aliased
 
-from db.database import now
+from db.clock import now
 from db.queue import workers
 from db.queue.quotas import Usage
 from db.tables import ACTIVE, ENDED, NOT_DELETED, Backup, Run, RunNode, RunStatus, Status, Worker

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from db.alerts import notifications
-from db.database import now
+from db.clock import now
 from db.queue import quotas
 from db.queue.quotas import GIB, Usage
 from db.queue.reservations import (

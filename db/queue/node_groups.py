@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.queue.queue import lock_active_attempt, node
 from db.tables import RunNode, Worker
 from halfstep.number_formats import duration

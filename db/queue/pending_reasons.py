@@ -14,7 +14,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session, aliased
 
 from db.access import permissions
-from db.database import now
+from db.clock import now
 from db.queue import workers
 from db.queue.quotas import GIB, Usage
 from db.runs import runs

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from db.database import now
+from db.clock import now
 from db.queue.claims import unheld
 from db.queue.quotas import Usage
 from db.tables import ACTIVE, COMMAND, NOT_DELETED, RECIPE, Placement, Run, RunNode, Status, Worker

@@ -9,7 +9,8 @@ from itertools import pairwise
 from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db import clock
+from db.clock import now
 from db.errors import StaleAttempt
 from db.runs import runs
 from db.runs.outcomes import SWEEP
@@ -79,7 +80,7 @@ def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:
 
 def seconds_since_start(session: Session, run: Run) -> float:
     """Return the seconds since a run's first start; 0 if it has not started."""
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     if run.started_at is None:
         run.started_at = moment
     return moment - run.started_at

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from db.database import now
+from db.clock import now
 from db.queue.quotas import GIB, Usage
 from db.queue.workers import TAKING
 from db.tables import COMMAND, Run, RunNode, Status, Worker

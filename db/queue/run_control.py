@@ -4,7 +4,7 @@ from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from db.access import permissions
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, Invalid
 from db.runs import runs
 from db.runs.outcomes import SWEEP

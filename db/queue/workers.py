@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, defer
 
 from db.access import audit
 from db.alerts import notifications
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.tables import COMMAND, Run, RunNode, Status, Worker

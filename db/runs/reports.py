@@ -8,8 +8,9 @@ from sqlalchemy import delete as delete_rows
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
+from db import clock
 from db.access import projects
-from db.database import now
+from db.clock import now
 from db.errors import Changed, Conflict, Invalid, NotFound
 from db.names import cleaned
 from db.paging import Page, page
@@ -86,7 +87,7 @@ def edit(session: Session, report_id: int, user: User, content: Content, *, vers
     report.panels = _with_editors(checked.panels, user, report.edited_panels)
     report.version += 1
     report.editor_id = user.id
-    report.changed_at = session.scalars(select(now())).one()
+    report.changed_at = clock.current(session)
     session.flush()
     return report
 
@@ -95,7 +96,7 @@ def delete(session: Session, report_id: int) -> Report:
     """Move a report to the trash; its links show nothing until it is restored. Idempotent."""
     report = _row(session, report_id, lock=True)
     if report.deleted_at is None:
-        report.deleted_at = session.scalars(select(now())).one()
+        report.deleted_at = clock.current(session)
     return report
 
 

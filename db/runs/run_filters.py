@@ -31,7 +31,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from db.database import now
+from db import clock
+from db.clock import now
 from db.runs.outcomes import RunOutcome, ended_as
 from db.tables import (
     ACTIVE,
@@ -363,7 +364,7 @@ class Order:
         if name == "owner":
             return cls((User.name.expression, Run.id.expression), falls, _OWNER)
         if name == "duration":  # at one fixed time, or a training run could repeat on a later page
-            seconds = func.coalesce(seconds_until(session.scalars(select(now())).one()), last)
+            seconds = func.coalesce(seconds_until(clock.current(session)), last)
             return cls((seconds, Run.id.expression), falls)
         if name in NUMBERS:
             return _order_by_number(name, falls=falls)

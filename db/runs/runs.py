@@ -21,8 +21,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, load_only
 
+from db import clock
 from db.alerts import notifications
-from db.database import now
+from db.clock import now
 from db.errors import Conflict, InTrash, Invalid, NotFound
 from db.runs import config_values
 from db.runs.run_filters import MOST_KEPT, NUMBERS, ORDERS, Compared, Filter, Has, Order, Term
@@ -57,110 +58,34 @@ class Progress(NamedTuple):
     seconds: float | None  # duration without pauses; None before the start
 
 
-def submit(
-    session: Session,
-    *,
-    recipe: str,
-    config: JsonObject,
-    owner: User,
-    name: str = "",
-    tags: str = "",
-    project: str = "",
-    priority: int = 0,
-    nodes: int = 1,
-    devices_per_node: int = 1,
-    expected_seconds: float | None = None,
-    after_id: int | None = None,
-    parent_id: int | None = None,
-    parent_step: int | None = None,
-    idempotency_key: str | None = None,
-    request_hash: str | None = None,
-) -> Run:
-    """Queue a run behind the others of its priority. The configuration must be validated.
+def submit(session: Session, owner: User, run: Run) -> Run:
+    """Queue a new run behind the others of its priority. It must be validated.
 
-    after_id: the run does not start before that run has ended.
-    parent_id, parent_step: the run starts from that checkpoint and continues its step count, or
-    measures it instead of training.
+    It does not start before the run `after_id` has ended. It starts from the checkpoint
+    `parent_step` of the run `parent_id` and continues its step count, or measures it instead of
+    training. Sets what follows from its configuration: source, precision, steps and a missing name.
     Raises Invalid for a run or a checkpoint that does not exist.
     """
-    if after_id is not None:
-        check_not_deleted(session.get(Run, after_id), "after_id", after_id)
-    if parent_id is not None:
-        _check_parent(session, recipe, config, parent_id, parent_step)
-    task = config.get("lab", {}).get("task", TRAIN)
-    ending = config["precision"] if task == TRAIN else task.replace("_", "-")
-    run = Run(
-        name=name or f"{recipe}-{ending}",
-        recipe=recipe,
-        config=config,
-        precision=config["precision"],
-        tags=tags,
-        project=project,
-        priority=priority,
-        nodes=nodes,
-        devices_per_node=devices_per_node,
-        expected_seconds=expected_seconds,
-        after_id=after_id,
-        parent_id=parent_id,
-        parent_step=parent_step,
-        idempotency_key=idempotency_key,
-        request_hash=request_hash,
-        steps_total=config["training"]["steps"] if task == TRAIN else 0,
-    )
-    _queue(session, run, owner)
-    if parent_id is not None:
-        _show_fork(session, parent_id, parent_step)
-    return run
-
-
-def submit_command(
-    session: Session,
-    *,
-    command: JsonObject,
-    config: JsonObject,
-    owner: User,
-    name: str,
-    tags: str = "",
-    project: str = "",
-    priority: int = 0,
-    devices_per_node: int = 1,
-    after_id: int | None = None,
-    idempotency_key: str | None = None,
-    request_hash: str | None = None,
-) -> Run:
-    """Queue a command behind the others of its priority. It must be validated.
-
-    command, config: as described in the runs table.  after_id: as in `submit`. Raises Invalid.
-    """
-    if after_id is not None:
-        check_not_deleted(session.get(Run, after_id), "after_id", after_id)
-    run = Run(
-        name=name,
-        source=COMMAND,
-        recipe="",
-        command=command,
-        config=config,
-        precision="",
-        tags=tags,
-        project=project,
-        priority=priority,
-        devices_per_node=devices_per_node,
-        after_id=after_id,
-        idempotency_key=idempotency_key,
-        request_hash=request_hash,
-        steps_total=0,
-    )
-    _queue(session, run, owner)
-    return run
-
-
-def _queue(session: Session, run: Run, owner: User) -> None:
+    if run.after_id is not None:
+        check_not_deleted(session.get(Run, run.after_id), "after_id", run.after_id)
+    if run.parent_id is not None:
+        _check_parent(session, run.recipe, run.config, run.parent_id, run.parent_step)
+    if run.command is not None:
+        run.source, run.recipe, run.precision, run.steps_total = COMMAND, "", "", 0
+    else:
+        run.precision, task = run.config["precision"], run.config.get("lab", {}).get("task", TRAIN)
+        run.steps_total = run.config["training"]["steps"] if task == TRAIN else 0
+        ending = run.precision if task == TRAIN else task.replace("_", "-")
+        run.name = run.name or f"{run.recipe}-{ending}"
     run.owner_id = owner.id
     run.position = session.scalars(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)).one()
     session.add(run)
     session.flush()
     config_values.note(session, run)
     set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
+    if run.parent_id is not None:
+        _show_fork(session, run.parent_id, run.parent_step)
+    return run
 
 
 def _check_parent(
@@ -475,6 +400,19 @@ def forks(session: Session, run_id: int) -> list[Run]:
     return list(session.scalars(query.order_by(Run.id)))
 
 
+def open_forks(session: Session, run_id: int, step: int, *, most: int) -> Sequence[Run]:
+    """Return the forks from a checkpoint that have not ended, oldest first."""
+    at = (Run.parent_id == run_id, Run.parent_step == step)
+    query = select(Run).where(*at, Run.status.not_in(ENDED), NOT_DELETED).order_by(Run.id)
+    return session.scalars(query.limit(most)).all()
+
+
+def projects_of(session: Session, run_ids: Collection[int]) -> dict[int, str]:
+    """Return the projects of these runs, by id; those that do not exist are missing."""
+    rows = session.execute(select(Run.id, Run.project).where(Run.id.in_(run_ids)))
+    return {row.id: row.project for row in rows}
+
+
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, or 0 if there is none."""
     return session.scalar(select(func.max(Run.id)).where(NOT_DELETED)) or 0
@@ -624,7 +562,7 @@ def set_status(
     if status != Status.QUEUED:
         run.first_since = run.reservation = None
     if status in ENDED:
-        run.ended_at = session.scalar(select(now()))
+        run.ended_at = clock.current(session)
         pace = pyramid.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
     if status not in ACTIVE:

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db import clock
+from db.clock import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.runs import runs
@@ -46,7 +47,7 @@ def delete(session: Session, run_id: int, user: User) -> Run:
             f"Run {run_id} cannot be deleted: run {dependent.id} ({dependent.status}) starts from"
         )
         raise Conflict(f"{text} its checkpoints. Cancel that one first, or wait for its end.")
-    run.deleted_at = session.scalars(select(now())).one()
+    run.deleted_at = clock.current(session)
     runs.remark(session, run, f"deleted by {user.name}")
     return run
 

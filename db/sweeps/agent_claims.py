@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db import clock
+from db.clock import now
 from db.errors import Conflict
 from db.queue import quotas
 from db.runs import config_values, runs
@@ -146,7 +147,7 @@ def _own(session: Session, sweep: Sweep, number: int, agent_id: str) -> Trial:
 
 
 def _extend(session: Session, trial: Trial, seconds: float) -> None:
-    trial.lease_expires_at = session.scalars(select(now())).one() + seconds
+    trial.lease_expires_at = clock.current(session) + seconds
     session.flush()
 
 

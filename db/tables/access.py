@@ -3,7 +3,7 @@
 from sqlalchemy import ForeignKey, Index, false, true
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import Table
 
 #: Kinds of tokens: all permissions of the user, parts of them, uploads of watched runs, with

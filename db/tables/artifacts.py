@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfProject, OfRun, Table
 
 #: Role of a run in a version's lineage.

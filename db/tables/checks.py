@@ -3,7 +3,7 @@
 from sqlalchemy import JSON, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfProject, Table
 from halfstep.telemetry.plain_json import JsonObject
 

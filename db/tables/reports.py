@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, ForeignKey, Text, UniqueConstraint, cast, 
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfProject, Table
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfProject, OfRun, Table
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject

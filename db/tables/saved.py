@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfProject, Table
 from halfstep.telemetry.plain_json import JsonObject
 

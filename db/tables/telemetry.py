@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfRun, Table
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 from halfstep.telemetry.plain_json import JsonObject

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.database import now
+from db.clock import now
 from db.tables.base import OfRun, Table
 
 #: Condition of a node with devices in use, with the exact text of its index.

@@ -29,9 +29,11 @@ from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.errors import StepsMissing, StepsUnreadable, StorageUnreachable
 from db.files import step_files
+from db.files.object_store import PART_BYTES, PARTS_AT_ONCE, delete_file, sha256_of
 from db.files.step_files import (
     GROUP_STEPS,
     STEPS,
@@ -42,14 +44,7 @@ from db.files.step_files import (
     StepFiles,
     check_has_steps,
 )
-from db.files.storage import (
-    PART_BYTES,
-    PARTS_AT_ONCE,
-    delete_file,
-    is_backup_running,
-    is_recent,
-    sha256_of,
-)
+from db.files.storage import is_backup_running, is_recent
 from db.runs.trash import DAY_SECONDS
 from db.sweeps.sweeps import OPEN
 from db.tables import (

@@ -150,6 +150,11 @@ def _files_query() -> Any:
     return query.where(FrozenSteps.run_id.in_(bindparam("run_ids", expanding=True)))
 
 
+def run_ids(session: Session) -> Sequence[int]:
+    """Return the ids of the runs that are frozen, in order."""
+    return session.scalars(select(FrozenSteps.run_id).order_by(FrozenSteps.run_id)).all()
+
+
 def usage(session: Session) -> tuple[int, int]:
     """Return the number of runs with frozen steps, and the size of their files."""
     total = func.coalesce(func.sum(FrozenSteps.size_bytes), 0)

@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.access import permissions, projects
 from db.access.permissions import Permission
-from db.database import now
+from db.clock import now
 from db.errors import Ended, Invalid, NotFound, NotOwner, OffsetMismatch, StaleAttempt
 from db.queue import queue
 from db.runs import config_values, environments, runs
@@ -82,7 +83,7 @@ def begin(
         session.expire(run)
         run = known(session, owner, watch_id)
     _check_project(session, owner, project if run is None else run.project)
-    moment = session.scalars(select(now())).one()
+    moment = clock.current(session)
     if run is None:
         run = Run(
             name=name,
@@ -224,7 +225,7 @@ def lock_attempt(
     _check_not_deleted(run)
     if _is_stopped(run):
         raise Ended(_ended(run))
-    run.last_report_at = session.scalars(select(now())).one()
+    run.last_report_at = clock.current(session)
     return run, session.get_one(WatchedAttempt, (run_id, attempt), populate_existing=True)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from db.database import now
+from db.clock import now
 from db.queue.queue import lock_active_attempt
 from db.tables import (
     IS_NOT_STEPPED,

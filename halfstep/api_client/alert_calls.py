@@ -1,9 +1,9 @@
 """Client calls about alerts: rules, alerts, channels and deliveries."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from halfstep.telemetry.plain_json import JsonObject
+from halfstep.api_client.connection import Connection
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import (
@@ -15,13 +15,8 @@ if TYPE_CHECKING:
     )
 
 
-class AlertCalls:
+class AlertCalls(Connection):
     """The part of `halfstep.Client` for alerts."""
-
-    _get: Callable[..., Any]
-    _post: Callable[..., JsonObject]
-    _pages: Callable[..., Iterator[JsonObject]]
-    _delete: Callable[..., None]
 
     def alert(
         self,
@@ -44,11 +39,11 @@ class AlertCalls:
         rule = {"condition": condition, "scope": scope, "value": value, "metric": metric}
         ids = None if channels is None else list(channels)
         of = {"run_id": run_id, "project": project, "channel_ids": ids}
-        return cast("RuleRow", self._post("/api/v1/alerts/rules", rule | of))
+        return self._post("/api/v1/alerts/rules", rule | of)
 
     def alert_rules(self) -> "list[RuleRow]":
         """Return your rules, newest first."""
-        return cast("list[RuleRow]", list(self._get("/api/v1/alerts/rules")))
+        return self._get("/api/v1/alerts/rules")
 
     def delete_alert(self, rule_id: int) -> None:
         """Delete one of your rules; its alerts stay."""
@@ -56,7 +51,7 @@ class AlertCalls:
 
     def alerts(self) -> "Iterator[AlertRow]":
         """Yield your alerts, newest first."""
-        return cast("Iterator[AlertRow]", self._pages("/api/v1/alerts/inbox", "alerts"))
+        return self._pages("/api/v1/alerts/inbox", "alerts")
 
     def add_channel(self, kind: str, address: str, *, name: str = "") -> "CreatedChannel":
         """Add a channel: webhook or slack, with a URL, or email.
@@ -64,15 +59,15 @@ class AlertCalls:
         The `secret` that signs a webhook's payloads is only in this response.
         """
         channel = {"kind": kind, "address": address, "name": name}
-        return cast("CreatedChannel", self._post("/api/v1/alerts/channels", channel))
+        return self._post("/api/v1/alerts/channels", channel)
 
     def channels(self) -> "list[ChannelRow]":
         """Return your channels by name."""
-        return cast("list[ChannelRow]", list(self._get("/api/v1/alerts/channels")))
+        return self._get("/api/v1/alerts/channels")
 
     def test_channel(self, channel_id: int) -> "DeliveryRow":
         """Send a test through a channel; `deliveries` has the result."""
-        return cast("DeliveryRow", self._post(f"/api/v1/alerts/channels/{channel_id}/tests"))
+        return self._post(f"/api/v1/alerts/channels/{channel_id}/tests")
 
     def delete_channel(self, channel_id: int) -> None:
         """Delete one of your channels, and its deliveries."""
@@ -80,4 +75,4 @@ class AlertCalls:
 
     def deliveries(self) -> "Iterator[DeliveryRow]":
         """Yield sent and pending deliveries of your channels, newest first."""
-        return cast("Iterator[DeliveryRow]", self._pages("/api/v1/alerts/deliveries", "deliveries"))
+        return self._pages("/api/v1/alerts/deliveries", "deliveries")

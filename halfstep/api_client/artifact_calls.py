@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from halfstep.api_client.connection import Connection
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import content, spoken
 from halfstep.artifacts import cache
@@ -14,8 +15,6 @@ from halfstep.artifacts.names import ArtifactError, parse_reference
 from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
-    import httpx2
-
     from halfstep.api_client.response_types import (
         ArtifactDetail,
         ArtifactSummary,
@@ -31,42 +30,34 @@ STORING_SECONDS = 600.0  # timeout of a piece: the last one waits for the server
 OnProgress = Callable[[int, int], None]
 
 
-class ArtifactCalls:
+class ArtifactCalls(Connection):
     """The part of `halfstep.Client` for named artifacts.
 
     A reference is NAME, NAME:v3, NAME:best, NAME@DIGEST, each with PROJECT/ before it.
     """
 
-    _http: "httpx2.Client"
-    _get: Callable[..., Any]
-    _post: Callable[..., JsonObject]
-    _pages: Callable[..., Iterator[JsonObject]]
-    _delete: Callable[..., None]
-    _fetch: Callable[..., str]
-
     def named_artifacts(self, project: str | None = None) -> "Iterator[ArtifactSummary]":
         """Yield the named artifacts of one or all visible projects, newest first."""
         query = {} if project is None else {"project": project}
-        rows = self._pages("/api/v1/artifacts", "artifacts", query)
-        return cast("Iterator[ArtifactSummary]", rows)
+        return self._pages("/api/v1/artifacts", "artifacts", query)
 
     def artifact_version(self, reference: str, *, project: str = "") -> "VersionDetail":
         """Return a version with its files. project: of a reference without one."""
         parts = parse_reference(reference)
         query = {"name": parts.name, "version": str(parts.version)}
         query["project"] = project if parts.project is None else parts.project
-        return cast("VersionDetail", dict(self._get("/api/v1/artifacts/version", query)))
+        return self._get("/api/v1/artifacts/version", query)
 
     def artifact_versions(self, reference: str, *, project: str = "") -> "ArtifactDetail":
         """Return an artifact with all of its versions, newest first."""
         artifact = self.artifact_version(reference, project=project)["artifact"]
-        return cast("ArtifactDetail", dict(self._get(f"/api/v1/artifacts/{artifact['id']}")))
+        return self._get(f"/api/v1/artifacts/{artifact['id']}")
 
     def artifact_diff(self, before: str, after: str, *, project: str = "") -> "VersionDiff":
         """Return the files that differ between two versions."""
         earlier, later = (self.artifact_version(r, project=project)["id"] for r in (before, after))
         path = f"/api/v1/artifact-versions/{later}/diff"
-        return cast("VersionDiff", dict(self._get(path, {"against": earlier})))
+        return self._get(path, {"against": earlier})
 
     def save_artifact(
         self,
@@ -88,7 +79,7 @@ class ArtifactCalls:
         body: JsonObject = {"project": project, "name": name, "type": type}
         body |= {"is_file": path.is_file(), "aliases": list(aliases)}
         body["files"] = [entry._asdict() for entry in files]
-        saved = cast("SavedVersion", self._post("/api/v1/artifacts", body))
+        saved: SavedVersion = self._post("/api/v1/artifacts", body)
         missing = set(saved["missing"])
         total = sum(entry.size_bytes for entry in files)
         done = total - sum(entry.size_bytes for entry in files if entry.sha256 in missing)
@@ -156,7 +147,7 @@ class ArtifactCalls:
         version = self.artifact_version(reference, project=project)
         path = f"/api/v1/artifact-versions/{version['id']}/aliases/{quote(alias, safe='')}"
         with spoken():
-            return cast("VersionSummary", dict(content(self._http.put(path))))
+            return content(self._http.put(path))
 
     def remove_alias(self, name: str, alias: str, *, project: str = "") -> None:
         """Remove an alias of an artifact."""

@@ -9,7 +9,6 @@ from halfstep.number_formats import size as size_text
 
 SECONDS = 0.1  # between two updates
 WIDTH = 24
-KIB, SUFFIXES = 1024, ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Progress:

@@ -1,203 +1,16 @@
 """What the API returns, as TypedDicts with the names of the schemas of /api/v1/docs.
 
-A number is a float, or the text "NaN", "Infinity" or "-Infinity", which JSON lacks. Servers of
-other versions may send more fields, or fewer. A test compares each class with the server's schemas.
+A number is a float, or the text "NaN", "Infinity" or "-Infinity", which JSON lacks. Times are in
+seconds since 1970, attempts count from 1, and SHA-256 digests are hexadecimal. Servers of other
+versions may send more fields, or fewer. `make response-types` generates this file from the schemas
+in app/.
 """
+
+from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from halfstep.telemetry.plain_json import JsonObject
-
-
-class Begun(TypedDict):
-    """A registered run, and the positions in its attempt's spools to continue from."""
-
-    sequence: int  # Number of the spool's file
-    offset: int  # Next byte in that file
-    run: int
-    attempt: int  # Number of the attempt, from 1
-    sidecar_sequence: int  # Likewise, of the sidecar's spool
-    sidecar_offset: int  # Likewise
-    page: str  # Path of its page on this server
-
-
-class Position(TypedDict):
-    """The position in the spool to continue from."""
-
-    sequence: int  # Number of the spool's file
-    offset: int  # Next byte in that file
-
-
-class FilePosition(TypedDict):
-    """The progress of a file's upload."""
-
-    offset: int  # Next byte in that file
-    stored: bool  # Whether the file is complete and verified
-
-
-Status: TypeAlias = Literal[
-    "queued",
-    "starting",
-    "running",
-    "pausing",
-    "paused",
-    "stopping",
-    "unreachable",
-    "finished",
-    "failed",
-    "cancelled",
-]
-
-
-class RunHealth(TypedDict):
-    """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
-
-    word: str  # calibrating, healthy, …
-    reason: str
-    figures: JsonObject  # Numbers that it is computed from; see db/health/scaling_health.py
-
-
-class DataWait(TypedDict):
-    """Time that the latest steps waited for data."""
-
-    steps: int  # Latest steps with a known wait, at most 100
-    waited: int  # Steps that waited for a fifth of their time or more
-    share: float  # Share of the time of all these steps
-    is_real: bool  # Whether the wait is long enough to act on
-    per_cent: int  # Share of the steps that waited
-
-
-class NamedRun(TypedDict):
-    """A run that a queued run waits for."""
-
-    id: int
-    label: str  # Its name in the reason
-
-
-class RunSummary(TypedDict):
-    """Summary of a run."""
-
-    id: int
-    name: str
-    source: str  # recipe, command or watch (trained elsewhere)
-    project: str
-    recipe: str  # Empty if the run has none
-    precision: str  # Empty while unknown
-    status: Status  # Present state
-    attempt: int  # Number of the attempt, from 1
-    owner: str  # Name of its user
-    tags: list[str]
-    priority: int  # Higher starts first
-    nodes: int  # Number of machines
-    devices_per_node: int  # Devices on each node
-    after_id: int | None  # Run whose end this one waits for
-    parent_id: int | None  # Run from whose checkpoint it started
-    parent_step: int | None
-    group_id: int | None  # Comparison that it belongs to
-    step: int  # Attempted steps
-    own_steps: int  # Steps after its parent's checkpoint
-    steps_total: int  # 0 if unknown
-    applied: int  # Own steps not skipped, or retried in fp32
-    skipped: int  # Steps that the loss scaler skipped
-    loss: float | str | None  # The last known one; null: unknown
-    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
-    scale: float | str | None  # Loss scale
-    health: RunHealth | None  # Null without a loss scale
-    is_scaled: bool  # Whether it has a loss scale
-    steps_per_second: float | str | None  # Over the latest steps; after its end over all
-    examples_per_second: float | str | None  # Null if unknown
-    tokens_per_second: float | str | None  # Null if the recipe has no tokens
-    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
-    data_wait: DataWait | None  # Null if unknown, and in lists
-    workers: list[str]  # Worker of each node if there are several; empty in lists
-    seconds: float | None  # From first start to end, without pauses
-    seconds_left: float | None  # Estimate, at the present speed
-    waiting: str | None  # What a queued run waits for
-    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
-    ahead: int | None  # Queued runs that start before this one
-    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
-    # Outcome beyond its status; null if there is none
-    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
-    stored_bytes: int  # Size of its checkpoints and artifacts on the server
-    error: str | None
-    created_at: float  # Seconds since 1970
-    started_at: float | None  # Seconds since 1970
-    ended_at: float | None  # Seconds since 1970
-    revision: int  # Grows with each change
-
-
-class ListedRun(RunSummary):
-    """A run with the requested columns."""
-
-    values: dict[str, float | str | None]  # Values of its settings and metrics by name
-
-
-class RunList(TypedDict):
-    """A page of runs."""
-
-    runs: list[ListedRun]
-    total: int  # Number of runs on all pages
-    next: int | None  # `before` of the next page; null on the last
-    notes: list[str]  # Names in filter, sort and values that no run has
-
-
-class Parameter(TypedDict):
-    """Type and bounds of a placeholder's value."""
-
-    type: Literal["number", "integer", "string", "boolean"]
-    enum: list[str] | None  # Of a string, the choices
-    minimum: float | None
-    maximum: float | None
-    default: str | int | float | bool | None
-    description: str
-
-
-class Command(TypedDict):
-    """A command line that a worker runs if it allows commands; without a shell."""
-
-    line: str  # With placeholders: python train.py --lr {lr}
-    folder: str  # On the worker, absolute; with git, within the repository
-    git: str  # https://… or file://…, cloned by the worker
-    commit: str  # With git: a hash, or its first digits
-    venv: str  # Virtual environment on the worker; empty: the worker's own
-    variables: dict[str, str]  # Environment variables, visible to all
-    secrets: list[str]  # Names of secrets, which become environment variables too
-    sources: dict[str, str]  # SHA-256 of its code, by path; the run names changes
-    parameters: dict[str, Parameter]  # By placeholder; by default inferred from its value in config
-
-
-class Setting(TypedDict):
-    """A field with its value and default."""
-
-    path: str  # In the run's folder
-    title: str
-    value: Any
-    default: Any
-    has_default: bool
-    is_changed: bool
-
-
-class StatusChange(TypedDict):
-    """When and why a run changed status."""
-
-    attempt: int  # Number of the attempt, from 1
-    status: Status  # Present state
-    reason: str | None
-    # infrastructure, code, settings (a required file or device is missing), rule (of its
-    # configuration) or null
-    failure_kind: str | None
-    time: float  # Seconds since 1970
-
-
-class RunDetail(RunSummary):
-    """A run with its configuration and history."""
-
-    note: str  # Its note, in Markdown
-    command: Command | None  # Null for recipes and watched runs
-    config: JsonObject
-    changed_settings: list[Setting]  # Settings that differ from their known defaults
-    sweep_id: int | None  # Sweep that it belongs to
-    statuses: list[StatusChange]
 
 
 class AcceptedRequest(TypedDict):
@@ -206,486 +19,24 @@ class AcceptedRequest(TypedDict):
     id: int
 
 
-class CheckpointFileRow(TypedDict):
-    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored."""
+class Account(TypedDict):
+    """A user's account."""
 
     id: int
-    attempt: int  # Number of the attempt, from 1
-    step: int
-    kind: str
-    reason: str
-    size_bytes: int
-    sha256: str  # Hexadecimal
-    path: str | None  # In the run's folder
-    is_stored: bool  # Whether the server has it
-    created_at: float  # Seconds since 1970
+    name: str
+    roles: dict[str, str]  # By project; '' is the Default project
+    is_admin: bool
+    runs_commands: bool
+    is_active: bool
+    created_at: float
+    link: str | None  # After a reset: path of a one-time sign-in link
 
 
-class Checkpoints(TypedDict):
-    """Files, newest step first."""
+class Accounts(TypedDict):
+    """A page of accounts, by name."""
 
-    total: int  # Items on all pages
+    users: list[Account]
     next: str | None  # `after` of the next page; null on the last
-    checkpoints: list[CheckpointFileRow]
-
-
-class Seconds(TypedDict):
-    """Range by the fastest and the slowest similar run."""
-
-    least: float
-    most: float
-
-
-class Measured(TypedDict):
-    """Medians of the latest finished runs in one precision, of the same sizes and batch size."""
-
-    runs: int
-    steps_per_second: float
-    memory_bytes: float | None  # Peak; null if not recorded
-    speed_text: str
-    memory_text: str
-
-
-class Cost(TypedDict):
-    """Estimate from the latest finished runs with the same recipe, precision and devices."""
-
-    ahead: int  # Queued runs that start sooner
-    like_runs: list[int]  # Ids of the similar runs, at most five
-    same_batch_size: bool  # Some have the requested batch size
-    same_sizes: bool  # They have the requested sizes
-    seconds: Seconds | None  # Training time; null without steps or similar runs
-    checkpoint_bytes: int | None  # Size of a checkpoint with its weights; null if the sizes differ
-    # Weights, gradients, optimizers' state and half-precision copies, with the recipe's
-    # default sizes, without activations; null until a worker has computed it
-    memory_bytes: int | None
-    measured: dict[str, Measured]  # By precision; absent if not measured yet
-    sentences: list[str]  # The estimate as sentences
-
-
-class RefusedRun(TypedDict):
-    """A run for which the action failed."""
-
-    id: int
-    detail: str  # The reason, for people
-
-
-class BulkResult(TypedDict):
-    """Outcome of each run: each is in one of the two lists."""
-
-    done: list[int]
-    refused: list[RefusedRun]
-
-
-class DeletedRun(TypedDict):
-    """A run in the trash."""
-
-    id: int
-    name: str
-    owner: str  # Name of its user
-    status: Status  # Present state
-    stored_bytes: int  # Of its checkpoints and artifacts here
-    deleted_at: float  # Seconds since 1970
-    erased_after: float  # Time of its erasure
-    erasing: bool  # The erasure has begun: it can no longer be restored
-
-
-class Trash(TypedDict):
-    """A page of the trash, newest run first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    runs: list[DeletedRun]
-    stored_bytes: int  # Of all runs in the trash
-
-
-class SweepSummary(TypedDict):
-    """A sweep with its progress."""
-
-    id: int
-    name: str
-    owner: str  # Name of its user
-    project: str
-    source: str  # recipe, command or script (run by agents)
-    recipe: str
-    kind: str
-    space: dict[str, str]  # Searches by path of a setting
-    metric: str  # Name of a metric
-    goal: str  # minimise or maximise
-    seed: int
-    status: str  # running, paused, finished, cancelled or failed
-    error: str | None
-    runs_total: int
-    at_once: int  # Runs in training at the same time
-    submitted: int  # Runs submitted so far
-    open: int  # Runs that are queued or train
-    complete: int  # Runs that have ended as they should
-    pruned: int  # Pruned by Hyperband
-    failed: int  # Runs that have failed
-    best: float | str | None
-    created_at: float  # Seconds since 1970
-
-
-class SweepList(TypedDict):
-    """A page of sweeps."""
-
-    sweeps: list[SweepSummary]
-    next: int | None  # `before` of the next page; null on the last
-
-
-class SweepTrial(TypedDict):
-    """A trial of a sweep."""
-
-    number: int
-    run_id: int
-    name: str
-    status: Status  # Present state
-    params: JsonObject  # By path of a setting
-    state: str  # open, complete, pruned, or failed: without a finite value
-    value: float | str | None  # The metric's last value, of an open one so far
-
-
-class SweepDetail(SweepSummary):
-    """A sweep with its common configuration and its best run."""
-
-    command: Command | None  # Instead of a recipe
-    config: JsonObject
-    best_trial: SweepTrial | None
-
-
-class TrialList(TypedDict):
-    """A page of trials."""
-
-    trials: list[SweepTrial]
-    next: int | None  # `after` of the next page; null on the last
-
-
-class Figure(TypedDict):
-    """A number; null is not measured yet."""
-
-    value: float | str | None
-    ratio: float | None  # In a group: to the fp32 run, or to the first run
-
-
-class ComparedRun(TypedDict):
-    """One run of a comparison."""
-
-    label: str
-    run: RunSummary
-    device: str  # Device; empty until it has trained
-    # run/step_ms, run/seconds, run/peak_memory_bytes, seconds, loss, and the last value of
-    # each metric
-    figures: dict[str, Figure]
-    # The lowest loss, and the best value of each metric whose direction is known from the
-    # policy for the best checkpoint or from its name
-    best: dict[str, Figure]
-
-
-class RunComparison(TypedDict):
-    """A comparison of runs, in the requested order."""
-
-    runs: list[ComparedRun]
-    # Settings that differ, by path, with the values in the order of runs
-    differences: dict[str, list[Any]]
-    missing: list[int]  # Ids of runs that do not exist
-
-
-class Interval(TypedDict):
-    """A confidence interval."""
-
-    low: float
-    high: float
-
-
-class FurtherPairs(TypedDict):
-    """Estimated number of further seeds; null: more than 1,000."""
-
-    # Seeds that decide with a probability of 80 %, if the true difference and the standard
-    # deviation are as measured
-    about: int | None
-    least: int | None  # With the lower limit of the 80 % interval of the standard deviation
-    most: int | None  # With its upper limit
-
-
-class PairedTest(TypedDict):
-    """Differences of the pairs: value - reference_value."""
-
-    pairs: int
-    reason: str  # Why the conclusion is unknown; else empty
-    difference: float | None  # Mean of the differences
-    deviation: float | None  # Their standard deviation
-    interval: Interval | None  # 95 % t-interval of the mean
-    equivalence_interval: Interval | None  # 90 % t-interval: equivalent if within the margin
-    further: FurtherPairs | None  # If the conclusion is undecided, with a margin
-
-
-class ParityPair(TypedDict):
-    """Two runs with the same seed.
-
-    Values are in seconds for time_to_target, else in the unit of the metric; null: NaN, none, or
-    not read because the conclusion is unknown anyway.
-    """
-
-    seed: str
-    run: int
-    reference_run: int
-    value: float | str | None
-    reference_value: float | str | None
-
-
-class CurveRange(TypedDict):
-    """Steps over which the curves of all pairs are compared."""
-
-    first: int
-    last: int
-    points: int  # Steps of which each of these runs has a value
-    # Buckets of steps whose means are used, above 5,000 points; null: single points
-    buckets: int | None
-
-
-class ParityGroup(TypedDict):
-    """A group of runs compared with the reference."""
-
-    name: str
-    combination: dict[str, str]  # In a grid: values of the further settings that its runs share
-    # lower or higher where it is not known which of them is better
-    conclusion: Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
-    sentence: str
-    also_differ: list[str]  # What else differs between the runs of a pair
-    range: CurveRange | None  # Of an area, if it is known
-    result: PairedTest
-    pairs: list[ParityPair]
-
-
-class Parity(TypedDict):
-    """Groups of runs compared with one of them, paired by seed."""
-
-    metric: str
-    value: Literal["final", "area", "time_to_target"]
-    target: float | None  # In the unit of the metric
-    margin: float | None  # In seconds for time_to_target, else as the metric
-    is_low: bool | None  # Lower values are better, as times are; null if unknown
-    setting: str  # Setting that the groups differ in
-    seed: str  # Setting that the runs of a pair share
-    paired_by: list[str]  # The seed, and in a grid the settings of the combinations
-    settings: list[str]  # Settings that can be given as `group`
-    reference: str  # Group: fp32, or that of the first run
-    groups: list[ParityGroup]
-    reason: str  # Why there are no groups; else empty
-    unpaired: list[int]  # Ids of runs in no pair; all, if there are no groups
-
-
-class Line(TypedDict):
-    """Values and their steps.
-
-    null is unknown; values that JSON lacks are "NaN", "Infinity" and "-Infinity".
-    """
-
-    x: list[int] | None  # Steps; null: those of the page
-    y: list[float | str | None]
-    mean_x: list[int] | None  # Middles of buckets; null: those of the page
-    mean_y: list[float | str | None]  # Means of buckets; empty in a raw window
-    # Non-finite values of buckets, which y lacks; null if there are none
-    nonfinite: "Ticks | None"
-
-
-class Ticks(TypedDict):
-    """Steps with an event; buckets with counts if there are more than points."""
-
-    steps: list[int]  # Steps, or first steps of buckets
-    counts: list[int]
-    total: int  # Exact number in the range
-    before: int  # Number before the range
-
-
-class Examples(TypedDict):
-    """Conversion of steps to examples."""
-
-    before: int  # Examples of a fork's parents
-    each: int  # Examples per step
-
-
-class ComparedSeries(TypedDict):
-    """Series of one run of several."""
-
-    parent_step: int  # Of a fork: its own steps are those after it
-    first: int
-    last: int
-    total: int  # Steps in the range
-    points: int  # Points of the longest series
-    bucket: int  # Steps per minimum and maximum; 1: raw
-    x: list[int]  # Steps of all series without their own
-    mean_x: list[int]  # Middles of buckets of all series without their own
-    series: dict[str, Line]
-    metrics: dict[str, Line]
-    skips: Ticks
-    nonfinite: Ticks  # Steps with a non-finite loss
-    examples: Examples | None  # Null if unknown
-
-
-class SeriesOfRuns(TypedDict):
-    """Series of several runs."""
-
-    runs: dict[str, ComparedSeries]  # By run id, without runs that do not exist
-
-
-class SavedView(TypedDict):
-    """A saved view."""
-
-    name: str
-    filter: str  # Same syntax as the list of runs
-    sort: str
-    columns: str  # Comma-separated; empty: default columns
-    group: str  # Column or setting; empty: not grouped
-    id: int
-
-
-class PresetRow(TypedDict):
-    """A saved preset."""
-
-    id: int
-    name: str
-    recipe: str
-    config: JsonObject  # Settings that differed from the recipe's defaults when it was saved
-    project: str
-    tags: list[str]
-    priority: int  # Higher starts first
-    nodes: int  # Number of machines
-    devices_per_node: int
-    saved_at: float  # Seconds since 1970
-
-
-class Note(TypedDict):
-    """A note in Markdown; empty if there is none."""
-
-    note: str
-
-
-class ReportRow(TypedDict):
-    """A report in a list."""
-
-    id: int
-    title: str
-    project: str
-    version: int
-    author: str
-    editor: str  # Author of the last change
-    created_at: float
-    changed_at: float
-
-
-class ReportContent(TypedDict):
-    """A report."""
-
-    id: int
-    title: str
-    project: str
-    version: int
-    author: str
-    editor: str  # Author of the last change
-    created_at: float
-    changed_at: float
-    text: str  # Markdown with blocks of panels
-    runs: list[int]  # Run ids of its panels, in order
-
-
-class CheckRow(TypedDict):
-    """An uploaded report of `halfstep check` in a list."""
-
-    id: int
-    script: str
-    project: str
-    author: str
-    created_at: float
-    torch: str
-    steps: int  # Number of checked steps
-    faults: int
-    notes: int
-
-
-class CheckContent(TypedDict):
-    """An uploaded report of `halfstep check`."""
-
-    id: int
-    script: str
-    project: str
-    author: str
-    created_at: float
-    torch: str
-    steps: int  # Number of checked steps
-    faults: int
-    notes: int
-    report: JsonObject  # As `halfstep check --json` prints it
-    sources: dict[str, str]  # Texts by file
-
-
-class Spike(TypedDict):
-    """A sudden rise of the loss."""
-
-    step: int
-    loss: float | str
-    z: float | str  # Robust standard deviations above the median before it
-    rolled_back_to: int | None  # Step of the rollback, if any
-
-
-class SeriesPage(TypedDict):
-    """Series of one run, with a page of its metrics in order of name."""
-
-    parent_step: int  # Of a fork: its own steps are those after it
-    first: int
-    last: int
-    total: int  # Steps in the range
-    points: int  # Points of the longest series
-    bucket: int  # Steps per minimum and maximum; 1: raw
-    x: list[int]  # Steps of all series without their own
-    mean_x: list[int]  # Middles of buckets of all series without their own
-    series: dict[str, Line]
-    metrics: dict[str, Line]
-    skips: Ticks
-    nonfinite: Ticks  # Steps with a non-finite loss
-    metrics_total: int  # On all pages
-    metrics_next: str | None  # `metric_after` of the next page; null on the last
-    cursor: str  # Position for live updates
-    resumptions: dict[str, int]  # By attempt, the last step before its own
-    spikes: list[Spike]  # The latest 200 of the whole run
-
-
-class Event(TypedDict):
-    """A scaler event after a step: skip, growth, backoff or set."""
-
-    id: int
-    step: int
-    kind: str
-    optimizer: str  # Empty for a change of the scale
-    scale_before: float | str | None
-    scale_after: float | str | None
-    loss_nonfinite: bool
-    culprits: list[JsonObject]
-
-
-class Events(TypedDict):
-    """Scaler events in order of step."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    events: list[Event]
-
-
-class LogLine(TypedDict):
-    """A line of the training's output."""
-
-    number: int
-    attempt: int  # Number of the attempt, from 1
-    time: float  # Seconds since 1970
-    stream: str
-    text: str
-
-
-class Log(TypedDict):
-    """Log lines, oldest first."""
-
-    log: list[LogLine]
-    total: int  # Lines on all pages
-    next: int | None  # `before` for the page of earlier lines; null if none
 
 
 class Action(TypedDict):
@@ -709,123 +60,43 @@ class AdvisedFinding(TypedDict):
     help: str  # URL of that section; or empty
     fix: str  # Code change to a script; or empty
     is_certain: bool  # False: other causes are not excluded
-    is_certain_fault: bool  # Something is certainly wrong, other than what could be better
-    actions: list[Action]  # Those that are possible now
+    is_certain_fault: bool  # Whether something is wrong, in contrast to a possible improvement
+    actions: list[Action]  # Actions that are currently possible
 
 
-class Findings(TypedDict):
-    """Findings about a run, the most severe first."""
+class AlertList(TypedDict):
+    """Alerts, newest first."""
 
     total: int  # Items on all pages
     next: str | None  # `after` of the next page; null on the last
-    findings: list[AdvisedFinding]
+    alerts: list[AlertRow]
 
 
-class PrecisionDiffRow(TypedDict):
-    """Errors of one module call or parameter against the reference."""
+class AlertRow(TypedDict):
+    """An alert."""
 
+    id: int
+    rule_id: int | None
+    run_id: int | None  # Null for a condition on the service
+    subject: str  # Worker, project or host, for one on the service
+    condition: str
+    text: str
+    content: JsonObject
+    created_at: float
+    resolved_at: float | None  # When the condition became false again
+    read_at: float | None
+
+
+class ArtifactDetail(TypedDict):
+    """A named artifact with its versions, newest first."""
+
+    id: int
+    project: str
     name: str
-    type: str  # The module's class; empty for the loss function
-    call: int  # From 1; of a parameter 0
-    direction: str  # forward, backward or parameter
-    dtype: str  # Of the first result in low precision
-    elements: int
-    error: float | str | None  # L2 norm of the difference over the reference's
-    largest: float | str | None  # Largest difference over the reference's RMS
-    cosine: float | str | None
-    flushed: float | str | None  # Share of the elements that became 0
-    saturated: float | str | None  # Share at the format's largest or beyond
-    bits: float | str | None  # Effective bits of the mantissa
-    local: float | str | None  # Error of the module's own operations; or null
-    inherited: float | str | None  # The rest of the error; or null
-    local_flushed: float | str | None
-    local_saturated: float | str | None
-    local_fp32: float | str | None  # Local error in fp32; null: not measured
-    used_by: list[str]  # Of a parameter: modules that use it
-    unknown: str | None  # Why the local error is unknown
-
-
-class PrecisionSuggestion(TypedDict):
-    """A module that should stay in fp32."""
-
-    name: str
-    error: float | str | None  # The largest of its local errors
-    evidence: list[str]
-
-
-class PrecisionDiff(TypedDict):
-    """One batch in two precisions, compared module by module."""
-
-    step: int
-    dtype: str  # float16 or bfloat16
-    reference: str  # float32 or float64
-    scale: float | str | None
-    loss: float | str | None
-    reference_loss: float | str | None
-    error: float | str | None  # Of the gradient of all parameters together
-    cosine: float | str | None
-    suggested_error: float | str | None  # The same with the suggested modules in fp32, if any
-    suggestions: list[PrecisionSuggestion]
-    remains: str  # What stays wrong with the suggested modules in fp32; else empty
-    notes: list[str]
-    causes: "list[PlanModule]"  # By the error that each causes alone; empty: not measured
-    rows: list[PrecisionDiffRow]  # In order of the calls
-
-
-class PrecisionDiffs(TypedDict):
-    """The steps that have a diff, and one of the diffs."""
-
-    steps: list[int]
-    diff: PrecisionDiff | None
-
-
-class PlanPoint(TypedDict):
-    """A mix of precisions, and what was measured with it."""
-
-    label: str  # In words
-    precision: str  # fp16, bf16 or fp32
-    fp32: list[str]  # Modules in fp32, by name or pattern
-    bf16: list[str]  # Modules in bf16, likewise
-    is_loss_in_fp32: bool  # Needs a change of the loss function
-    init_scale: float | str | None  # Loss scale of fp16; null: none
-    error: float | str | None  # Of the whole gradient, the worst of all batches
-    by_weights: dict[str, float | str | None]  # The same by weights
-    cosine: float | str | None  # The smallest of all batches
-    is_within: bool  # Whether it is within the bounds
-    time: float | str | None  # Of a forward and a backward pass, against fp32
-    memory: float | str | None  # Of a forward pass's results, against fp32
-    ms: float | str | None  # Time by CUDA events; null: not measured
-    config: dict[str, Any]  # Settings of a run
-
-
-class PlanModule(TypedDict):
-    """Modules of one type and role: what they cost, and the error that they cause alone."""
-
-    role: str  # Name, with * for numbers; (loss): the loss function
-    names: list[str]
     type: str
-    errors: dict[str, float | str | None]  # By precision
-    operations: float | str | None  # Share of the model's
-    memory: float | str | None  # Share of the bytes of all results
-    ms: float | str | None  # What fp32 adds to a forward pass; null: unknown
-
-
-class PrecisionPlan(TypedDict):
-    """The fastest mixes of precisions within a bound of the gradient's error."""
-
-    sentences: list[str]
-    best: int  # Index of the best point
-    points: list[PlanPoint]  # The Pareto front, the fastest first
-    of_precision: dict[str, PlanPoint]  # The best of fp16 and bf16
-    modules: list[PlanModule]  # The largest error first
-    max_error: float | str | None
-    min_cosine: float | str | None
-    batches: int
-    cost: str  # measured, by CUDA events, or counted operations
-    device: str
-    fp32_cost: float | str | None  # Assumed for counted operations; or null
-    batch_deviation: float | str | None  # Of the batches' gradients; or null
-    notes: list[str]
+    versions: int
+    created_at: float
+    items: list[VersionSummary]
 
 
 class ArtifactFile(TypedDict):
@@ -835,9 +106,28 @@ class ArtifactFile(TypedDict):
     step: int
     name: str
     size_bytes: int
-    sha256: str  # Hexadecimal
-    path: str | None  # In the run's folder
-    is_stored: bool  # Whether the server has it
+    sha256: str
+    path: str | None
+    is_stored: bool
+
+
+class ArtifactList(TypedDict):
+    """A page of artifacts, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    artifacts: list[ArtifactSummary]
+
+
+class ArtifactSummary(TypedDict):
+    """A named artifact."""
+
+    id: int
+    project: str
+    name: str
+    type: str
+    versions: int
+    created_at: float
 
 
 class Artifacts(TypedDict):
@@ -848,13 +138,422 @@ class Artifacts(TypedDict):
     artifacts: list[ArtifactFile]
 
 
-class SourceFile(TypedDict):
-    """The recipe's file, or a command's script."""
+class AuditEventRow(TypedDict):
+    """An audit event."""
 
-    path: str  # In the run's folder
-    sha256: str  # Hexadecimal
+    id: int
+    time: float
+    user: str | None  # User; null if unknown, or for commands on the server
+    token: str | None  # Name of the API token, if one was used
+    action: str  # Method and path, or a command
+    detail: str  # Recorded fields of the request
+    run_id: int | None
+    address: str  # Client address; terminal: the server's
+
+
+class AuditLog(TypedDict):
+    """Audit events, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    audit_events: list[AuditEventRow]
+
+
+class Begun(TypedDict):
+    """A registered run, and the positions in its attempt's spools to continue from."""
+
+    sequence: int
+    offset: int
+    run: int
+    attempt: int
+    sidecar_sequence: int
+    sidecar_offset: int
+    page: str  # Path of its page on this server
+
+
+class BulkResult(TypedDict):
+    """Outcome of each run: each is in one of the two lists."""
+
+    done: list[int]
+    refused: list[RefusedRun]
+
+
+class ChangedFile(TypedDict):
+    """A file that differs between two versions."""
+
+    path: str
+    kind: str  # added, removed or changed
+    size_before: int | None
+    size_after: int | None
+
+
+class ChannelRow(TypedDict):
+    """A channel; of a URL only the host is shown."""
+
+    id: int
+    kind: str
+    name: str
+    target: str
+    is_on: bool
+    created_at: float
+
+
+class CheckContent(TypedDict):
+    """An uploaded report."""
+
+    id: int
+    script: str
+    project: str
+    author: str
+    created_at: float
+    torch: str  # Its version
+    steps: int  # Number of checked steps
+    faults: int  # Rows that are mistakes
+    notes: int  # Other rows
+    report: JsonObject  # As `halfstep check --json` prints it
+    sources: dict[str, str]  # Texts of the files that rows name
+
+
+class CheckRow(TypedDict):
+    """An uploaded report in a list."""
+
+    id: int
+    script: str
+    project: str
+    author: str
+    created_at: float
+    torch: str  # Its version
+    steps: int  # Number of checked steps
+    faults: int  # Rows that are mistakes
+    notes: int  # Other rows
+
+
+class CheckpointFileRow(TypedDict):
+    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored."""
+
+    id: int
+    attempt: int
+    step: int
+    kind: str
+    reason: str
     size_bytes: int
-    is_cut: bool  # Whether only the first 256 kB are stored
+    sha256: str
+    path: str | None
+    is_stored: bool
+    created_at: float
+
+
+class Checkpoints(TypedDict):
+    """Files, newest step first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    checkpoints: list[CheckpointFileRow]
+
+
+class Checks(TypedDict):
+    """A page of uploaded reports, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    checks: list[CheckRow]
+
+
+class Claim(TypedDict):
+    """A point that an agent has, or none."""
+
+    state: Literal["run", "wait", "over"]  # wait: a point may be returned; over: no point is left
+    number: int | None  # Number of the trial
+    run: int | None
+    watch_id: str | None  # Identifier of the watched run
+    name: str
+    project: str
+    params: JsonObject  # By name of a setting
+    config: JsonObject  # Of the run, with the point's settings
+    lease_seconds: float
+
+
+class Command(TypedDict):
+    """A command line that a worker runs if it allows commands; without a shell."""
+
+    line: str  # With placeholders: python train.py --lr {lr}
+    folder: str  # On the worker, absolute; with git, within the repository
+    git: str  # https://… or file://…, cloned by the worker
+    commit: str  # With git: a hash, or its first digits
+    venv: str  # Virtual environment on the worker; empty: the worker's own
+    variables: dict[str, str]  # Environment variables, visible to all
+    secrets: list[str]  # Names of secrets, which are passed as environment variables
+    sources: dict[str, str]  # SHA-256 of its code, by path within the folder; the run names changes
+    parameters: dict[str, Parameter]  # By placeholder; by default inferred from its value in config
+
+
+class ComparedRun(TypedDict):
+    """One run of a comparison."""
+
+    label: str
+    run: RunSummary
+    device: str  # Device; empty until it has trained
+    # run/step_ms, run/seconds, run/peak_memory_bytes, seconds, loss, and the last value of each
+    # metric
+    figures: dict[str, Figure]
+    # The lowest loss, and the best value of each metric whose direction is known from the policy
+    # for the best checkpoint or from its name
+    best: dict[str, Figure]
+
+
+class ComparedSeries(TypedDict):
+    """Series of one run of several."""
+
+    parent_step: int  # For a fork: step of its checkpoint, after which its own steps begin
+    first: int
+    last: int
+    total: int  # Steps in the range
+    points: int  # Points of the longest series
+    bucket: int  # Steps per minimum and maximum; 1: raw
+    x: list[int]  # Steps of all series without their own
+    mean_x: list[int]  # Middles of buckets of all series without their own
+    series: dict[str, Line]
+    metrics: dict[str, Line]
+    skips: Ticks
+    nonfinite: Ticks  # Steps with a non-finite loss
+    examples: Examples | None  # Null if unknown
+
+
+class Comparison(TypedDict):
+    """A comparison of a group."""
+
+    runs: list[ComparedRun]
+    # Settings that differ, by path, with the values in the order of runs
+    differences: dict[str, list[Any]]
+    missing: list[int]  # Ids of runs that do not exist
+    id: int
+    left_out: list[str]  # Precisions that no worker offered
+
+
+class Completions(TypedDict):
+    """Keys, columns, names and values that a filter can contain, sorted and bounded."""
+
+    keys: dict[str, str]  # Key before a colon, and its allowed values
+    numbers: list[str]  # Columns that can be compared with a number
+    settings: list[str]  # Names; paths where several settings share a name
+    metrics: list[str]
+    values: dict[str, list[str]]  # Values of each key
+
+
+class Cost(TypedDict):
+    """Estimate from the latest finished runs with the same recipe, precision and devices."""
+
+    ahead: int  # Queued runs that start sooner
+    like_runs: list[int]  # Ids of the similar runs, at most five
+    same_batch_size: bool  # Whether some have the requested batch size
+    same_sizes: bool  # Whether they have the requested sizes
+    seconds: Seconds | None  # Training time; null without steps or similar runs
+    checkpoint_bytes: int | None  # Size of a checkpoint with its weights; null if the sizes differ
+    # Weights, gradients, optimizers' state and half-precision copies, with the recipe's default
+    # sizes, without activations; null until a worker has computed it
+    memory_bytes: int | None
+    measured: dict[str, Measured]  # By precision; absent if not measured yet
+    sentences: list[str]  # The estimate as sentences
+
+
+class CreatedChannel(TypedDict):
+    """A newly created channel."""
+
+    id: int
+    kind: str
+    name: str
+    target: str
+    is_on: bool
+    created_at: float
+    secret: str  # Signing secret of a webhook. It is not shown again
+
+
+class CreatedLink(TypedDict):
+    """A newly created link."""
+
+    id: int
+    report: int | None  # The report that it shows, instead of runs
+    user: str  # Creator of the link, which ends with the creator's permission
+    runs: int  # Number of its runs
+    created_at: float
+    expires_at: float
+    address: str  # Its path, with the secret. It is not shown again
+
+
+class CurveRange(TypedDict):
+    """Steps over which the curves of all pairs are compared."""
+
+    first: int
+    last: int
+    points: int  # Steps of which each of these runs has a value
+    # Buckets of steps whose means are used, above 5,000 points; null: single points
+    buckets: int | None
+
+
+class DataWait(TypedDict):
+    """Time that the latest steps waited for data."""
+
+    steps: int  # Latest steps with a known wait, at most 100
+    waited: int  # Steps that waited for a fifth of their time or more
+    share: float  # Share of the time of all these steps
+    is_real: bool  # Whether the wait is long enough to act on
+    per_cent: int  # Share of the steps that waited
+
+
+class DeletedRun(TypedDict):
+    """A run in the trash."""
+
+    id: int
+    name: str
+    owner: str
+    status: Status
+    stored_bytes: int  # Size of its checkpoints and artifacts on the server
+    deleted_at: float
+    erased_after: float  # Time of its erasure
+    erasing: bool  # The erasure has begun: it can no longer be restored
+
+
+class Deliveries(TypedDict):
+    """Deliveries, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    deliveries: list[DeliveryRow]
+
+
+class DeliveryRow(TypedDict):
+    """A delivery of an alert or of a test through a channel."""
+
+    id: int
+    channel_id: int
+    channel: str
+    alert_id: int | None  # Null for a test
+    run_id: int | None
+    body: str
+    attempts: int
+    answer: str  # Response to the last attempt, at most 500 characters
+    is_delivered: bool
+    created_at: float
+    tried_at: float | None
+    due_at: float  # Time of the next attempt, if ended_at is null
+    ended_at: float | None
+
+
+class DeviceSamples(TypedDict):
+    """Columns by time since the run's start, about 500 points. Device -1 is the host itself.
+
+    utilization (0 to 1), power_watts and bytes per second are means, memory and temperature are
+    maxima. Process memory is that of a watched script with its child processes; it, disk and
+    network traffic are of device -1.
+    """
+
+    device: int
+    elapsed_ms: list[int]
+    utilization: list[float | None]
+    memory_bytes: list[int | None]
+    power_watts: list[float | None]
+    temperature_celsius: list[float | None]
+    process_memory_bytes: list[int | None]
+    disk_bytes_per_second: list[float | None]
+    network_bytes_per_second: list[float | None]
+
+
+class DiskSpace(TypedDict):
+    """Size and free space of the data folder's file system."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class Event(TypedDict):
+    """A scaler event after a step: skip, growth, backoff or set."""
+
+    id: int
+    step: int
+    kind: str
+    optimizer: str
+    scale_before: float | str | None
+    scale_after: float | str | None
+    loss_nonfinite: bool
+    culprits: list[JsonObject]
+
+
+class Events(TypedDict):
+    """Scaler events in order of step."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    events: list[Event]
+
+
+class Examples(TypedDict):
+    """Conversion of steps to examples."""
+
+    before: int  # Examples of a fork's parents
+    each: int  # Examples per step
+
+
+class Figure(TypedDict):
+    """A number; null is not measured yet."""
+
+    value: float | str | None
+    ratio: float | None  # In a group: to the fp32 run, or to the first run
+
+
+class FilePosition(TypedDict):
+    """The progress of a file's upload."""
+
+    offset: int
+    stored: bool  # Whether the file is complete and verified
+
+
+class Findings(TypedDict):
+    """Findings about a run, the most severe first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    findings: list[AdvisedFinding]
+
+
+class FlaggedSteps(TypedDict):
+    """Columns of steps with a flag: 1 skipped, 2 loss not finite."""
+
+    total: int  # Steps on all pages
+    next: int | None  # `after` for the next page; null on the last
+    step: list[int]
+    flags: list[int]
+    loss: list[float | str | None]
+
+
+class FullEnvironment(TypedDict):
+    """An environment with the texts of source, diff and packages."""
+
+    attempt: int
+    worker: str | None
+    host: str
+    platform: str | None
+    devices: list[JsonObject]
+    versions: dict[str, str | None]  # python, torch, cuda, driver, …
+    command: list[str]
+    folder: str | None
+    file: SourceFile | None
+    git: Git | None  # Null if the folder is not in a repository
+    has_other_source: bool  # Whether the worker's recipe file has changed since
+    has_requirements: bool  # Whether the installed packages are recorded
+    changed_sources: list[str]  # Files of a command that have changed since it was queued
+    source: str | None
+    diff: str | None  # Of tracked files and untracked code, against the commit
+    requirements: str | None  # Installed packages in pip's format, a line each
+
+
+class FurtherPairs(TypedDict):
+    """Estimated number of further seeds; null: more than 1,000."""
+
+    # Seeds that decide with a probability of 80 %, if the true difference and the standard
+    # deviation are as measured
+    about: int | None
+    least: int | None  # With the lower limit of the 80 % interval of the standard deviation
+    most: int | None  # With its upper limit
 
 
 class Git(TypedDict):
@@ -875,182 +574,519 @@ class Git(TypedDict):
     error: str | None  # Error of git, if it failed
 
 
-class FullEnvironment(TypedDict):
-    """An environment with the texts of source, diff and packages."""
+class GroupList(TypedDict):
+    """The first groups."""
 
-    attempt: int  # Number of the attempt, from 1
-    worker: str | None
-    host: str
-    platform: str | None
-    devices: list[JsonObject]
-    versions: dict[str, str | None]  # python, torch, cuda, driver, …
-    command: list[str]
-    folder: str | None
-    file: SourceFile | None
-    git: Git | None  # Null if the folder is in no repository
-    has_other_source: bool  # Whether the worker's recipe file has changed since
-    has_requirements: bool  # Whether the installed packages are recorded
-    changed_sources: list[str]  # Files of a command that have changed since it was queued
-    source: str | None
-    diff: str | None  # Of tracked files and untracked code, against the commit
-    requirements: str | None  # Installed packages in pip's format, a line each
+    groups: list[RunGroup]
+    total: int  # Number of all groups
+    # Runs of all groups under the same conditions; empty if they are not grouped by precision or
+    # one setting
+    paired: list[int]
+    notes: list[str]  # Names that no setting or metric has
 
 
-class Uploaded(TypedDict):
-    """A file that runs can start from; unused ones are deleted after a day."""
+class HeadroomSeries(TypedDict):
+    """Headroom by module: powers of two between its largest number and fp16's, 65,504."""
 
-    upload: str  # Value for `weights.upload` of a configuration
-    size_bytes: int
-    sha256: str  # Hexadecimal
-
-
-class RunLink(TypedDict):
-    """A run that made or used a version."""
-
-    id: int
-    name: str
+    steps: list[int]
+    modules: list[str]  # In forward order
+    left: list[list[float | str | None]]  # By module and step; "-Infinity" for inf or NaN
 
 
-class VersionSummary(TypedDict):
-    """A version of an artifact."""
+class Histograms(TypedDict):
+    """Samples in order of step, and the names of the modules."""
 
-    id: int
-    version: str  # v0, v1, …
-    digest: str  # SHA-256 of its list of files
-    size_bytes: int
-    files: int
-    is_file: bool  # One file, saved by its path; else a folder
-    aliases: list[str]
-    created_at: float  # Seconds since 1970
-    is_complete: bool  # Whether all of its files are uploaded
-    made_by: list[RunLink]
-    used_by: list[RunLink]
+    modules: list[str]
+    samples: list[Sample]
 
 
-class ArtifactSummary(TypedDict):
-    """A named artifact."""
+class Interval(TypedDict):
+    """A confidence interval."""
 
-    id: int
-    project: str
-    name: str
-    type: str
-    versions: int
-    created_at: float  # Seconds since 1970
+    low: float
+    high: float
 
 
-class ArtifactDetail(ArtifactSummary):
-    """A named artifact with its versions, newest first."""
-
-    items: list[VersionSummary]
-
-
-class VersionFile(TypedDict):
-    """A file of a version."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
-class VersionDetail(VersionSummary):
-    """A version with its artifact and its files."""
-
-    artifact: ArtifactSummary
-    entries: list[VersionFile]
-
-
-class ChangedFile(TypedDict):
-    """A file that differs between two versions."""
-
-    path: str
-    kind: str  # added, removed or changed
-    size_before: int | None
-    size_after: int | None
-
-
-class VersionDiff(TypedDict):
-    """The files that differ between two versions."""
-
-    before: str
-    after: str
-    changes: list[ChangedFile]
-
-
-class SavedVersion(TypedDict):
-    """A saved version: complete once its missing files are uploaded."""
-
-    id: int
-    version: str
-    is_complete: bool
-    missing: list[str]  # SHA-256 of the files to upload
-
-
-class Claim(TypedDict):
-    """A point that an agent has, or none."""
-
-    state: Literal["run", "wait", "over"]  # wait: a point may be given back; over: no more
-    number: int | None  # Number of the trial
-    run: int | None
-    watch_id: str | None  # Identifier of the watched run
-    name: str
-    project: str
-    params: JsonObject  # By name of a setting
-    config: JsonObject  # Of the run, with the point's settings
-    lease_seconds: float
-
-
-class WorkerState(TypedDict):
-    """A worker with its capabilities."""
+class Invited(TypedDict):
+    """A newly created account."""
 
     id: int
     name: str
-    host: str
-    alive: bool
-    outdated: bool  # Whether it has another version than the server; recipes are not used
-    devices: list[JsonObject]
-    recipes: list[JsonObject]
-    offers_commands: bool  # Whether it runs command lines
-    is_sandboxed: bool  # Whether the sandbox passed the worker's check at its start
-    # State of the requested isolation (users, memory, processes, cpus): '' or why it is not
-    # active; sandbox, if it failed: the path a run could write, or the error
-    sandbox: dict[str, str]
-    drained_at: float | None  # Since then it claims no runs
-    drain_stops: bool  # The drain also stops its runs
-    only_run_id: int | None  # The run that a cluster started it for
-    placement: str | None  # The cluster that it requests workers from
-    versions: JsonObject
-    # Memory (proportional set size) of the process that its trainings are forked from; null
-    # without such a process
-    warm_memory_bytes: int | None
-    started_at: float  # Seconds since 1970
-    seen_at: float  # Seconds since 1970
-    stopped_at: float | None  # Null unless it was stopped
+    link: str  # Path of a one-time sign-in link, valid for a day
 
 
-class Workers(TypedDict):
-    """Workers in order of registration."""
+class LayerNorms(TypedDict):
+    """Gradient norms by layer: L2, unscaled, before the clip."""
+
+    steps: list[int]
+    layers: list[str]  # In forward order
+    norms: list[list[float | str | None]]  # By layer and step
+
+
+class Line(TypedDict):
+    """Values and their steps.
+
+    null is unknown; values that JSON lacks are "NaN", "Infinity" and "-Infinity".
+    """
+
+    x: list[int] | None  # Steps; null: those of the page
+    y: list[float | str | None]
+    mean_x: list[int] | None  # Middles of buckets; null: those of the page
+    mean_y: list[float | str | None]  # Means of buckets; empty in a raw window
+    nonfinite: Ticks | None  # Non-finite values of buckets, which y lacks; null if there are none
+
+
+class LineProblem(TypedDict):
+    """A line, or a number of it, that is not recorded."""
+
+    line: int  # From 1
+    error: str  # Field, value and allowed values
+
+
+class LineageGraph(TypedDict):
+    """Runs and versions before and after a version."""
+
+    nodes: list[LineageNode]
+    edges: list[list[str]]  # Keys: from, to
+    is_cut: bool  # Whether there are more than 60 nodes
+
+
+class LineageNode(TypedDict):
+    """A run or a version in the lineage of a version."""
+
+    key: str  # run-1 or version-1
+    kind: Literal["run", "version"]
+    name: str
+    layer: int  # Negative: before the version; positive: after it
+
+
+class LinkRow(TypedDict):
+    """A read-only link; its secret is not stored."""
+
+    id: int
+    report: int | None  # The report that it shows, instead of runs
+    user: str  # Creator of the link, which ends with the creator's permission
+    runs: int  # Number of its runs
+    created_at: float
+    expires_at: float
+
+
+class Links(TypedDict):
+    """Links, newest first."""
 
     total: int  # Items on all pages
     next: str | None  # `after` of the next page; null on the last
-    workers: list[WorkerState]
+    links: list[LinkRow]
 
 
-class DiskSpace(TypedDict):
-    """Size and free space of the data folder's file system."""
+class ListedRun(TypedDict):
+    """A run with the requested columns."""
 
-    total_bytes: int
-    free_bytes: int
+    id: int
+    name: str
+    source: str  # recipe, command or watch (trained elsewhere)
+    project: str
+    recipe: str  # Empty if the run has none
+    precision: str  # Empty while unknown
+    status: Status
+    attempt: int
+    owner: str
+    tags: list[str]
+    priority: int
+    nodes: int
+    devices_per_node: int  # Devices on each node
+    after_id: int | None  # Run whose end this one waits for
+    parent_id: int | None  # Run from whose checkpoint it started
+    parent_step: int | None
+    group_id: int | None  # Comparison that it belongs to
+    step: int  # Attempted steps
+    own_steps: int  # Steps after its parent's checkpoint
+    steps_total: int  # 0 if unknown
+    applied: int  # Own steps not skipped, or retried in fp32
+    skipped: int
+    loss: float | str | None  # Last known value; null: unknown
+    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
+    scale: float | str | None
+    health: RunHealth | None  # Null without a loss scale
+    is_scaled: bool  # Whether it has a loss scale
+    steps_per_second: float | str | None  # Over the latest steps; after the end, over all steps
+    examples_per_second: float | str | None  # Null if unknown
+    tokens_per_second: float | str | None  # Null if the recipe has no tokens
+    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
+    data_wait: DataWait | None  # Null if unknown, and in lists
+    workers: list[str]  # Worker of each node if there are several; empty in lists
+    seconds: float | None  # From first start to end, without pauses
+    seconds_left: float | None  # Estimate at the current speed
+    waiting: str | None  # What a queued run waits for
+    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
+    ahead: int | None  # Queued runs that start before this one
+    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
+    # Outcome in addition to the status; null if there is none
+    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
+    stored_bytes: int  # Size of its checkpoints and artifacts on the server
+    error: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    revision: int
+    values: dict[str, float | str | None]  # Values of its settings and metrics by name
 
 
-class Storage(TypedDict):
-    """Storage used by runs; `stored_bytes` in the list of runs has the amount of each run."""
+class Log(TypedDict):
+    """Log lines, oldest first."""
 
-    disk: DiskSpace | None  # Null if files are in a bucket
-    stored_bytes: int  # Checkpoints and artifacts of all runs
-    trash_bytes: int  # Of runs in the trash, not included in stored_bytes
-    trash_runs: int
-    frozen_bytes: int  # Of frozen steps, not included in stored_bytes
-    frozen_runs: int
+    log: list[LogLine]
+    total: int  # Lines on all pages
+    next: int | None  # `before` for the page of earlier lines; null if none
+
+
+class LogLine(TypedDict):
+    """A line of the training's output."""
+
+    number: int
+    attempt: int
+    time: float
+    stream: str
+    text: str
+
+
+class Logged(TypedDict):
+    """Result of a request."""
+
+    lines: int  # Lines without a problem
+    problems: list[LineProblem]  # The first 20
+
+
+class Measured(TypedDict):
+    """Medians of the latest finished runs in one precision, of the same sizes and batch size."""
+
+    runs: int
+    steps_per_second: float
+    memory_bytes: float | None  # Peak; null if not recorded
+    speed_text: str
+    memory_text: str
+
+
+class Member(TypedDict):
+    """A user with a role in a project."""
+
+    project: str
+    user: str
+    role: str  # viewer, member or maintainer
+
+
+class MetricNames(TypedDict):
+    """Names of metrics, in order."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    names: list[str]
+
+
+class MetricPoint(TypedDict):
+    """A point of a metric."""
+
+    name: str
+    step: int
+    elapsed_ms: int
+    value: float | str | None
+
+
+class MetricSeries(TypedDict):
+    """Metrics over a range of steps, downsampled for a screen."""
+
+    metrics: dict[str, Line]
+    cursor: str  # Position for live updates
+
+
+class MetricSummaries(TypedDict):
+    """Metrics, in order of name."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    metrics: list[MetricSummary]
+
+
+class MetricSummary(TypedDict):
+    """Summary of a metric: latest value and its step, finite extremes, number of points."""
+
+    name: str
+    step: int
+    value: float | str | None
+    low: float | None
+    high: float | None
+    points: int
+
+
+class Metrics(TypedDict):
+    """Metric points in order of recording."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    metrics: list[MetricPoint]
+
+
+class NamedRun(TypedDict):
+    """A run that a queued run waits for."""
+
+    id: int
+    label: str  # Its name in the reason
+
+
+class NewToken(TypedDict):
+    """A newly created token."""
+
+    id: int
+    name: str
+    kind: str
+    project: str | None
+    run_id: int | None
+    created_at: float
+    expires_at: float | None
+    used_at: float | None
+    token: str  # The secret. It is not shown again.
+
+
+class Note(TypedDict):
+    """A note in Markdown; empty if there is none."""
+
+    note: str
+
+
+class PairedTest(TypedDict):
+    """Differences of the pairs: value - reference_value.
+
+    In seconds for time_to_target, else in the unit of the metric. Numbers are null if they are not
+    known.
+    """
+
+    pairs: int
+    reason: str  # Why the conclusion is unknown; else empty
+    difference: float | None  # Mean of the differences
+    deviation: float | None  # Their standard deviation
+    interval: Interval | None  # 95 % t-interval of the mean
+    equivalence_interval: Interval | None  # 90 % t-interval: equivalent if it is within the margin
+    further: FurtherPairs | None  # If the conclusion is undecided, with a margin
+
+
+class PanelArrangement(TypedDict):
+    """The panels of a recipe's runs, as a user arranged them."""
+
+    pinned: list[str]
+    collapsed: list[str]  # Collapsed groups
+    order: list[str]
+    sizes: dict[str, PanelSize]
+    ranges: dict[str, list[float]]  # Fixed y ranges; exponents on a log axis
+    logs: list[str]  # Panels with a log axis by choice
+    trimmed: list[str]  # Panels whose y range ignores outliers
+
+
+class PanelSize(TypedDict):
+    """The size of a panel."""
+
+    width: Literal["", "half", "full"]
+    height: int  # Height of the plot in pixels
+
+
+class Parameter(TypedDict):
+    """Type and bounds of a placeholder's value."""
+
+    type: Literal["number", "integer", "string", "boolean"]
+    enum: list[str] | None  # Choices of a string
+    minimum: float | None
+    maximum: float | None
+    default: str | int | float | bool | None
+    description: str
+
+
+class Parity(TypedDict):
+    """Groups of runs compared with one of them, paired by seed."""
+
+    metric: str
+    value: Literal["final", "area", "time_to_target"]
+    target: float | None  # In the unit of the metric
+    margin: float | None  # In seconds for time_to_target, else as the metric
+    is_low: bool | None  # Lower values are better, as times are; null if unknown
+    setting: str  # Setting that the groups differ in
+    seed: str  # Setting that the runs of a pair share
+    paired_by: list[str]  # The seed, and in a grid the settings of the combinations
+    settings: list[str]  # Settings that can be given as `group`
+    reference: str  # Group: fp32, or that of the first run
+    groups: list[ParityGroup]
+    reason: str  # Why there are no groups; else empty
+    unpaired: list[int]  # Ids of runs in no pair; all, if there are no groups
+
+
+class ParityGroup(TypedDict):
+    """A group of runs compared with the reference."""
+
+    name: str
+    combination: dict[str, str]  # In a grid: values of the further settings that its runs share
+    # lower or higher if it is unknown which is better
+    conclusion: Literal["equivalent", "worse", "better", "lower", "higher", "undecided", "unknown"]
+    sentence: str
+    also_differ: list[str]  # What else differs between the runs of a pair
+    range: CurveRange | None  # For area, if it is known
+    result: PairedTest
+    pairs: list[ParityPair]
+
+
+class ParityPair(TypedDict):
+    """Two runs with the same seed.
+
+    Values are in seconds for time_to_target, else in the unit of the metric; null: NaN, none, or
+    not read because the conclusion is unknown anyway.
+    """
+
+    seed: str
+    run: int
+    reference_run: int
+    value: float | str | None
+    reference_value: float | str | None
+
+
+class PlanModule(TypedDict):
+    """Modules of one type and role: what they cost, and the error that they cause alone."""
+
+    role: str  # Name, with * for numbers; (loss): the loss function
+    names: list[str]
+    type: str
+    errors: dict[str, float | str | None]  # By precision
+    operations: float | str | None  # Share of the model's
+    memory: float | str | None  # Share of the bytes of all results
+    ms: float | str | None  # What fp32 adds to a forward pass; null: unknown
+
+
+class PlanOfRun(TypedDict):
+    """The precision plan that a run has measured."""
+
+    plan: PrecisionPlan | None  # Null: it has not, or not yet
+
+
+class PlanPoint(TypedDict):
+    """A mix of precisions, and what was measured with it."""
+
+    label: str  # In words
+    precision: str  # fp16, bf16 or fp32
+    fp32: list[str]  # Modules in fp32, by name or pattern
+    bf16: list[str]  # Modules in bf16, by name or pattern
+    is_loss_in_fp32: bool  # Needs a change of the loss function
+    init_scale: float | str | None  # Loss scale of fp16; null: none
+    error: float | str | None  # Error of the whole gradient, the worst of all batches
+    by_weights: dict[str, float | str | None]  # The same by weights
+    cosine: float | str | None  # The smallest of all batches
+    is_within: bool  # Whether it is within the bounds
+    time: float | str | None  # Time of a forward and a backward pass relative to fp32
+    memory: float | str | None  # Memory of a forward pass's results relative to fp32
+    ms: float | str | None  # Time by CUDA events; null: not measured
+    config: JsonObject  # Settings of a run
+
+
+class Position(TypedDict):
+    """The position in the spool to continue from."""
+
+    sequence: int
+    offset: int
+
+
+class PrecisionDiff(TypedDict):
+    """One batch in two precisions, compared module by module."""
+
+    step: int
+    dtype: str  # float16 or bfloat16
+    reference: str  # float32 or float64
+    scale: float | str | None
+    loss: float | str | None
+    reference_loss: float | str | None
+    error: float | str | None  # Of the gradient of all parameters together
+    cosine: float | str | None
+    suggested_error: float | str | None  # The same with the suggested modules in fp32, if any
+    suggestions: list[PrecisionSuggestion]
+    remains: str  # What stays wrong with the suggested modules in fp32; else empty
+    notes: list[str]
+    # Modules by the error of the gradient that each causes alone, with their costs; empty: not
+    # measured, as in a diff of a training
+    causes: list[PlanModule]
+    rows: list[PrecisionDiffRow]  # In order of the calls
+
+
+class PrecisionDiffRow(TypedDict):
+    """Errors of one module call or parameter against the reference."""
+
+    name: str
+    type: str  # The module's class; empty for the loss function
+    call: int  # From 1; 0 for parameters
+    direction: str  # forward, backward or parameter
+    dtype: str  # Type of the first result in low precision
+    elements: int
+    error: float | str | None  # L2 norm of the difference over the reference's
+    largest: float | str | None  # Largest difference over the reference's RMS
+    cosine: float | str | None
+    flushed: float | str | None  # Share of the elements that became 0
+    saturated: float | str | None  # Share at the format's largest or beyond
+    bits: float | str | None  # Effective bits of the mantissa
+    local: float | str | None  # Error of the module's own operations; or null
+    inherited: float | str | None  # Remaining error, inherited from its inputs; or null
+    local_flushed: float | str | None
+    local_saturated: float | str | None
+    local_fp32: float | str | None  # Local error in fp32; null: not measured
+    used_by: list[str]  # For parameters: modules that use it
+    unknown: str | None  # Why the local error is unknown
+
+
+class PrecisionDiffs(TypedDict):
+    """The steps that have a diff, and one of the diffs."""
+
+    steps: list[int]
+    diff: PrecisionDiff | None
+
+
+class PrecisionPlan(TypedDict):
+    """The fastest mixes of precisions within a bound of the gradient's error."""
+
+    sentences: list[str]
+    best: int  # Index of the best point
+    points: list[PlanPoint]  # The Pareto front, the fastest first
+    of_precision: dict[str, PlanPoint]  # The best of fp16 and bf16
+    modules: list[PlanModule]  # The largest error first
+    max_error: float | str | None
+    min_cosine: float | str | None
+    batches: int
+    cost: str  # measured, by CUDA events, or counted operations
+    device: str
+    fp32_cost: float | str | None  # Assumed for counted operations; or null
+    batch_deviation: float | str | None  # Of the batches' gradients; or null
+    notes: list[str]
+
+
+class PrecisionSuggestion(TypedDict):
+    """A module that should stay in fp32."""
+
+    name: str
+    error: float | str | None  # The largest of its local errors; 0 if none is known
+    evidence: list[str]
+
+
+class Preferences(TypedDict):
+    """How the user has arranged charts; null: not yet."""
+
+    panels: PanelArrangement | None
+    toolbar: Toolbar | None
+
+
+class PresetRow(TypedDict):
+    """A saved preset."""
+
+    id: int
+    name: str
+    recipe: str
+    config: JsonObject  # Settings that differed from the recipe's defaults when it was saved
+    project: str
+    tags: list[str]
+    priority: int
+    nodes: int
+    devices_per_node: int
+    saved_at: float
 
 
 class ProjectRow(TypedDict):
@@ -1062,18 +1098,9 @@ class ProjectRow(TypedDict):
     queued: int | None
     stored_gib: float | None
     share: float
-    devices_used: int  # In use now
-    queued_used: int  # In the queue now
+    devices_used: int
+    queued_used: int
     stored_bytes: int
-
-
-class Rule(TypedDict):
-    """A retention rule."""
-
-    scope: str  # all: every project without a rule of its own; or in:PROJECT
-    checkpoint_days: float | None  # 1 to 36,500, or null: never deleted
-    log_days: float | None  # 1 to 36,500, or null: never deleted
-    set_at: float  # Seconds since 1970
 
 
 class PrunedRun(TypedDict):
@@ -1085,6 +1112,99 @@ class PrunedRun(TypedDict):
     stored_bytes: int
     log_lines: int
     samples: int
+
+
+class QueuedComparison(TypedDict):
+    """The comparison of the first seed's group."""
+
+    runs: list[ComparedRun]
+    # Settings that differ, by path, with the values in the order of runs
+    differences: dict[str, list[Any]]
+    missing: list[int]  # Ids of runs that do not exist
+    id: int
+    left_out: list[str]  # Precisions that no worker offered
+    queued: list[int]  # All queued runs, of all seeds
+
+
+class QueuedRuns(TypedDict):
+    """Queued runs."""
+
+    queued: list[int]  # Their ids, seed by seed
+
+
+class Recorded(TypedDict):
+    """Confirmation of a source or an end."""
+
+    run: int
+    status: str
+
+
+class RefusedRun(TypedDict):
+    """A run for which the action failed."""
+
+    id: int
+    detail: str  # Reason, for display
+
+
+class Renewal(TypedDict):
+    """The state of a renewed claim."""
+
+    is_active: bool  # False: a user has ended the run or the sweep
+
+
+class Replays(TypedDict):
+    """Replays in order of step."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    replays: list[JsonObject]
+
+
+class ReportContent(TypedDict):
+    """A report."""
+
+    id: int
+    title: str
+    project: str
+    version: int
+    author: str
+    editor: str  # Author of the last change
+    created_at: float
+    changed_at: float
+    # Markdown. Fenced blocks `panel` (runs, metrics, title, x, smoothing, y) and `runs` (runs,
+    # columns, title) draw runs; see docs/how-to/reports.md
+    text: str
+    runs: list[int]  # Run ids of its panels, in order
+
+
+class ReportRow(TypedDict):
+    """A report in a list."""
+
+    id: int
+    title: str
+    project: str
+    version: int
+    author: str
+    editor: str  # Author of the last change
+    created_at: float
+    changed_at: float
+
+
+class Reports(TypedDict):
+    """A page of reports, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    reports: list[ReportRow]
+
+
+class Rule(TypedDict):
+    """A retention rule."""
+
+    scope: str  # all: every project without a rule of its own; or in:PROJECT
+    checkpoint_days: float | None  # 1 to 36,500, or null: never deleted
+    log_days: float | None  # 1 to 36,500, or null: never deleted
+    set_at: float
 
 
 class RulePreview(TypedDict):
@@ -1103,76 +1223,573 @@ class RuleRow(TypedDict):
     condition: str
     scope: str
     value: float | None
-    metric: str  # Name of a metric
+    metric: str
     run_id: int | None
     project: str
     channel_ids: list[int]
     is_on: bool
-    created_at: float  # Seconds since 1970
+    created_at: float
     text: str
 
 
-class AlertRow(TypedDict):
-    """An alert."""
+class RunComparison(TypedDict):
+    """A comparison of runs, in the requested order."""
+
+    runs: list[ComparedRun]
+    # Settings that differ, by path, with the values in the order of runs
+    differences: dict[str, list[Any]]
+    missing: list[int]  # Ids of runs that do not exist
+
+
+class RunDetail(TypedDict):
+    """A run with its configuration and history."""
 
     id: int
-    rule_id: int | None
-    run_id: int | None  # Null for a condition on the service
-    subject: str  # Worker, project or host, for one on the service
-    condition: str
-    text: str
-    content: JsonObject
-    created_at: float  # Seconds since 1970
-    resolved_at: float | None  # When the condition became false again
-    read_at: float | None  # Seconds since 1970
-
-
-class AlertList(TypedDict):
-    """Alerts, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    alerts: list[AlertRow]
-
-
-class ChannelRow(TypedDict):
-    """A channel; of a URL only the host is shown."""
-
-    id: int
-    kind: str
     name: str
-    target: str
-    is_on: bool
-    created_at: float  # Seconds since 1970
+    source: str  # recipe, command or watch (trained elsewhere)
+    project: str
+    recipe: str  # Empty if the run has none
+    precision: str  # Empty while unknown
+    status: Status
+    attempt: int
+    owner: str
+    tags: list[str]
+    priority: int
+    nodes: int
+    devices_per_node: int  # Devices on each node
+    after_id: int | None  # Run whose end this one waits for
+    parent_id: int | None  # Run from whose checkpoint it started
+    parent_step: int | None
+    group_id: int | None  # Comparison that it belongs to
+    step: int  # Attempted steps
+    own_steps: int  # Steps after its parent's checkpoint
+    steps_total: int  # 0 if unknown
+    applied: int  # Own steps not skipped, or retried in fp32
+    skipped: int
+    loss: float | str | None  # Last known value; null: unknown
+    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
+    scale: float | str | None
+    health: RunHealth | None  # Null without a loss scale
+    is_scaled: bool  # Whether it has a loss scale
+    steps_per_second: float | str | None  # Over the latest steps; after the end, over all steps
+    examples_per_second: float | str | None  # Null if unknown
+    tokens_per_second: float | str | None  # Null if the recipe has no tokens
+    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
+    data_wait: DataWait | None  # Null if unknown, and in lists
+    workers: list[str]  # Worker of each node if there are several; empty in lists
+    seconds: float | None  # From first start to end, without pauses
+    seconds_left: float | None  # Estimate at the current speed
+    waiting: str | None  # What a queued run waits for
+    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
+    ahead: int | None  # Queued runs that start before this one
+    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
+    # Outcome in addition to the status; null if there is none
+    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
+    stored_bytes: int  # Size of its checkpoints and artifacts on the server
+    error: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    revision: int
+    note: str  # Its note, in Markdown
+    command: Command | None  # Null for recipes and watched runs
+    config: JsonObject
+    changed_settings: list[Setting]  # Settings that differ from their known defaults
+    sweep_id: int | None  # Sweep that it belongs to
+    statuses: list[StatusChange]
 
 
-class CreatedChannel(ChannelRow):
-    """A newly created channel."""
+class RunGroup(TypedDict):
+    """Runs with the same value of the grouping setting or column."""
 
-    secret: str  # Signing secret of a webhook. It is not shown again
+    value: float | str | None  # Null: runs without one
+    filter: str | None  # Filter of its runs; null if too long
+    runs: int
+    newest: int  # Id of its newest run
+    statuses: dict[str, int]  # Number of runs by status or outcome
+    figures: dict[str, Spread]  # By requested name
+    # Its runs if they share seeds and differ in a setting, for `comparison/parity`; else empty, as
+    # for more than 50 runs, and after 200 runs of all groups
+    paired: list[int]
 
 
-class DeliveryRow(TypedDict):
-    """A delivery of an alert or of a test through a channel."""
+class RunHealth(TypedDict):
+    """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
+
+    word: str
+    reason: str
+    figures: JsonObject  # Numbers from which it is computed; see db/health/scaling_health.py
+
+
+class RunLink(TypedDict):
+    """A run that made or used a version."""
 
     id: int
-    channel_id: int
-    channel: str
-    alert_id: int | None  # Null for a test
-    run_id: int | None
-    body: str
-    attempts: int
-    answer: str  # Response to the last attempt, at most 500 characters
-    is_delivered: bool
-    created_at: float  # Seconds since 1970
-    tried_at: float | None  # Seconds since 1970
-    due_at: float  # Time of the next attempt, if ended_at is null
-    ended_at: float | None  # Seconds since 1970
+    name: str
 
 
-class Deliveries(TypedDict):
-    """Deliveries, newest first."""
+class RunList(TypedDict):
+    """A page of runs."""
+
+    runs: list[ListedRun]
+    total: int  # Number of runs on all pages
+    next: int | None  # `before` of the next page; null on the last
+    notes: list[str]  # Names in filter, sort and values that no run has
+
+
+class RunSummary(TypedDict):
+    """Summary of a run."""
+
+    id: int
+    name: str
+    source: str  # recipe, command or watch (trained elsewhere)
+    project: str
+    recipe: str  # Empty if the run has none
+    precision: str  # Empty while unknown
+    status: Status
+    attempt: int
+    owner: str
+    tags: list[str]
+    priority: int
+    nodes: int
+    devices_per_node: int  # Devices on each node
+    after_id: int | None  # Run whose end this one waits for
+    parent_id: int | None  # Run from whose checkpoint it started
+    parent_step: int | None
+    group_id: int | None  # Comparison that it belongs to
+    step: int  # Attempted steps
+    own_steps: int  # Steps after its parent's checkpoint
+    steps_total: int  # 0 if unknown
+    applied: int  # Own steps not skipped, or retried in fp32
+    skipped: int
+    loss: float | str | None  # Last known value; null: unknown
+    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
+    scale: float | str | None
+    health: RunHealth | None  # Null without a loss scale
+    is_scaled: bool  # Whether it has a loss scale
+    steps_per_second: float | str | None  # Over the latest steps; after the end, over all steps
+    examples_per_second: float | str | None  # Null if unknown
+    tokens_per_second: float | str | None  # Null if the recipe has no tokens
+    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
+    data_wait: DataWait | None  # Null if unknown, and in lists
+    workers: list[str]  # Worker of each node if there are several; empty in lists
+    seconds: float | None  # From first start to end, without pauses
+    seconds_left: float | None  # Estimate at the current speed
+    waiting: str | None  # What a queued run waits for
+    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
+    ahead: int | None  # Queued runs that start before this one
+    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
+    # Outcome in addition to the status; null if there is none
+    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
+    stored_bytes: int  # Size of its checkpoints and artifacts on the server
+    error: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    revision: int
+
+
+class Sample(TypedDict):
+    """Numbers of unscaled gradients at each power of two in one step."""
+
+    step: int
+    scale: float
+    lowest_exponent: int  # Exponent of the first count; ascending
+    counts: list[int]
+    zeros: int
+    nonfinite: int
+
+
+class SavedVersion(TypedDict):
+    """A saved version: complete once its missing files are uploaded."""
+
+    id: int
+    version: str
+    is_complete: bool
+    missing: list[str]  # SHA-256 of the files to upload
+
+
+class SavedView(TypedDict):
+    """A saved view."""
+
+    name: str
+    filter: str  # Same syntax as the list of runs
+    sort: str
+    columns: str  # Comma-separated; empty: default columns
+    group: str  # Column or setting; empty: not grouped
+    id: int
+
+
+class Seconds(TypedDict):
+    """Range by the fastest and the slowest similar run."""
+
+    least: float
+    most: float
+
+
+class SecretRow(TypedDict):
+    """A secret, without its value."""
+
+    name: str
+    user: str  # User who set it
+    set_at: float
+
+
+class Secrets(TypedDict):
+    """Secrets by name."""
 
     total: int  # Items on all pages
     next: str | None  # `after` of the next page; null on the last
-    deliveries: list[DeliveryRow]
+    secrets: list[SecretRow]
+
+
+class SeriesOfRuns(TypedDict):
+    """Series of several runs."""
+
+    runs: dict[str, ComparedSeries]  # By run id, without runs that do not exist
+
+
+class SeriesPage(TypedDict):
+    """Series of one run, with a page of its metrics in order of name."""
+
+    parent_step: int  # For a fork: step of its checkpoint, after which its own steps begin
+    first: int
+    last: int
+    total: int  # Steps in the range
+    points: int  # Points of the longest series
+    bucket: int  # Steps per minimum and maximum; 1: raw
+    x: list[int]  # Steps of all series without their own
+    mean_x: list[int]  # Middles of buckets of all series without their own
+    series: dict[str, Line]
+    metrics: dict[str, Line]
+    skips: Ticks
+    nonfinite: Ticks  # Steps with a non-finite loss
+    metrics_total: int  # On all pages
+    metrics_next: str | None  # `metric_after` of the next page; null on the last
+    cursor: str  # Position for live updates
+    resumptions: dict[str, int]  # By attempt, the last step before its own
+    spikes: list[Spike]  # The latest 200 of the whole run
+
+
+class Setting(TypedDict):
+    """A field with its value and default."""
+
+    path: str
+    title: str
+    value: Any
+    default: Any
+    has_default: bool
+    is_changed: bool
+
+
+class SourceFile(TypedDict):
+    """The recipe's file, or a command's script."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+    is_cut: bool  # Whether only the first 256 kB are stored
+
+
+class Spike(TypedDict):
+    """A sudden rise of the loss."""
+
+    step: int
+    loss: float | str
+    z: float | str  # Robust standard deviations above the median before it
+    rolled_back_to: int | None  # Step of the rollback, if any
+
+
+class Spread(TypedDict):
+    """Statistics of a number over the runs of a group."""
+
+    count: int  # Runs with a finite value; only these count
+    mean: float
+    deviation: float | None  # Sample standard deviation; null for one run
+    lowest: float
+    highest: float
+
+
+Status: TypeAlias = Literal[
+    "queued",
+    "starting",
+    "running",
+    "pausing",
+    "paused",
+    "stopping",
+    "unreachable",
+    "finished",
+    "failed",
+    "cancelled",
+]
+
+
+class StatusChange(TypedDict):
+    """When and why a run changed status."""
+
+    attempt: int
+    status: Status
+    reason: str | None
+    # infrastructure, code, settings (a value is wrong, or a required file or device is missing),
+    # rule (of its configuration) or null
+    failure_kind: str | None
+    time: float
+
+
+class Storage(TypedDict):
+    """Storage used by runs; `stored_bytes` in the list of runs has the amount of each run."""
+
+    disk: DiskSpace | None  # Null if files are in a bucket
+    stored_bytes: int  # Checkpoints and artifacts of all runs
+    trash_bytes: int  # Files of runs in the trash, not included in stored_bytes
+    trash_runs: int
+    frozen_bytes: int  # Files of frozen steps, not included in stored_bytes
+    frozen_runs: int
+
+
+class SweepDetail(TypedDict):
+    """A sweep with its common configuration and its best run."""
+
+    id: int
+    name: str
+    owner: str
+    project: str
+    source: str  # recipe, command or script (run by agents)
+    recipe: str
+    kind: str
+    space: dict[str, str]  # Searches by path of a setting
+    metric: str
+    goal: str
+    seed: int
+    status: str  # running, paused, finished, cancelled or failed
+    error: str | None
+    runs_total: int
+    at_once: int
+    submitted: int
+    open: int  # Runs that are queued or train
+    complete: int
+    pruned: int  # Pruned by Hyperband
+    failed: int
+    best: float | str | None
+    created_at: float
+    command: Command | None  # Instead of a recipe
+    config: JsonObject
+    best_trial: SweepTrial | None
+
+
+class SweepList(TypedDict):
+    """A page of sweeps."""
+
+    sweeps: list[SweepSummary]
+    next: int | None  # `before` of the next page; null on the last
+
+
+class SweepSummary(TypedDict):
+    """A sweep with its progress."""
+
+    id: int
+    name: str
+    owner: str
+    project: str
+    source: str  # recipe, command or script (run by agents)
+    recipe: str
+    kind: str
+    space: dict[str, str]  # Searches by path of a setting
+    metric: str
+    goal: str
+    seed: int
+    status: str  # running, paused, finished, cancelled or failed
+    error: str | None
+    runs_total: int
+    at_once: int
+    submitted: int
+    open: int  # Runs that are queued or train
+    complete: int
+    pruned: int  # Pruned by Hyperband
+    failed: int
+    best: float | str | None
+    created_at: float
+
+
+class SweepTrial(TypedDict):
+    """A trial of a sweep."""
+
+    number: int
+    run_id: int
+    name: str
+    status: Status
+    params: JsonObject  # By path of a setting
+    state: str  # open, complete, pruned, or failed: without a finite value
+    value: float | str | None  # The metric's last value; for an open trial, the value so far
+
+
+class SystemSamples(TypedDict):
+    """Samples of the host, then of each GPU."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    devices: list[DeviceSamples]
+
+
+class Ticks(TypedDict):
+    """Steps with an event; buckets with counts if there are more than points."""
+
+    steps: list[int]  # Steps, or first steps of buckets
+    counts: list[int]
+    total: int  # Exact number in the range
+    before: int  # Number before the range
+
+
+class TokenRow(TypedDict):
+    """A token; its secret is not stored."""
+
+    id: int
+    name: str
+    kind: str
+    project: str | None
+    run_id: int | None
+    created_at: float
+    expires_at: float | None
+    used_at: float | None
+
+
+class Tokens(TypedDict):
+    """Tokens, newest first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    tokens: list[TokenRow]
+
+
+class Toolbar(TypedDict):
+    """The choices above the charts, of all runs."""
+
+    x: str  # step, applied, time, examples, metric:NAME
+    loss: Literal["linear", "log"]  # Of an earlier version: the axis of panels not arranged since
+    smooth: float
+
+
+class Trash(TypedDict):
+    """A page of the trash, newest run first."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    runs: list[DeletedRun]
+    stored_bytes: int  # Size of the files of all runs in the trash
+
+
+class TrialList(TypedDict):
+    """A page of trials."""
+
+    trials: list[SweepTrial]
+    next: int | None  # `after` of the next page; null on the last
+
+
+class UnreadAlerts(TypedDict):
+    """Unread alerts, as a page's bell shows them."""
+
+    unread: int  # At most 100
+    newest: list[AlertRow]
+
+
+class Uploaded(TypedDict):
+    """A file that runs can start from; unused ones are deleted after a day."""
+
+    upload: str  # Value for `weights.upload` of a configuration
+    size_bytes: int
+    sha256: str
+
+
+class UploadedImage(TypedDict):
+    """An image for notes or a report."""
+
+    address: str  # For Markdown, as ![text](address)
+    media_type: str
+    size_bytes: int
+    sha256: str
+
+
+class VersionDetail(TypedDict):
+    """A version with its artifact and its files."""
+
+    id: int
+    version: str  # v0, v1, …
+    digest: str  # SHA-256 of its list of files
+    size_bytes: int
+    files: int
+    is_file: bool  # Whether it is a single file instead of a folder
+    aliases: list[str]
+    created_at: float
+    is_complete: bool  # Whether all of its files are uploaded
+    made_by: list[RunLink]
+    used_by: list[RunLink]
+    artifact: ArtifactSummary
+    entries: list[VersionFile]
+
+
+class VersionDiff(TypedDict):
+    """The files that differ between two versions."""
+
+    before: str
+    after: str
+    changes: list[ChangedFile]
+
+
+class VersionFile(TypedDict):
+    """A file of a version."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class VersionSummary(TypedDict):
+    """A version of an artifact."""
+
+    id: int
+    version: str  # v0, v1, …
+    digest: str  # SHA-256 of its list of files
+    size_bytes: int
+    files: int
+    is_file: bool  # Whether it is a single file instead of a folder
+    aliases: list[str]
+    created_at: float
+    is_complete: bool  # Whether all of its files are uploaded
+    made_by: list[RunLink]
+    used_by: list[RunLink]
+
+
+class WorkerState(TypedDict):
+    """A worker with its capabilities."""
+
+    id: int
+    name: str
+    host: str
+    alive: bool
+    outdated: bool  # Whether it has another version than the server; recipes are not used
+    devices: list[JsonObject]
+    recipes: list[JsonObject]
+    offers_commands: bool  # Whether it runs command lines
+    is_sandboxed: bool  # Whether the sandbox passed the worker's check at its start
+    # State of the requested isolation (users, memory, processes, cpus): '' or why it is not active;
+    # sandbox, if it failed: the path a run could write, or the error
+    sandbox: dict[str, str]
+    drained_at: float | None  # Time since which it claims no runs
+    drain_stops: bool  # Whether the drain also stops its runs
+    only_run_id: int | None  # The run that a cluster started it for
+    placement: str | None  # The cluster that it requests workers from
+    versions: JsonObject
+    # Memory (proportional set size) of the process that its trainings are forked from; null without
+    # such a process
+    warm_memory_bytes: int | None
+    started_at: float
+    seen_at: float
+    stopped_at: float | None  # Null unless the worker was stopped
+
+
+class Workers(TypedDict):
+    """Workers in order of registration."""
+
+    total: int  # Items on all pages
+    next: str | None  # `after` of the next page; null on the last
+    workers: list[WorkerState]

@@ -1,9 +1,10 @@
 """Client calls about presets, notes, reports, checks, views and retention rules."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from halfstep.api_client.errors import ApiError
+from halfstep.api_client.run_calls import RunCalls
 from halfstep.session.nesting import merged
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -21,21 +22,14 @@ if TYPE_CHECKING:
     )
 
 
-class SavedCalls:
+class SavedCalls(RunCalls):
     """The part of `halfstep.Client` for presets, notes, reports, checks, views and retention."""
-
-    _get: Callable[..., Any]
-    _pages: Callable[..., Iterator[JsonObject]]
-    _post: Callable[..., JsonObject]
-    _put: Callable[..., JsonObject]
-    _delete: Callable[..., None]
-    submit: "Callable[..., RunSummary]"
 
     def presets(self, *, name: str | None = None, project: str | None = None) -> "list[PresetRow]":
         """Return the presets of projects that you may submit to, by name, 500 at most."""
         query = {"name": name, "project": project}
         given = {field: value for field, value in query.items() if value is not None}
-        return cast("list[PresetRow]", list(self._get("/api/v1/presets", given)))
+        return self._get("/api/v1/presets", given)
 
     def save_preset(
         self,
@@ -51,10 +45,7 @@ class SavedCalls:
         further: project, priority, nodes and devices_per_node. Raises ApiError, as `submit` does.
         """
         preset = {"name": name, "recipe": recipe, "config": dict(config or {})}
-        return cast(
-            "PresetRow",
-            self._post("/api/v1/presets", preset | {"tags": ", ".join(tags), **further}),
-        )
+        return self._post("/api/v1/presets", preset | {"tags": ", ".join(tags), **further})
 
     def delete_preset(self, preset_id: int) -> None:
         """Delete a preset."""
@@ -63,32 +54,32 @@ class SavedCalls:
     def reports(self, *, project: str | None = None) -> "Iterator[ReportRow]":
         """Yield the reports of visible projects, newest first."""
         query = {"limit": 1000} | ({} if project is None else {"project": project})
-        return cast("Iterator[ReportRow]", self._pages("/api/v1/reports", "reports", query))
+        return self._pages("/api/v1/reports", "reports", query)
 
     def report(self, report_id: int) -> "ReportContent":
         """Return a report with its Markdown."""
-        return cast("ReportContent", self._get(f"/api/v1/reports/{report_id}"))
+        return self._get(f"/api/v1/reports/{report_id}")
 
     def create_report(self, title: str, text: str = "", *, project: str = "") -> "ReportContent":
         """Create a report: Markdown with blocks `panel` and `runs`, see docs/how-to/reports.md."""
         body = {"title": title, "text": text, "project": project}
-        return cast("ReportContent", self._post("/api/v1/reports", body))
+        return self._post("/api/v1/reports", body)
 
     def checks(self, *, project: str | None = None) -> "list[CheckRow]":
         """Return the uploaded reports of `halfstep check`, newest first, 1,000 at most."""
         query = {"limit": 1000} | ({} if project is None else {"project": project})
-        return cast("list[CheckRow]", self._get("/api/v1/checks", query)["checks"])
+        return self._get("/api/v1/checks", query)["checks"]
 
     def check(self, check_id: int) -> "CheckContent":
         """Return an uploaded report of `halfstep check`, with its sources."""
-        return cast("CheckContent", self._get(f"/api/v1/checks/{check_id}"))
+        return self._get(f"/api/v1/checks/{check_id}")
 
     def upload_check(
         self, report: JsonObject, sources: Mapping[str, str] | None = None, *, project: str = ""
     ) -> "CheckRow":
         """Upload a report, as `halfstep check --json` prints it. sources: texts by file."""
         body = {"report": report, "sources": dict(sources or {}), "project": project}
-        return cast("CheckRow", self._post("/api/v1/checks", body))
+        return self._post("/api/v1/checks", body)
 
     def delete_check(self, check_id: int) -> None:
         """Delete an uploaded report of `halfstep check`."""
@@ -135,7 +126,7 @@ class SavedCalls:
 
     def retention(self) -> "list[Rule]":
         """Return the retention rules for data of ended runs; `scope` has their projects."""
-        return cast("list[Rule]", list(self._get("/api/v1/retention")))
+        return self._get("/api/v1/retention")
 
     def preview_retention(
         self,
@@ -150,9 +141,7 @@ class SavedCalls:
         """
         days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
         given = {field: value for field, value in days.items() if value is not None}
-        return cast(
-            "RulePreview", dict(self._get("/api/v1/retention/preview", _scope(project) | given))
-        )
+        return self._get("/api/v1/retention/preview", _scope(project) | given)
 
     def set_retention(
         self,
@@ -166,7 +155,7 @@ class SavedCalls:
         Within the hour it permanently deletes what `preview_retention` returns.
         """
         days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
-        return cast("Rule", self._put("/api/v1/retention", _scope(project) | days))
+        return self._put("/api/v1/retention", _scope(project) | days)
 
     def end_retention(self, *, project: str | None = None) -> None:
         """Delete a retention rule; it deletes nothing from then on."""
@@ -174,7 +163,7 @@ class SavedCalls:
 
     def views(self) -> "list[SavedView]":
         """Return your saved views of the list of runs, by name."""
-        return cast("list[SavedView]", list(self._get("/api/v1/views")))
+        return self._get("/api/v1/views")
 
     def save_view(
         self,
@@ -191,7 +180,7 @@ class SavedCalls:
         what runs are grouped by.
         """
         view = {"name": name, "filter": filter, "sort": sort, "group": group}
-        return cast("SavedView", self._post("/api/v1/views", view | {"columns": ",".join(columns)}))
+        return self._post("/api/v1/views", view | {"columns": ",".join(columns)})
 
     def delete_view(self, view_id: int) -> None:
         """Delete one of your saved views."""

@@ -15,8 +15,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from halfstep import __version__
 from halfstep.cli.application import Group, PassThrough, first_line, message_of
+from halfstep.version import __version__
 
 GROUP = "halfstep.commands"
 #: Where each command of the client is: its module, and for a shortcut the command of its group.

@@ -12,12 +12,12 @@ from typing import Any, ParamSpec
 from mcp.server import MCPServer
 from mcp.types import ToolAnnotations
 
-from halfstep import __version__
 from halfstep.client import Client
 from halfstep.mcp import reading, writing
 from halfstep.mcp.bounds import bounded
 from halfstep.mcp.tool_errors import tool_errors
 from halfstep.telemetry.plain_json import JsonObject
+from halfstep.version import __version__
 
 #: The keys of each result: the notice, and what it is about.
 NOTICE, DATA = "untrusted", "data"

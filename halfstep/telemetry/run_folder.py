@@ -52,7 +52,7 @@ from halfstep.telemetry.spool import Position, SpoolReader, spool_files
 
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
 #: imports.
-RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
+RUNS = "halfstep-runs"
 #: Names of so many scripts that a run is named by their folder too.
 USUAL_SCRIPTS = ("train", "training", "main", "__main__", "run", "finetune")
 RESERVED_BYTES = 16 * 2**10  # for an outcome
@@ -62,9 +62,8 @@ PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm",
 
 
 def runs_folder(base: Path = Path()) -> Path:
-    """Return the default folder of runs: an earlier version's, if it contains some."""
-    earlier = base / EARLIER_RUNS
-    return earlier if any(earlier.glob("*/run.json")) else base / RUNS
+    """Return the default folder of runs."""
+    return base / RUNS
 
 
 def open_run(

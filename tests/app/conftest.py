@@ -214,7 +214,7 @@ def submit(database: Database, owner: User, **changes: Any) -> Run:
     """Queue a run."""
     with database.writing() as session:
         values: dict[str, Any] = {"recipe": "digits", "config": CONFIG}
-        return runs.submit(session, owner=owner, **(values | changes))
+        return runs.submit(session, owner, Run(**(values | changes)))
 
 
 def start_run(database: Database, owner: User, **changes: Any) -> Run:

@@ -16,7 +16,7 @@ import torch
 from sqlalchemy import make_url
 
 from db.files import checkpoints
-from db.files.storage import get_file, open_store
+from db.files.object_store import get_file, open_store
 from db.runs import runs
 from db.settings import Settings
 from db.tables import Status

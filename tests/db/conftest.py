@@ -27,7 +27,7 @@ def config(steps: int = 100, precision: str = "fp16", **training: Any) -> dict[s
 
 def submit(session: Session, owner: User, **changes: Any) -> Run:
     values: dict[str, Any] = {"recipe": "digits", "config": config()}
-    return runs.submit(session, owner=owner, **(values | changes))
+    return runs.submit(session, owner, Run(**(values | changes)))
 
 
 def submit_command(session: Session, owner: User, line: str = "true", **changes: Any) -> Run:
@@ -36,7 +36,7 @@ def submit_command(session: Session, owner: User, line: str = "true", **changes:
     command |= {"variables": {}, "secrets": [], "parameters": {}, "sources": {}}
     command |= {name: changes.pop(name) for name in command.keys() & changes.keys()}
     values: dict[str, Any] = {"name": "script", "command": command, "config": {}}
-    return runs.submit_command(session, owner=owner, **(values | changes))
+    return runs.submit(session, owner, Run(**(values | changes)))
 
 
 def make_watched(

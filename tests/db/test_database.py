@@ -12,7 +12,8 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.schema import CreateTable
 
 from db.access import accounts
-from db.database import Database, is_outage, now
+from db.clock import now
+from db.database import Database, is_outage
 from db.errors import DatabaseUnreachable, Invalid
 from db.tables import Metric, Run, Table, User
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from db.files import checkpoints
-from db.files.storage import get_file, open_store
+from db.files.object_store import get_file, open_store
 from db.settings import Settings
 from db.tables import ENDED, RunNode, Status
 from tests.buckets import Bucket

@@ -24,7 +24,7 @@ def test_claims_under_contention_with_workers_killed(
     with database.writing() as session:
         for _ in range(count):
             config = {"precision": "fp32", "training": {"steps": 1}}
-            runs.submit(session, recipe="digits", config=config, owner=ada)
+            runs.submit(session, ada, Run(recipe="digits", config=config))
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=work, args=(database_url, n)) for n in range(WORKERS)]
     for process in processes:

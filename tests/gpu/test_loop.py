@@ -19,6 +19,7 @@ from tests.spool_made import fields_of
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.distributed.ranks import Ranks
 from trainer.precision.scale_policies import CALIBRATED_AFTER
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
 from trainer.setup import make_context
@@ -43,11 +44,7 @@ def test_pytorch_itself_reports_no_wait():
     recipe = Pair(config, DEVICE)
     records, events = [], []
     context, followers = make_context(
-        recipe,
-        recipe.modules,
-        config,
-        DEVICE,
-        Ranks(),
+        PreparedRecipe(recipe, recipe.modules, config, DEVICE, Ranks()),
         on_steps=records.append,
         on_event=lambda event: events.append(fields_of(event)),
         at=clock(),

@@ -101,7 +101,7 @@ def test_a_list_has_the_requested_length(
     with database.writing() as session:
         for number in range(405):
             config = {"precision": "fp16", "training": {"steps": number % 7 + 1}}
-            runs.submit(session, owner=ada, recipe="digits", config=config, name=f"n{number}")
+            runs.submit(session, ada, Run(recipe="digits", config=config, name=f"n{number}"))
     for sort in ("-id", "training.steps"):
         found = client.run_page(sort=sort, limit=401)
         ids = [run["id"] for run in found["runs"]]

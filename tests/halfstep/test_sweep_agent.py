@@ -17,7 +17,8 @@ import pytest
 from sqlalchemy import select, update
 
 import halfstep
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import Membership, Metric, Project, Run, Status, Trial, User
@@ -322,7 +323,7 @@ def test_a_lease_is_renewed_while_the_end_is_retried(
 ) -> None:
     """No other agent takes a point whose end is not recorded yet."""
     sweep_id = begin()
-    monkeypatch.setattr("halfstep.client.AWAY_SECONDS", SECONDS)
+    monkeypatch.setattr("halfstep.api_client.polling.AWAY_SECONDS", SECONDS)
     with BusyClient() as client:
         assert Agent(client, sweep_id).run(lambda _claim, _is_lost: True, count=1) == (1, 0)
         assert client.is_renewed.is_set()

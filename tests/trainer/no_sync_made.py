@@ -9,6 +9,7 @@ from halfstep.watching.async_host_copy import HostCopy
 from tests.trainer.conftest import CPU
 from trainer import setup
 from trainer.distributed.ranks import Ranks
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.schedule import make_schedule, peak_rates
 from trainer.setup import make_context
 from trainer.step import make_scaler, train_step
@@ -50,7 +51,10 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     config = parse_config(recipe_class, values)
     recipe = recipe_class(config, META)
     context, _followers = make_context(
-        recipe, recipe.modules, config, META, Ranks(), on_steps=None, on_event=fail, at=0.0
+        PreparedRecipe(recipe, recipe.modules, config, META, Ranks()),
+        on_steps=None,
+        on_event=fail,
+        at=0.0,
     )
     recipe.scaler._device = "meta"  # update(new_scale) compares it with the tensor's
     schedule = make_schedule(

@@ -18,6 +18,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.scale_policies import ScaleRule
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.schedule import make_schedule, peak_rates
 from trainer.setup import make_context
 from trainer.step import update_weights
@@ -72,7 +73,10 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
             empty = torch.empty
             patched.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
             context, _followers = make_context(
-                recipe, recipe.modules, config, CUDA, Ranks(), on_steps=None, on_event=fail, at=0.0
+                PreparedRecipe(recipe, recipe.modules, config, CUDA, Ranks()),
+                on_steps=None,
+                on_event=fail,
+                at=0.0,
             )
         scaler, optimizers, observers = context.scaler, context.optimizers, context.observers
         schedule = make_schedule(

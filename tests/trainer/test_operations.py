@@ -12,6 +12,7 @@ from halfstep.run_config import parse_config
 from tests.operators import Operators
 from tests.trainer.conftest import Regression
 from trainer.distributed.ranks import Ranks
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.setup import make_context
 from trainer.step import make_autocast, make_scaler, train_step
 
@@ -79,11 +80,7 @@ def surplus(monkeypatch, parameters, kind, precision, *, clip, **values) -> dict
         scaler.update()
 
     context, observers = make_context(
-        recipe,
-        recipe.modules,
-        config,
-        CPU,
-        Ranks(),
+        PreparedRecipe(recipe, recipe.modules, config, CPU, Ranks()),
         on_steps=lambda steps: None,
         on_event=lambda event: None,
         at=0.0,

@@ -147,7 +147,7 @@ def test_the_training_of_a_dead_supervisor_affects_only_its_run(
     if reported == b"no header":
         path.write_bytes(reported * 10)
     worker._reap()
-    assert worker.running == {}
+    assert worker.running.nodes == {}
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
     with site.database.reading() as session:
         last = runs.statuses(session, bad)[-1]

@@ -8,8 +8,7 @@ at the next growth; without the rest, at the next step.
 import pickle
 import random
 import zipfile
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -17,20 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._pytree import tree_map_only
 
-from halfstep.recipe import Recipe, RecipeError
+from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
-from trainer.checkpoints.files import SavedFile, checksum, write_whole
+from trainer.checkpoints.files import checksum
 from trainer.checkpoints.formats import FORMAT, FormatError, converted
-from trainer.checkpoints.weights import write_weights
+from trainer.checkpoints.state_files import Make
 from trainer.distributed.shards import parts_of_module, parts_of_optimizer
 from trainer.precision.memory_format import lay_out_as_weights
+from trainer.prepared_recipe import PreparedRecipe
 
-Make: TypeAlias = Callable[..., torch.Tensor]  # called with size and dtype
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
 
 
@@ -45,53 +43,6 @@ class Progress(NamedTuple):
     skipped: int = 0  # attempted minus applied
     position: int = 0  # training examples used, see trainer/data/sampler.py
     retried: int = 0  # skipped steps whose second attempt, in fp32, was applied
-
-
-def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
-    """Save a state as .pt, and each module's weights as .safetensors.
-
-    Returns the files with their kinds; names have the step.  state: in host memory.
-    """
-    return [save_state(folder, state), *save_weights(folder, state)]
-
-
-def save_state(folder: Path, state: dict[str, Any]) -> tuple[str, SavedFile]:
-    """Save a state as .pt."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return "checkpoint", write_whole(folder / f"{stem(state)}.pt", partial(torch.save, state))
-
-
-def save_weights(folder: Path, state: Mapping[str, Any]) -> list[tuple[str, SavedFile]]:
-    """Save each module's weights.
-
-    Names are those in the module itself, and tied weights are stored twice, so that any loader
-    finds them all. With several modules there is a file for each:
-    step-00000400.generator.safetensors. Averaged weights are in files of their own, with the
-    module's buffers: step-00000400.ema.safetensors.
-    """
-    saved = []
-    averages = state["parts"].get("ema", {}).get("weights", {})
-    for name, weights in state["modules"].items():
-        suffix = f".{name}" if len(state["modules"]) > 1 else ""
-        of_kinds = {"weights": weights}
-        if name in averages:
-            of_kinds["ema"] = weights | averages[name]
-        for kind, values in of_kinds.items():
-            ending = ".ema" if kind == "ema" else ""
-            path = folder / f"{stem(state)}{suffix}{ending}.safetensors"
-            saved.append((f"{kind}{suffix}", write_whole(path, partial(write_weights, values))))
-    return saved
-
-
-def weights_alone(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a state that `save_weights` reads."""
-    averages = {name: part for name, part in state["parts"].items() if name == "ema"}
-    return {"progress": state["progress"], "modules": state["modules"], "parts": averages}
-
-
-def stem(state: Mapping[str, Any]) -> str:
-    """Return the prefix of a state's file names, also the name of its folder of shards."""
-    return f"step-{state['progress']['step']:08d}"
 
 
 def load(
@@ -160,11 +111,8 @@ def _check(path: Path, sha256: str | None) -> None:
 
 
 def capture(
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
+    prepared: PreparedRecipe,
     progress: Progress,
-    device: torch.device,
     random_states: list[dict[str, Any]],
     parts: Mapping[str, Any],
     recipe_state: dict[str, Any],
@@ -175,10 +123,11 @@ def capture(
 
     The host waits for the device here, for the scale.
 
-    modules: without DistributedDataParallel.  random_states: one per rank.  parts: other state that
-    determines the next step, by name.  recipe_state: the recipe's own.  data_state: position of a
-    streaming dataset.  next_batch: fingerprint per rank.
+    random_states: one per rank.  parts: other state that determines the next step, by name.
+    recipe_state: the recipe's own.  data_state: position of a streaming dataset.  next_batch:
+    fingerprint per rank.
     """
+    recipe, config = prepared.recipe, prepared.config
     return {
         "format": FORMAT,
         "recipe": recipe.name,
@@ -186,30 +135,24 @@ def capture(
         "progress": progress._asdict()
         | {"applied": progress.step - progress.skipped + progress.retried},
         "parts": dict(parts),
-        "modules": {name: module.state_dict() for name, module in modules.items()},
+        "modules": {name: module.state_dict() for name, module in prepared.modules.items()},
         "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
         "recipe_state": _checked(recipe_state),
         "data": _checked(data_state, "Recipe.dataset.state_dict()"),
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
         "next_batch": next_batch,
-        "environment": _environment(config, device),
+        "environment": _environment(config, prepared.device),
     }
 
 
-def restore(
-    state: dict[str, Any],
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    rank: int,
-    world_size: int,
-) -> tuple[Progress, list[str]]:
+def restore(state: dict[str, Any], prepared: PreparedRecipe) -> tuple[Progress, list[str]]:
     """Restore a state; return its progress, and reasons why it may not continue bit-exactly.
 
     Raises CheckpointError if the state does not fit this recipe or configuration.
     """
+    recipe, config, device = prepared.recipe, prepared.config, prepared.device
+    rank, world_size = prepared.ranks.rank, prepared.ranks.world_size
     saved_config = _with_defaults(state["config"], config)
     if saved_config["training"]["fused"] != config.training.fused:
         # Accordingly, an optimizer's step counter is on the host or on the device.
@@ -218,7 +161,7 @@ def restore(
             "set training.fused to the same value to resume"
         )
     try:
-        for name, module in modules.items():
+        for name, module in prepared.modules.items():
             module.load_state_dict(parts_of_module(state["modules"][name], module))
         for name, optimizer in recipe.optimizers.items():
             # Settings are taken from the configuration, which a fork may have changed.

@@ -12,23 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from halfstep.recipe import Recipe
-from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Checkpoint, CheckpointFile, Event
-from trainer.checkpoints import checkpoint
+from trainer.checkpoints import checkpoint, state_files
 from trainer.checkpoints.artifacts import save_artifacts
 from trainer.checkpoints.background_writer import Writer
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.files import SavedFile
 from trainer.checkpoints.snapshot import Snapshot, Staging, room
 from trainer.data.batches import Batches
-from trainer.distributed.ranks import Ranks
 from trainer.distributed.shards import host_copy, host_mesh, is_shard, local
+from trainer.prepared_recipe import PreparedRecipe
 
 OTHER_BYTES = 2**20  # rest of a state without weights and optimizers, e.g. random generators
 #: Reasons whose sharded saves become one file for users; others are only for resuming.
@@ -55,12 +52,8 @@ class Saver:
     def __init__(
         self,
         folder: Path | None,
-        recipe: Recipe,
-        modules: Mapping[str, nn.Module],
+        prepared: PreparedRecipe,
         batches: Batches,
-        config: RunConfig[Any],
-        device: torch.device,
-        ranks: Ranks,
         parts: Mapping[str, Stateful],
         on_event: Callable[[Event], None],
         artifact_folder: Path | None = None,
@@ -69,23 +62,22 @@ class Saver:
 
         folder: of the checkpoints; None: save nothing.  artifact_folder: by default `artifacts` in
         it.
-        modules: without wrappers.  parts: other state that determines the next step, by name.
+        parts: other state that determines the next step, by name.
         on_event: also called from another thread.
         """
-        self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
+        self._folder, self._prepared, self._batches, self._parts = folder, prepared, batches, parts
         self._artifact_folder = artifact_folder or (folder and folder / "artifacts")
-        self._batches = batches
-        self._device, self._ranks, self._parts = device, ranks, parts
-        self._on_event = on_event
-        self._staging, self._writer = Staging(device), Writer()
-        parameters = (each for module in modules.values() for each in module.parameters())
+        self._on_event, self._ranks = on_event, prepared.ranks
+        self._staging, self._writer = Staging(prepared.device), Writer()
+        modules = prepared.modules.values()
+        parameters = (each for module in modules for each in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
         self._writers: Any = None  # process group of the writer threads
         self._mesh: Any = None
         if self._is_sharded:
-            self._writers = ranks.another_group()
+            self._writers = self._ranks.another_group()
             self._mesh = host_mesh(self._writers)
-        self._saves = folder is not None and (ranks.rank == 0 or self._is_sharded)
+        self._saves = folder is not None and (self._ranks.rank == 0 or self._is_sharded)
 
     def __enter__(self) -> Self:
         return self
@@ -107,8 +99,9 @@ class Saver:
         Call it after the first step, in which optimizers create their state.
         """
         if self._saves:
-            weights = [module.state_dict() for module in self._modules.values()]
-            moments = [optimizer.state_dict() for optimizer in self._recipe.optimizers.values()]
+            weights = [module.state_dict() for module in self._prepared.modules.values()]
+            optimizers = self._prepared.recipe.optimizers.values()
+            moments = [optimizer.state_dict() for optimizer in optimizers]
             averages = self._parts["ema"].state_dict() if "ema" in self._parts else None
             leaves = tree_leaves([weights, moments, averages])
             own = [local(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
@@ -137,23 +130,21 @@ class Saver:
         gather = self._ranks.gather
         if self._saves:
             self._writer.wait()  # it reads the memory that this copy will overwrite
-        random_states = gather(checkpoint.random_state(self._device))
-        recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
+        random_states = gather(checkpoint.random_state(self._prepared.device))
+        # Before the next batch is drawn.
+        recipe_state = deepcopy(self._prepared.recipe.state_dict())
         next_batch = gather(self._batches.fingerprint())
         if self._saves:
             state = checkpoint.capture(
-                self._recipe,
-                self._modules,
-                self._config,
+                self._prepared,
                 progress,
-                self._device,
                 random_states,
                 {name: part.state_dict() for name, part in self._parts.items()},
                 recipe_state,
                 self._batches.state,
                 next_batch,
             )
-            take, write = (self._staging.take, checkpoint.save)
+            take, write = (self._staging.take, state_files.save)
             if self._is_sharded:
                 take, write = self._take_shards, partial(self._write_shards, reason in WHOLE)
             snapshot = take(state)
@@ -187,7 +178,7 @@ class Saver:
         copy = self._staging.take((rest if self._ranks.rank == 0 else None, own))
         rest, own = copy.state
         copies = {name: host_copy(shards[name], own[name], self._mesh) for name in shards}
-        return copy._replace(state=(checkpoint.stem(state), rest, copies))
+        return copy._replace(state=(state_files.stem(state), rest, copies))
 
     def _write_shards(self, is_whole: bool, folder: Path, state: Any) -> list[Saved]:
         """Write with the threads of all ranks; on rank 0, return the files."""

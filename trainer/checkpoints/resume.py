@@ -4,27 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from halfstep.recipe import Recipe
-from halfstep.run_config import RunConfig
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import Progress
 from trainer.data.batches import Batches
-from trainer.distributed.ranks import Ranks
 from trainer.distributed.shards import maker
+from trainer.prepared_recipe import PreparedRecipe
 from trainer.schedule import make_schedule
 
 
 def resume_from(
     resume: Path,
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
+    prepared: PreparedRecipe,
     batches: Batches,
-    ranks: Ranks,
     *,
     is_fork: bool,
     is_checked: bool,
@@ -36,9 +28,8 @@ def resume_from(
     The notes list reasons why the run may not continue bit-exactly. No notes means the same
     settings, software and device, and the same next batch.
     """
-    state, progress, notes = restored(
-        resume, recipe, modules, config, device, ranks, is_checked=is_checked
-    )
+    recipe, ranks = prepared.recipe, prepared.ranks
+    state, progress, notes = restored(resume, prepared, is_checked=is_checked)
     batches.seek(progress.position, checkpoint.in_memory(state.get("data")))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
@@ -59,11 +50,7 @@ def _why_other_batch(state: Mapping[str, Any], recipe: Recipe) -> str:
 
 def go_back_to(
     path: Path,
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    ranks: Ranks,
+    prepared: PreparedRecipe,
     peaks: Mapping[str, list[float]],
     parts: dict[str, Any],
 ) -> Progress:
@@ -74,19 +61,16 @@ def go_back_to(
     parts: objects whose state continues; the schedule is created again, because optimizers have new
     parameter groups.
     """
-    state, progress, _notes = restored(path, recipe, modules, config, device, ranks)
-    parts["schedule"] = make_schedule(config.training, recipe.optimizers, peaks, device)
+    recipe, training = prepared.recipe, prepared.config.training
+    state, progress, _notes = restored(path, prepared)
+    parts["schedule"] = make_schedule(training, recipe.optimizers, peaks, prepared.device)
     load_parts(parts, inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False))
     return progress
 
 
 def restored(
     path: Path,
-    recipe: Recipe,
-    modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
-    device: torch.device,
-    ranks: Ranks,
+    prepared: PreparedRecipe,
     *,
     is_checked: bool = False,
 ) -> tuple[dict[str, Any], Progress, list[str]]:
@@ -94,10 +78,9 @@ def restored(
 
     is_checked: its bytes are verified; if they are not, rank 0 verifies them.
     """
-    state = checkpoint.load(path, is_checked=is_checked or ranks.rank > 0, make=maker(modules))
-    progress, notes = checkpoint.restore(
-        state, recipe, modules, config, device, ranks.rank, ranks.world_size
-    )
+    is_checked = is_checked or prepared.ranks.rank > 0
+    state = checkpoint.load(path, is_checked=is_checked, make=maker(prepared.modules))
+    progress, notes = checkpoint.restore(state, prepared)
     return state, progress, notes
 
 

@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from trainer.checkpoints import checkpoint
-from trainer.checkpoints.checkpoint import Make
+from trainer.checkpoints import state_files
 from trainer.checkpoints.files import (
     PIECE_BYTES,
     HashingFile,
@@ -39,6 +38,7 @@ from trainer.checkpoints.files import (
     sync_folder,
     write_whole,
 )
+from trainer.checkpoints.state_files import Make
 from trainer.distributed.shards import is_shard, local
 
 #: Placeholder of a sharded tensor in a state: {STANDS_FOR: its name}.
@@ -77,17 +77,17 @@ def save(
             return []
         scratch = Scratch(folder)
         if is_whole:
-            return checkpoint.save(folder, filled(state, parts, scratch.make))
+            return state_files.save(folder, filled(state, parts, scratch.make))
         _publish(parts, folder / stem)
     finally:
         if group.rank() == 0:
             shutil.rmtree(parts, ignore_errors=True)
     files = [file._replace(path=folder / stem / file.path.name) for file in files]
     names = {"shards": {file.path.name: file.sha256 for file in files}}
-    saved = checkpoint.save_state(folder, state | names)
-    weights = filled(checkpoint.weights_alone(state), folder / stem, scratch.make)
+    saved = state_files.save_state(folder, state | names)
+    weights = filled(state_files.weights_alone(state), folder / stem, scratch.make)
     kinds = [(_kind(file), file) for file in files]
-    return [saved, *kinds, *checkpoint.save_weights(folder, weights)]
+    return [saved, *kinds, *state_files.save_weights(folder, weights)]
 
 
 def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:

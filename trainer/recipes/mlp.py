@@ -119,7 +119,7 @@ def print_table(arguments: list[str]) -> None:
     sys.stdout.write("| precision | seconds | faster | peak MB | memory |\n|---|---|---|---|---|\n")
     first = None
     for name, settings in ROWS.items():
-        command = [sys.executable, "-m", "trainer.loop", "mlp", *settings, *arguments]
+        command = [sys.executable, "-m", "trainer", "mlp", *settings, *arguments]
         output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         seconds, peak = (
             float(re.findall(rf"{label} = ([\d.]+)", output)[0])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from db.files import uploads
-from db.files.storage import get_file
+from db.files.object_store import get_file
 from db.settings import Settings
 from db.tables import CheckpointFile
 from halfstep.data_paths import SYSTEM

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from db.database import Database
 from db.errors import Invalid
 from db.files import artifacts
-from db.files.storage import open_store, put_file
+from db.files.object_store import open_store, put_file
 from db.queue import node_groups, queue
 from db.settings import Settings
 from db.tables import Status

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from db.database import Database, is_outage
 from db.errors import StaleAttempt, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
-from db.files.storage import delete_files, is_in_place, put_file
+from db.files.object_store import delete_files, is_in_place, put_file
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings

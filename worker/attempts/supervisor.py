@@ -28,7 +28,7 @@ import setproctitle  # noqa: F401 - by which the fork server names processes
 
 from db.database import Database, open_database
 from db.errors import StaleAttempt
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import node_groups, queue, workers
 from db.runs import environments, runs
 from db.runs.environments import Texts
@@ -50,7 +50,7 @@ from worker.attempts.node_group import NodeGroup, NodeLog, close, combined_outco
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
 from worker.attempts.renew_lease import wait_for
 from worker.attempts.scratch_folders import make_folders
-from worker.attempts.training import Training, retention
+from worker.attempts.training import Training
 from worker.commands.command import Command
 from worker.sandbox import cgroup_limits
 from worker.sandbox.cgroup_limits import RunGroup
@@ -241,7 +241,7 @@ class Supervisor:
         if isinstance(self.recorder, Recorder):
             self._describe_environment(worker, node.devices)
             monitor = SystemMonitor(node.devices if is_cuda else [])
-            self.recorder.begin(monitor, started_at, retention(run.settings))
+            self.recorder.begin(monitor, started_at, run.settings.get("checkpoints", {}))
 
     def _acquire_isolation(self) -> None:
         """Acquire the run's exclusive user and cgroup. Raises CannotStart."""

@@ -5,12 +5,12 @@ import logging
 import os
 import sys
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from sqlalchemy.orm import Session
 
 from db.files import checkpoints
-from db.files.storage import get_file
+from db.files.object_store import get_file
 from db.queue import node_groups, queue
 from db.tables import TRAIN, CheckpointFile, Status
 from halfstep import data_paths
@@ -26,7 +26,6 @@ from halfstep.telemetry.attempt_messages import (
     read_message,
     write_message,
 )
-from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.source_state import SourceState, read_state
 from worker import gpus
 from worker.attempts import node_group
@@ -242,14 +241,3 @@ class Training:
             attempt.append_log(f"{error}{then}")
             return None
         return str(path)
-
-
-def retention(config: JsonObject) -> dict[str, Any]:
-    """Return the checkpoint retention policy, with integers as the training needs.
-
-    An earlier version queued runs with values such as 2.0.
-    """
-    policy = config.get("checkpoints", {})
-    return {
-        name: int(value) if isinstance(value, float) else value for name, value in policy.items()
-    }

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from db.database import open_database
 from db.errors import HalfstepError
-from db.files.storage import open_store, why
+from db.files.object_store import open_store, why
 from db.queue import workers
 from db.settings import Settings
 from halfstep.cli.application import App

@@ -1,12 +1,13 @@
 """Password and tokens."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from httpx2 import Response
-from sqlalchemy import literal, update
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from db.access import accounts, projects
@@ -71,9 +72,8 @@ def test_guesses_of_the_current_password_have_to_wait(
     monkeypatch: pytest.MonkeyPatch, browser: TestClient
 ) -> None:
     """As at the sign-in, several wrong ones require a wait."""
-    monkeypatch.setattr(
-        "db.access.login_attempts.now", lambda: literal(0.0)
-    )  # however long they take here
+    standing = SimpleNamespace(current=lambda _session: 0.0)  # however long they take here
+    monkeypatch.setattr("db.access.login_attempts.clock", standing)
     set_password(browser)
     answers = [set_password(browser, current="a guess") for _ in range(6)]
     assert [answer.status_code for answer in answers] == [422] * 5 + [429]

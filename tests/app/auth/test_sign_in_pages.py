@@ -1,7 +1,9 @@
 """Coming in by link and by password, and going out."""
 
+from types import SimpleNamespace
+
 import pytest
-from sqlalchemy import literal, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
@@ -97,9 +99,8 @@ def test_sign_in_attempts_are_throttled(
     ada: User, monkeypatch: pytest.MonkeyPatch, stranger: TestClient
 ) -> None:
     """After too many failures the response gives the waiting time, even for the right password."""
-    monkeypatch.setattr(
-        "db.access.login_attempts.now", lambda: literal(0.0)
-    )  # however long they take here
+    standing = SimpleNamespace(current=lambda _session: 0.0)  # however long they take here
+    monkeypatch.setattr("db.access.login_attempts.clock", standing)
     form = {"name": "ada", "password": "wrong"}
     for _ in range(FREE_ATTEMPTS["name"]):
         assert stranger.post("/sign-in", data=form).status_code == 401

@@ -37,6 +37,7 @@ from db.tables import (
     Artifact,
     CheckpointFile,
     Diagnosis,
+    Run,
     SavedView,
     Status,
     User,
@@ -198,7 +199,7 @@ def _add_runs(session: Session, owner: User, side: Side, rows: Rows) -> None:
             values = {"training": {"steps": 300}} | task
             config = config_model(Own).model_validate(values).model_dump(mode="json")
         name = "digits" if config is CONFIG else "own"
-        run = runs.submit(session, recipe=name, owner=owner, config=config, project=side.project)
+        run = runs.submit(session, owner, Run(recipe=name, config=config, project=side.project))
         run.name = f"{side.mark} {state}"
         run.status = status
         if status == Status.PAUSED:

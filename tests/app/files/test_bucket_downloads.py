@@ -9,7 +9,7 @@ import pytest
 
 from db.database import Database
 from db.files import artifacts, checkpoints
-from db.files.storage import open_store, put_file
+from db.files.object_store import open_store, put_file
 from db.settings import Settings
 from db.tables import Run
 from halfstep import Client

@@ -24,8 +24,9 @@ from db.errors import StorageUnreachable
 from db.files import backup
 from db.files.backup import back_up, restore
 from db.files.erasure import erase
+from db.files.object_store import open_store
 from db.files.step_files import StepFiles
-from db.files.storage import mend, mismatches, open_store
+from db.files.storage import mend, mismatches
 from db.runs import trash
 from db.settings import Settings
 from db.tables import RECIPE, Backup, FrozenSteps, Run, Step, StepBucket, User

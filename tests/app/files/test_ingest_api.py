@@ -18,7 +18,8 @@ from starlette.testclient import TestClient
 from db.access import accounts, people, projects
 from db.database import Database
 from db.files.backup import back_up, restore
-from db.files.storage import mismatches, open_store
+from db.files.object_store import open_store
+from db.files.storage import mismatches
 from db.runs import history, runs
 from db.settings import Settings
 from db.tables import CheckpointFile, Metric, Run, Status, Step, User, WatchedAttempt

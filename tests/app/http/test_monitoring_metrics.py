@@ -16,7 +16,7 @@ from app.main import create_app
 from db.database import Database
 from db.errors import Invalid
 from db.files.backup import back_up
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.settings import Settings
 from db.tables import Run, User
 from tests.app.auth.permissions_made import routes_of

@@ -25,7 +25,7 @@ from db.alerts import rules
 from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
 from db.files.erasure import erase
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import quotas, run_control
 from db.runs import notes, runs, trash
 from db.settings import Settings
@@ -186,7 +186,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
         run_control.cancel(session, queued, ada)
         runs.get(session, queued).stored_bytes = 2**31
         waiting = runs.submit(
-            session, owner=ada, recipe="digits", config=CONFIG, project="vision"
+            session, ada, Run(recipe="digits", config=CONFIG, project="vision")
         ).id
     assert [each.detail for each in done] == ["action move, project speech", "project vision"]
     assert {each.user_id for each in done} == {mel.id}

@@ -17,7 +17,8 @@ from db.access import accounts, projects
 from db.access.permissions import MEMBER, VIEWER
 from db.database import Database
 from db.files import report_images
-from db.files.storage import mend, mismatches, open_store
+from db.files.object_store import open_store
+from db.files.storage import mend, mismatches
 from db.queue import queue, quotas
 from db.runs import trash
 from db.settings import Settings

@@ -9,7 +9,8 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from app.live import run_updates
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.queue import claims, pending_reasons, queue
 from db.runs import runs
 from db.settings import Settings

@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.tables import CheckpointFile, User, Worker
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.db.conftest import add_worker

@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 from app.sweeps import search_space, sweep_submission
 from app.sweeps.agents_api import _config
 from app.sweeps.sweep_submission import SweepSubmission
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.errors import Conflict, Ended, Invalid
 from db.queue import queue
 from db.sweeps import agent_claims, sweeps

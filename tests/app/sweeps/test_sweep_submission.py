@@ -12,7 +12,7 @@ from app.sweeps import hyperband, sweep_submission, tpe
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.files import erasure
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import claims, queue, run_control
 from db.runs import runs, trash
 from db.settings import Settings

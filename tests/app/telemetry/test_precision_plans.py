@@ -45,7 +45,7 @@ def ended(database: Database, ada: User) -> Run:
     with database.writing() as session:
         offer: dict[str, Any] = {"devices": [CPU], "recipes": [recipe], "versions": {"torch": "2"}}
         workers.register(session, name="w1", host="host", pid=1, **offer)
-        runs.submit(session, recipe="own", config=CONFIG, owner=ada)
+        runs.submit(session, ada, Run(recipe="own", config=CONFIG))
         run = start(session)
         for step in (50, 100, 200, 300):
             file = {"kind": "checkpoint", "path": None, "size_bytes": 9, "sha256": "0" * 64}
@@ -343,7 +343,7 @@ def submitted(session: Session, owner: User, origin: str) -> Run:
     settings, options = ORIGINS[origin]
     config = config_model(Own).model_validate({"training": {"steps": 300}} | settings)
     values = config.model_dump(mode="json")
-    return runs.submit(session, recipe="own", config=values, owner=owner, **options)
+    return runs.submit(session, owner, Run(recipe="own", config=values, **options))
 
 
 @pytest.mark.parametrize("fresh", [True, False])

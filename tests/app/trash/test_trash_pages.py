@@ -6,8 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.live.run_updates import labels_mark
-from app.trash import disk
-from app.trash import trash_pages as trash_page
+from app.trash import disk, trash_routes
 from app.trash.disk import Disk
 from db.database import Database
 from db.files import checkpoints
@@ -67,7 +66,7 @@ def test_the_trash_is_shown_page_by_page(
     database: Database, ada: User, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest first."""
-    monkeypatch.setattr(trash_page, "PAGE_SIZE", 2)
+    monkeypatch.setattr(trash_routes, "PAGE_SIZE", 2)
     for _ in range(3):
         run_id = submit(database, ada, name="<b>" + "x" * 97).id
         with database.writing() as session:

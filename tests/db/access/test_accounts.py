@@ -5,7 +5,8 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from db.access import accounts
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.errors import Invalid, InvalidCredentials
 from db.tables import ApiToken, SignInLink, SignInSession, User
 from tests.conftest import PASSWORDS

@@ -1,9 +1,10 @@
 """Wrong passwords, counted in the database."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import func, literal, select
+from sqlalchemy import func, select
 from starlette.requests import Request
 
 from app.auth.login_throttling import client_of
@@ -21,7 +22,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock that tests advance."""
     clock = Clock()
-    monkeypatch.setattr("db.access.login_attempts.now", lambda: literal(clock.now))
+    reading = SimpleNamespace(current=lambda _session: clock.now)
+    monkeypatch.setattr("db.access.login_attempts.clock", reading)
     return clock
 
 

@@ -15,7 +15,7 @@ from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
 from db.errors import Invalid
 from db.files import erasure
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import run_control
 from db.runs import runs, trash
 from db.settings import Settings

@@ -16,16 +16,15 @@ from db.database import Database
 from db.errors import Invalid
 from db.files import artifacts
 from db.files.erasure import erase
-from db.files.storage import (
+from db.files.object_store import (
     PART_BYTES,
     check_store,
     delete_file,
     get_file,
-    mend,
-    mismatches,
     open_store,
     put_file,
 )
+from db.files.storage import mend, mismatches
 from db.queue import queue
 from db.runs import trash
 from db.settings import Settings
@@ -37,7 +36,7 @@ from tests.site import until
 pytestmark = pytest.mark.xdist_group("bucket")
 KEY = "runs/1/checkpoints/step-00000010.pt"
 PARTS = 8
-PUT = "from db.files.storage import open_store, put_file\nfrom db.settings import Settings\n"
+PUT = "from db.files.object_store import open_store, put_file\nfrom db.settings import Settings\n"
 PUT += "from pathlib import Path\nimport sys\n"
 PUT += "put_file(open_store(Settings.read()), sys.argv[1], Path(sys.argv[2]))"
 
@@ -210,7 +209,7 @@ def test_a_bucket_without_access_is_named_at_the_start(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message, with the setting and the bucket's error; nothing for a working one."""
-    monkeypatch.setattr("db.files.storage.CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("db.files.object_store.CHECK_SECONDS", 0.1)
     check_store(Settings(data=tmp_path, storage_url=bucket.url))
     begins = "HALFSTEP_STORAGE_URL: the bucket cannot be listed: "
     with pytest.raises(Invalid, match=f"{begins}NoSuchBucket: The specified bucket[^\n]*$"):

@@ -11,7 +11,7 @@ from obstore.store import MemoryStore
 from db.database import Database
 from db.errors import Invalid, NotFound, StaleAttempt
 from db.files import checkpoints
-from db.files.storage import get_file, open_store, put_file
+from db.files.object_store import get_file, open_store, put_file
 from db.queue import queue, run_control
 from db.runs import runs
 from db.settings import Settings

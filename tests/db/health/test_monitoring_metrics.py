@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from db.database import Database
 from db.files import erasure
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.health import monitoring_metrics
 from db.health.monitoring_metrics import Readings
 from db.queue import queue

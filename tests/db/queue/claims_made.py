@@ -5,7 +5,8 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.queue import claims, workers
 from db.runs import runs
 from db.tables import Run, RunNode, Status, Worker

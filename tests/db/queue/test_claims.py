@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.queue import pending_reasons, queue, quotas, reservations, run_control, workers
 from db.runs import runs
 from db.tables import Project, Run, RunNode, Status, User, Worker

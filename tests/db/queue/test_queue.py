@@ -8,7 +8,8 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.orm import Session
 
 from db.access import accounts
-from db.database import Database, now
+from db.clock import now
+from db.database import Database
 from db.errors import Invalid, StaleAttempt
 from db.queue import pending_reasons, queue, run_control
 from db.runs import runs

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from db.database import Database, now, revisions
+from db.clock import now
+from db.database import Database, revisions
 from db.errors import Conflict, NotFound
 from db.queue import pending_reasons, queue, workers
 from db.runs import runs

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event, func, insert, select, update
 from db.database import Database
 from db.errors import Conflict, Ended, Invalid, NotFound
 from db.files import checkpoints, erasure
-from db.files.storage import open_store
+from db.files.object_store import open_store
 from db.queue import queue, run_control
 from db.runs import groups, runs, trash
 from db.settings import Settings

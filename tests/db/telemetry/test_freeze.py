@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session, make_transient
 
 from db.database import Database
 from db.errors import Conflict, StepsMissing, StepsUnreadable, StorageUnreachable
-from db.files import step_files, storage
+from db.files import object_store, step_files, storage
 from db.files.step_files import NAMES, StepFile, StepFiles
 from db.files.storage import mend, mismatches
 from db.tables import FrozenSteps, Run, RunNode, Step, StepBucket
@@ -432,7 +432,7 @@ def test_a_freeze_does_not_fill_the_disk(database: Database, running: Run, tmp_p
         session.get_one(Run, running.id).recorded_steps = 2**50
     with pytest.raises(OSError, match="bytes free, needed are") as caught:
         freeze.freeze(database, store, running.id, folder=tmp_path, stopping=Event())
-    assert storage.is_full(caught.value)
+    assert object_store.is_full(caught.value)
     assert (_keys(store), rows_of(database, running)) == ([], 699)
 
 

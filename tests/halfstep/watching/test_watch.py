@@ -760,16 +760,6 @@ def test_the_folder_of_runs_hides_no_module_of_ours(
     assert again.stdout == "watch\n"
 
 
-def test_runs_of_an_earlier_version_are_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They lie in a folder of another name, which stays the one that is taken."""
-    monkeypatch.chdir(tmp_path)
-    halfstep.watch(folder="halfstep", name="it").finish()
-    halfstep.watch(run="it").finish()
-    assert Path("halfstep/it/outcome-2.json").exists()
-
-
 def test_watching_twice_is_watching_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,12 +59,12 @@ from datetime import timedelta
 from pathlib import Path
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
-from trainer.checkpoints import checkpoint
+from trainer.checkpoints import state_files
 from trainer.distributed.ranks import joined
 
 SECONDS = 5  # that the ranks wait for each other's gradients
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-save, gate = checkpoint.save, folder / "gate"
+save, gate = state_files.save, folder / "gate"
 
 def wait_for(path):
     while not path.exists():
@@ -88,7 +88,7 @@ class Saver(trainer.setup.Saver):
 
 (folder / f"here-{rank}").touch()
 wait_for(folder / f"here-{1 - rank}")
-checkpoint.save, trainer.setup.Saver = slow, Saver
+state_files.save, trainer.setup.Saver = slow, Saver
 with joined(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
     impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=SECONDS))
     outcome = trainer.loop.train(

@@ -9,7 +9,8 @@ import pytest
 
 from db.database import Database
 from db.files import artifacts
-from db.files.storage import mismatches, open_store
+from db.files.object_store import open_store
+from db.files.storage import mismatches
 from db.runs import runs
 from db.settings import Settings
 from db.tables import LogLine, Status
@@ -102,7 +103,7 @@ def test_files_of_a_killed_supervisor_are_published(site: Site, tmp_path: Path) 
     (folder / "log").mkdir(parents=True)
     (folder / "log" / "attempt-0001-000001.txt").write_text("left\n")
     worker._reap()
-    assert attempt not in worker.running
+    assert attempt not in worker.running.nodes
     assert printed(settings, site.database, run_id) == "left\n"
 
 

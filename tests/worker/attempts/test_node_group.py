@@ -295,13 +295,13 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
         assert run is not None
         assert run.id == run_id
     busy = RunNode(run_id=99, attempt=1, node=0, devices=[0])
-    worker.running = {(99, 1): (Handle(os.getpid(), 0, ""), busy)}
+    worker.running.nodes = {(99, 1): (Handle(os.getpid(), 0, ""), busy)}
     worker._pick_up()
-    assert list(worker.running) == [(99, 1)]
+    assert list(worker.running.nodes) == [(99, 1)]
     [mine] = [node for node in nodes(site, run_id) if node.worker_id == worker.id]
-    worker.running = {(run_id, 1): (DEAD, mine)}
+    worker.running.nodes = {(run_id, 1): (DEAD, mine)}
     worker._reap()
-    assert worker.running == {}
+    assert worker.running.nodes == {}
     with site.database.reading() as session:
         first, second = queue.node(session, run_id, 1), queue.node(session, run_id, 1, 1)
         assert (first.ended_at, second.worker_id) == (None, worker.id)
@@ -316,7 +316,7 @@ def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Sit
     run_id = site.submit(nodes=2)
     attempt = site.lost_attempt(worker, run_id)
     worker._reap()
-    assert list(worker.running) == [attempt]
+    assert list(worker.running.nodes) == [attempt]
     with site.database.writing() as session:
         assert "supervisor died" in (node_groups.stop_reason(session, run_id, 1, 1, 60.0) or "")
         assert queue.nodes_of_worker(session, other.id) != []
@@ -324,5 +324,5 @@ def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Sit
             session, run_id, 1, 1, node_groups.NodeOutcome("another node is lost")
         )
     worker._reap()
-    assert worker.running == {}
+    assert worker.running.nodes == {}
     assert site.run(run_id).status == Status.QUEUED

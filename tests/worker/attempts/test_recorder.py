@@ -18,8 +18,8 @@ from sqlalchemy import select, text
 from app.runs.summary import summarise
 from db.database import Database
 from db.errors import StorageUnreachable
+from db.files.object_store import open_store
 from db.files.step_files import StepFiles
-from db.files.storage import open_store
 from db.health import findings
 from db.queue import queue
 from db.runs import runs

@@ -17,7 +17,6 @@ from tests.site import Site
 from worker.attempts import supervisor
 from worker.attempts.renew_lease import wait_for
 from worker.attempts.supervisor import Supervisor
-from worker.attempts.training import retention
 
 
 @pytest.fixture
@@ -114,11 +113,3 @@ def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> No
         wait_for(is_told.wait, meanwhile)
     with pytest.raises(TimeoutError, match="slow"):
         wait_for(lambda: (_ for _ in ()).throw(TimeoutError("slow")), lambda: None)
-
-
-def test_retention_of_a_run_from_before_counts_in_whole_numbers() -> None:
-    """An earlier version queued 2.0 for 2, and no checkpoint is retained by 2.0."""
-    queued = {"checkpoints": {"keep_last": 2.0, "keep_every_steps": None, "keep_best": "loss"}}
-    assert repr(retention(queued)["keep_last"]) == "2"
-    assert retention(queued) == queued["checkpoints"]
-    assert retention({}) == {}

@@ -1,27 +1,33 @@
-"""Routes of workers and recipes."""
+"""Workers and recipes: routes and pages."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
-from app.auth.authentication import SignedIn
+from app.auth.authentication import AtBrowser, SignedIn
 from app.auth.permissions import ADMIN, SIGNED_IN, requires
-from app.dependencies import Db, TheDatabase, TheLive
+from app.dependencies import Db, TheDatabase, TheLive, TheSettings
+from app.html.rendering import page
 from app.http.active_requests import STREAM
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId
 from app.live import worker_updates
 from app.live.streams_api import After as Cursor
 from app.live.streams_api import LastEventId
-from db.queue import workers
+from app.live.worker_updates import MOST_FOLLOWED, cursor_of
+from db.queue import device_grid, pending_reasons, workers
+from db.queue.pending_reasons import Queue
+from db.runs import runs
 from db.tables import Worker
 
-router = APIRouter(tags=["workers"])
+api = APIRouter(tags=["workers"])
+pages = APIRouter(prefix="/workers")
 
 
 class WorkerState(BaseModel):
@@ -72,15 +78,15 @@ class Workers(ListPage):
     workers: list[WorkerState]
 
 
-@router.get("/workers")
+@api.get("/workers")
 @requires(SIGNED_IN)
 def list_workers(
     session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Workers:
     """List workers; those that do not report are not alive."""
-    page = workers.page_of_all(session, after=after, limit=limit)
-    states = [_state(worker, alive=alive) for worker, alive in page.rows]
-    return Workers(workers=states, total=page.total, next=page.next)
+    listed = workers.page_of_all(session, after=after, limit=limit)
+    states = [_state(worker, alive=alive) for worker, alive in listed.rows]
+    return Workers(workers=states, total=listed.total, next=listed.next)
 
 
 class Drain(Body):
@@ -91,7 +97,7 @@ class Drain(Body):
     ] = False
 
 
-@router.post("/workers/{worker_id}/drain")
+@api.post("/workers/{worker_id}/drain")
 @requires(ADMIN)
 @audited("stop")
 def drain_worker(worker_id: RowId, body: Drain, session: Db, _principal: SignedIn) -> WorkerState:
@@ -100,7 +106,7 @@ def drain_worker(worker_id: RowId, body: Drain, session: Db, _principal: SignedI
     return _worker(session, worker_id)
 
 
-@router.post("/workers/{worker_id}/undrain")
+@api.post("/workers/{worker_id}/undrain")
 @requires(ADMIN)
 def undrain_worker(worker_id: RowId, session: Db, _principal: SignedIn) -> WorkerState:
     """Let a worker claim runs again."""
@@ -108,7 +114,7 @@ def undrain_worker(worker_id: RowId, session: Db, _principal: SignedIn) -> Worke
     return _worker(session, worker_id)
 
 
-@router.get("/workers/live", response_class=EventSourceResponse)
+@api.get("/workers/live", response_class=EventSourceResponse)
 @requires(SIGNED_IN, lasts=STREAM)
 async def stream_workers(
     database: TheDatabase,
@@ -125,7 +131,7 @@ async def stream_workers(
         yield event
 
 
-@router.get("/recipes")
+@api.get("/recipes")
 @requires(SIGNED_IN)
 def list_recipes(session: Db, _principal: SignedIn) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each with the JSON Schema of its configuration."""
@@ -140,3 +146,79 @@ def _worker(session: Session, worker_id: int) -> WorkerState:
 def _state(worker: Worker, *, alive: bool) -> WorkerState:
     outdated = workers.is_outdated(worker)
     return WorkerState.model_validate({**vars(worker), "alive": alive, "outdated": outdated})
+
+
+#: Queued runs that are listed; the list of runs has all.
+MOST_QUEUED = 50
+
+
+@pages.get("")
+@requires(SIGNED_IN)
+def show_workers(
+    request: Request, session: Db, settings: TheSettings, principal: SignedIn
+) -> HTMLResponse:
+    """Show the devices of workers with their runs, and the queue in order."""
+    rows = device_grid.read(session, MOST_FOLLOWED)
+    queue = Queue.read(session)
+    first = sorted(queue.places, key=queue.places.__getitem__)[:MOST_QUEUED]
+    seen = {run.id: (run, owner) for run, owner in runs.with_owners(session, first)}
+    return page(
+        request,
+        "workers/workers.html",
+        principal=principal,
+        rows=rows,
+        cursor=cursor_of(rows),
+        queued=[
+            (
+                position,
+                *seen[run_id],
+                pending_reasons.reason(seen[run_id][0], queue, **settings.per_user),
+            )
+            for position, run_id in enumerate(first, 1)
+            if run_id in seen
+        ],
+        total=len(queue.places),
+    )
+
+
+@pages.get("/{worker_id}")
+@requires(SIGNED_IN)
+def show_worker(
+    worker_id: RowId, request: Request, session: Db, principal: SignedIn
+) -> HTMLResponse:
+    """Show a worker with its devices, recipes and versions."""
+    worker, is_up = workers.with_liveness(session, worker_id)
+    outdated = workers.OUTDATED if workers.is_outdated(worker) else ""
+    return page(
+        request,
+        "workers/worker.html",
+        principal=principal,
+        worker=worker,
+        alive=is_up,
+        outdated=outdated,
+    )
+
+
+@pages.post("/{worker_id}/drain")
+@requires(ADMIN)
+@audited("stop")
+def drain(
+    worker_id: RowId,
+    session: Db,
+    _principal: SignedIn,
+    _at_browser: AtBrowser,
+    stop: Annotated[bool, Form()] = False,
+) -> Response:
+    """Drain a worker. stop: also stop its runs."""
+    workers.drain(session, worker_id, stop=stop)
+    return RedirectResponse(f"/workers/{worker_id}", status_code=303)
+
+
+@pages.post("/{worker_id}/undrain")
+@requires(ADMIN)
+def undrain(
+    worker_id: RowId, session: Db, _principal: SignedIn, _at_browser: AtBrowser
+) -> Response:
+    """Let a worker claim runs again."""
+    workers.undrain(session, worker_id)
+    return RedirectResponse(f"/workers/{worker_id}", status_code=303)

@@ -1,22 +1,32 @@
-"""Routes of retention rules and their preview."""
+"""Retention rules and their preview: routes and page."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
 
+from app.auth import audit
 from app.auth.audit import audited
-from app.auth.authentication import SignedIn
+from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
-from app.dependencies import Db
+from app.dependencies import Db, Posted
+from app.html.flash import back_to
+from app.html.rendering import page
 from app.http.parameters import Body, Text
 from app.trash.retention_job import project_of, scope_of
 from db.access import projects
+from db.access.permissions import Permission
+from db.errors import Invalid
 from db.files import retention
-from db.files.pruning import Pruning, Rules
+from db.files.pruning import PINNED, Pruning, Rules
+from db.files.retention import FIELDS, Preview
 from db.tables import RetentionRule
+from db.telemetry import frozen_steps
 
-router = APIRouter(prefix="/retention", tags=["people"])
+api = APIRouter(prefix="/retention", tags=["people"])
+pages = APIRouter(prefix="/retention")
 
 Scope = Annotated[
     Text,
@@ -25,7 +35,7 @@ Scope = Annotated[
 Days = Annotated[float | None, Field(description="1 to 36,500, or null: never deleted")]
 
 
-class NewRule(Body):
+class NewRetentionRule(Body):
     """Ages in days after which files are deleted."""
 
     scope: Scope
@@ -33,7 +43,7 @@ class NewRule(Body):
     log_days: Days = None
 
 
-class Rule(NewRule):
+class Rule(NewRetentionRule):
     """A retention rule."""
 
     set_at: float
@@ -61,7 +71,7 @@ class RulePreview(BaseModel):
     ]
 
 
-@router.get("")
+@api.get("")
 @requires(SIGNED_IN)
 def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     """List the instance's rule, and the rules of visible projects."""
@@ -70,7 +80,7 @@ def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     return [_row(rule) for rule in seen]
 
 
-@router.get("/preview")
+@api.get("/preview")
 @requires(SIGNED_IN)
 def preview_rule(
     session: Db,
@@ -90,10 +100,10 @@ def preview_rule(
     )
 
 
-@router.put("")
+@api.put("")
 @requires(SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
-def set_rule(body: NewRule, session: Db, principal: SignedIn) -> Rule:
+def set_rule(body: NewRetentionRule, session: Db, principal: SignedIn) -> Rule:
     """Set or replace a rule; within an hour the files of its preview are permanently deleted.
 
     For a project's maintainers; the rule of all projects for admins.
@@ -103,7 +113,7 @@ def set_rule(body: NewRule, session: Db, principal: SignedIn) -> Rule:
     return _row(retention.set_rule(session, principal.user, project, rules))
 
 
-@router.delete("", status_code=204)
+@api.delete("", status_code=204)
 @requires(SIGNED_IN)
 @audited("scope")
 def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) -> None:
@@ -124,3 +134,81 @@ def _row(rule: RetentionRule) -> Rule:
 def _pruned(pruning: Pruning) -> PrunedRun:
     figures = {name: getattr(pruning, name) for name in PrunedRun.model_fields if name != "steps"}
     return PrunedRun(steps=len(pruning.steps), **figures)
+
+
+TypedScope = Annotated[Text, Form()]
+
+
+@pages.get("")
+@requires(SIGNED_IN)
+def show_rules(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+    """Show the rules of visible projects."""
+    return _page(request, session, principal, {})
+
+
+@pages.post("")
+@requires(SIGNED_IN)
+@audited("scope", "checkpoint_days", "log_days")
+def post_rule(
+    request: Request, session: Db, principal: SignedIn, posted: Posted, scope: TypedScope = ""
+) -> Response:
+    """Set a rule if its preview is confirmed; otherwise show the preview or the errors."""
+    project = project_of(session, principal.grants, scope)
+    typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
+    try:
+        rules = retention.checked(typed)
+    except Invalid as error:
+        return _page(request, session, principal, typed, errors=error.errors)
+    confirmed = repr(rules)
+    if str(posted.get("confirmed", "")) != confirmed:
+        audit.discard(request)  # nothing is changed yet
+        preview = retention.preview(session, project, rules)
+        return _page(request, session, principal, typed, preview=preview, confirmation=confirmed)
+    retention.set_rule(session, principal.user, project, rules)
+    return back_to(request, "/retention", "The rule is set.")
+
+
+@pages.post("/deletion")
+@requires(SIGNED_IN)
+@audited("scope")
+def post_deletion(
+    request: Request, session: Db, principal: SignedIn, scope: TypedScope = ""
+) -> Response:
+    """Delete a rule."""
+    retention.end_rule(session, project_of(session, principal.grants, scope))
+    return back_to(request, "/retention", "The rule is deleted.")
+
+
+def _page(
+    request: Request,
+    session: Session,
+    principal: Principal,
+    typed: dict[str, str],
+    *,
+    errors: dict[str, str] | None = None,
+    preview: Preview | None = None,
+    confirmation: str = "",
+) -> HTMLResponse:
+    seen = projects.listed(session, principal.grants.projects)
+    names = {row.name for row in seen}
+    managed = [
+        row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
+    ]
+    rules = retention.listed(session)
+    frozen_runs, frozen_bytes = frozen_steps.usage(session)
+    return page(
+        request,
+        "trash/retention.html",
+        principal=principal,
+        status_code=422 if errors else 200,
+        rules=[rule for rule in rules if rule.project is None or rule.project in names],
+        managed=managed,
+        fields=FIELDS,
+        pinned=PINNED,
+        typed={"scope": "", "checkpoint_days": "", "log_days": ""} | typed,
+        errors=errors or {},
+        preview=preview,
+        confirmation=confirmation,
+        frozen_runs=frozen_runs,
+        frozen_bytes=frozen_bytes,
+    )

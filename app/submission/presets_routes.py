@@ -1,24 +1,30 @@
-"""Routes of presets for the form of a new run."""
+"""Presets of the form of a new run: routes and forms."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project, requires
 from app.auth.project_parameters import in_project, query_project
-from app.dependencies import Db
+from app.dependencies import Db, Posted
+from app.html.flash import back_to
 from app.http.parameters import Body, RowId, Text, flaw
+from app.submission import forms, new_run_pages
+from app.submission.new_run_pages import RUN_FIELDS
 from app.submission.presets import save
 from app.submission.submission import Submission, may_submit_to
 from db.access.permissions import Permission
 from db.errors import Invalid
+from db.queue import workers
 from db.runs import presets, run_metadata
 from db.tables import Preset
 
-router = APIRouter(prefix="/presets", tags=["runs"])
+api = APIRouter(prefix="/presets", tags=["runs"])
+pages = APIRouter(prefix="/presets")
 
 
 class NewPreset(Body):
@@ -55,7 +61,7 @@ class PresetRow(BaseModel):
     saved_at: float
 
 
-@router.get("")
+@api.get("")
 @requires(SIGNED_IN)
 def list_presets(
     session: Db,
@@ -73,7 +79,7 @@ def list_presets(
     return [_row(preset) for preset in presets.matching(session, names, name=name)]
 
 
-@router.post("", status_code=201)
+@api.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("name", "recipe", "project")
 def save_preset(
@@ -91,7 +97,7 @@ def save_preset(
     return _row(save(session, principal.user, body.name, submission))
 
 
-@router.delete("/{preset_id}", status_code=204)
+@api.delete("/{preset_id}", status_code=204)
 @requires(ACCOUNT)
 def delete_preset(preset_id: RowId, session: Db, _principal: SignedIn) -> None:
     """Delete a preset. Requires permission to submit to its project."""
@@ -105,3 +111,40 @@ def _row(preset: Preset) -> PresetRow:
     place = {"priority": 0, "nodes": 1, "devices_per_node": 1} | preset.place
     place["tags"] = run_metadata.parted(preset.place.get("tags", ""))
     return PresetRow(**{name: getattr(preset, name) for name in columns}, **place)
+
+
+@pages.post("")
+@requires(ACCOUNT)
+@audited("preset", "recipe", "project")
+def post_preset(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
+    """Save the form's values under a name, or show the form with its errors."""
+    recipe = str(posted.get("recipe", ""))
+    schema = workers.recipe(session, recipe)["schema"]
+    values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
+    config = forms.read(schema, posted)
+    try:
+        numbers, errors = new_run_pages.numbers(values, posted)
+        fields: dict[str, Any] = {name: numbers[name] for name in presets.PLACE if name in numbers}
+        fields["tags"] = values["tags"]
+        fields["project"] = values["project"] or None
+        submission = Submission(recipe=recipe, config=config, **fields)
+        saved = save(session, principal.user, values["preset"], submission, known=errors)
+    except Invalid as error:
+        # The form's `name` is the run's, which a preset does not store.
+        wrong = {"preset" if path == "name" else path: text for path, text in error.errors.items()}
+        return new_run_pages.form(request, session, principal, recipe, config, values, wrong)
+    return back_to(request, f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
+
+
+@pages.post("/{preset_id}/deletion")
+@requires(ACCOUNT)
+def post_deletion(
+    request: Request, preset_id: RowId, session: Db, _principal: SignedIn
+) -> RedirectResponse:
+    """Delete a preset."""
+    preset = presets.get(session, preset_id)
+    check_project(session, Permission.SUBMIT_RUN, preset.project)
+    session.delete(preset)
+    return back_to(
+        request, f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."
+    )

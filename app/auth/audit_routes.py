@@ -1,26 +1,29 @@
-"""Routes of the audit log, for admins."""
+"""Audit log, for admins: routes and page."""
 
 import json
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import ADMIN, requires
 from app.dependencies import Db, TheDatabase
+from app.html.rendering import page
 from app.http.active_requests import EXPORT
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import RunId, Text
+from app.http.parameters import RunId, Text, as_run_id
 from db.access import accounts, audit
 from db.errors import Invalid
+from db.paging import Page
 from db.tables import AuditEvent
 
-router = APIRouter(prefix="/audit", tags=["people"])
+api = APIRouter(prefix="/audit", tags=["people"])
+pages = APIRouter()
 
 
 class AuditEventRow(BaseModel):
@@ -54,7 +57,7 @@ def _row(action: AuditEvent, name: str | None) -> AuditEventRow:
     return AuditEventRow.model_validate({**vars(action), "user": name})
 
 
-@router.get("")
+@api.get("")
 @requires(ADMIN)
 def list_audit_events(
     session: Db,
@@ -67,9 +70,9 @@ def list_audit_events(
 ) -> AuditLog:
     """List audit events."""
     filters = conditions(session, run, user, since)
-    page = audit.listed(session, **filters, after=after, limit=limit)
-    rows = [_row(action, name) for action, name in page.rows]
-    return AuditLog(audit_events=rows, total=page.total, next=page.next)
+    listed = audit.listed(session, **filters, after=after, limit=limit)
+    rows = [_row(action, name) for action, name in listed.rows]
+    return AuditLog(audit_events=rows, total=listed.total, next=listed.next)
 
 
 def conditions(session: Session, run: int | None, user: str, since: date | None) -> dict[str, Any]:
@@ -82,7 +85,7 @@ def conditions(session: Session, run: int | None, user: str, since: date | None)
     return {"run_id": run, "user_id": row.id if row else None, "since": begin}
 
 
-@router.get("/export")
+@api.get("/export")
 @requires(ADMIN, lasts=EXPORT)
 def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingResponse:
     """Export the audit log as JSON lines, oldest first."""
@@ -93,3 +96,51 @@ def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingRe
                 yield json.dumps(_row(action, name).model_dump()) + "\n"
 
     return StreamingResponse(lines(), media_type="application/jsonl")
+
+
+@pages.get("/audit")
+@requires(ADMIN)
+def show_audit_log(
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    run: Annotated[Text, Query()] = "",
+    user: Text = "",
+    since: Annotated[Text, Query()] = "",
+    after: Text = "",
+) -> HTMLResponse:
+    """Show a page of events, newest first.
+
+    run, user, since: as in the API, but empty values are allowed, as a form sends them.
+    """
+    filters: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
+    events, errors = Page([], 0, None), dict[str, str]()
+    try:
+        checked = conditions(session, _run(run), user, _day(since))
+        events = audit.listed(session, **checked, after=after, limit=100)
+    except Invalid as error:
+        errors = error.errors
+    code = 422 if errors else 200
+    return page(
+        request,
+        "auth/audit.html",
+        principal=principal,
+        status_code=code,
+        events=events,
+        errors=errors,
+        **filters,
+    )
+
+
+def _run(text: str) -> int | None:
+    return as_run_id("run", text.strip()) if text.strip() else None
+
+
+def _day(text: str) -> date | None:
+    if not text.strip():
+        return None
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError as error:
+        message = f"{text[:100]!r} is not valid; allowed: a date such as 2026-11-22"
+        raise Invalid({"since": message}) from error

@@ -1,9 +1,10 @@
-"""Account page: password, API tokens and browser sessions."""
+"""The user's own account: routes of API tokens, and the page with password and sign-ins."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth import audit, permissions
@@ -11,16 +12,106 @@ from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, Principal, SignedIn, sign_in
 from app.auth.login_throttling import client_of
 from app.auth.permissions import ACCOUNT, requires
-from app.auth.project_parameters import form_project
+from app.auth.project_parameters import form_project, in_project
 from app.dependencies import Db, Hashing
 from app.html.rendering import page
-from app.http.parameters import RowId, Text
+from app.http.list_pages import After, Limit, ListPage
+from app.http.parameters import Body, RowId, Text
 from db.access import accounts, login_attempts, projects
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import FULL, LARGEST_ID, SignInSession, User
 
-router = APIRouter(prefix="/account")
+api = APIRouter(prefix="/tokens", tags=["tokens"])
+pages = APIRouter(prefix="/account")
+
+
+class TokenName(Body):
+    """Name, scope, project and lifetime of a token."""
+
+    name: Text
+    kind: Annotated[
+        Literal["full", "read", "submit", "control", "write", "run"],
+        Field(
+            description="full: all permissions of the user. read: view and download. submit: read, "
+            "and submit runs. control: submit, and control runs. write: only upload watched runs. "
+            "run: only upload one watched run."
+        ),
+    ] = "full"
+    project: Annotated[
+        Text | None, Field(description="Project that the token is limited to; null: all")
+    ] = None
+    run_id: Annotated[RowId | None, Field(description="For kind run: the run to upload")] = None
+    days: Annotated[int | None, Field(description="Days until it expires; null: never")] = (
+        accounts.TOKEN_DAYS
+    )
+
+
+class TokenRow(BaseModel):
+    """A token; its secret is not stored."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    name: str
+    kind: str
+    project: str | None
+    run_id: int | None
+    created_at: float
+    expires_at: float | None
+    used_at: float | None
+
+
+class NewToken(TokenRow):
+    """A newly created token."""
+
+    token: Annotated[str, Field(description="The secret. It is not shown again.")]
+
+
+class Tokens(ListPage):
+    """Tokens, newest first."""
+
+    tokens: list[TokenRow]
+
+
+@api.get("")
+@requires(ACCOUNT)
+def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
+    """List the user's tokens."""
+    listed = accounts.page_of_api_tokens(session, principal.user, after=after, limit=limit)
+    tokens = [TokenRow.model_validate(row) for (row,) in listed.rows]
+    return Tokens(tokens=tokens, total=listed.total, next=listed.next)
+
+
+@api.post("", status_code=201)
+@requires(ACCOUNT)
+@audited("name", "kind", "project", "run_id", "days")
+def make_token(
+    body: Annotated[TokenName, in_project(TokenName, Permission.VIEW_RUN, is_invalid=True)],
+    session: Db,
+    principal: SignedIn,
+    _at_browser: AtBrowser,
+) -> NewToken:
+    """Create a token. Requires a browser, since a stolen token could otherwise create others."""
+    token, row = accounts.make_api_token(
+        session,
+        principal.user,
+        body.name,
+        body.kind,
+        project=body.project,
+        run_id=body.run_id,
+        days=body.days,
+    )
+    return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)
+
+
+@api.delete("/{token_id}", status_code=204)
+@requires(ACCOUNT)
+def revoke_token(token_id: RowId, session: Db, principal: SignedIn) -> None:
+    """Revoke one of the user's tokens."""
+    name = accounts.delete_api_token(session, principal.user, token_id)
+    audit.set_detail(session, f"name {name}" if name else "")
+
 
 #: Form value for a token of all projects; no project can have this name.
 ANY = "*"
@@ -32,7 +123,7 @@ KINDS = {
 }
 
 
-@router.get("")
+@pages.get("")
 @requires(ACCOUNT)
 def show_account(
     request: Request, session: Db, principal: SignedIn, at_browser: AtBrowser, changed: Text = ""
@@ -41,7 +132,7 @@ def show_account(
     return _account(request, session, principal, at_browser, changed=changed)
 
 
-@router.post("/password")
+@pages.post("/password")
 @requires(ACCOUNT)
 def set_password(
     request: Request,
@@ -72,10 +163,10 @@ def set_password(
     return response
 
 
-@router.post("/tokens")
+@pages.post("/tokens")
 @requires(ACCOUNT)
 @audited("name", "kind", "project", "run_id", "days")
-def make_token(
+def post_token(
     request: Request,
     session: Db,
     principal: SignedIn,
@@ -102,9 +193,9 @@ def make_token(
     return _account(request, session, principal, at_browser, token=token)
 
 
-@router.post("/tokens/{token_id}/revocation")
+@pages.post("/tokens/{token_id}/revocation")
 @requires(ACCOUNT)
-def revoke_token(
+def post_revocation(
     token_id: RowId, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> RedirectResponse:
     """Revoke a token."""
@@ -122,7 +213,7 @@ def _number(field: str, text: str, most: int) -> int | None:
     return int(text)
 
 
-@router.post("/sign-ins/deletion")
+@pages.post("/sign-ins/deletion")
 @requires(ACCOUNT)
 def end_sign_ins(session: Db, principal: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
     """Sign out the user's other browsers."""

@@ -1,23 +1,30 @@
-"""Routes of uploaded reports of `halfstep check`."""
+"""Uploaded reports of `halfstep check`: routes and pages."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.auth.project_parameters import in_project, query_project
-from app.checks.checks import ACTION, WRITE, check_deletable, checked, stored
+from app.checks.check_view import view_of
+from app.checks.checks import ACTION, WRITE, check_deletable, checked, may_delete, stored
 from app.dependencies import Db
+from app.html.flash import back_to
+from app.html.rendering import page
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
+from db.access import projects
 from db.access.permissions import Permission
 from db.runs import check_reports
 from db.tables import CheckReport, User
+from halfstep.check.report import from_content
 
-router = APIRouter(prefix="/checks", tags=["checks"])
+api = APIRouter(prefix="/checks", tags=["checks"])
+pages = APIRouter(prefix="/checks")
 
 Content = Annotated[dict[str, Any], Field(description="As `halfstep check --json` prints it")]
 Sources = Annotated[dict[str, str], Field(description="Texts of the files that rows name")]
@@ -58,7 +65,7 @@ class Checks(ListPage):
     checks: list[CheckRow]
 
 
-@router.get("")
+@api.get("")
 @requires(SIGNED_IN)
 def list_checks(
     session: Db,
@@ -71,12 +78,12 @@ def list_checks(
 ) -> Checks:
     """List the uploaded reports of visible projects."""
     names = None if project is None else [project]
-    page = check_reports.listed(session, names, after=after, limit=limit)
-    rows = [CheckRow(**_row(*row)) for row in page.rows]
-    return Checks(checks=rows, total=page.total, next=page.next)
+    listed = check_reports.listed(session, names, after=after, limit=limit)
+    rows = [CheckRow(**_row(*row)) for row in listed.rows]
+    return Checks(checks=rows, total=listed.total, next=listed.next)
 
 
-@router.post("", status_code=201)
+@api.post("", status_code=201)
 @requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
 @audited("project")
 def upload_check(
@@ -90,7 +97,7 @@ def upload_check(
     return CheckRow(**_row(check_reports.add(session, report), principal.user.name))
 
 
-@router.get("/{check_id}")
+@api.get("/{check_id}")
 @requires(SIGNED_IN)
 def get_check(check_id: RowId, session: Db, _principal: SignedIn) -> CheckContent:
     """Return an uploaded report with its sources."""
@@ -99,7 +106,7 @@ def get_check(check_id: RowId, session: Db, _principal: SignedIn) -> CheckConten
     return CheckContent(**_row(report, author), report=report.report, sources=report.sources)
 
 
-@router.delete("/{check_id}", status_code=204)
+@api.delete("/{check_id}", status_code=204)
 @requires(SIGNED_IN)
 def delete_check(check_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete an uploaded report; this cannot be undone.
@@ -114,3 +121,64 @@ def delete_check(check_id: RowId, session: Db, principal: SignedIn) -> None:
 def _row(report: CheckReport, author: str) -> dict[str, Any]:
     names = CheckRow.model_fields.keys() - {"author"}
     return {name: getattr(report, name) for name in names} | {"author": author}
+
+
+PAGE_SIZE = 50
+
+
+@pages.get("")
+@requires(SIGNED_IN)
+def show_checks(
+    request: Request,
+    session: Db,
+    principal: SignedIn,
+    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
+    after: After = "",
+) -> HTMLResponse:
+    """List the reports of one visible project, or of all."""
+    only = None if project is None else [project]
+    listed = check_reports.listed(session, only, after=after, limit=PAGE_SIZE)
+    return page(
+        request,
+        "checks/checks.html",
+        principal=principal,
+        rows=listed.rows,
+        next=listed.next,
+        projects=[each.name for each in projects.listed(session, principal.grants.projects)],
+        project=project,
+    )
+
+
+@pages.get("/{check_id}")
+@requires(SIGNED_IN)
+def show_check(check_id: RowId, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+    """Show a report: the source with marked lines, and the findings."""
+    row = check_reports.get(session, check_id)
+    return page(
+        request,
+        "checks/check.html",
+        principal=principal,
+        check=row,
+        view=view_of(from_content(row.report), row.sources),
+        author=session.get_one(User, row.user_id).name,
+        may_delete=may_delete(row, principal.grants),
+    )
+
+
+@pages.get("/{check_id}/report.json")
+@requires(SIGNED_IN)
+def download_check(check_id: RowId, session: Db, _principal: SignedIn) -> JSONResponse:
+    """Return a report as `halfstep check --json` prints it, for --baseline."""
+    row = check_reports.get(session, check_id)
+    headers = {"Content-Disposition": f'attachment; filename="check-{check_id}.json"'}
+    return JSONResponse(row.report, headers=headers)
+
+
+@pages.post("/{check_id}/deletion")
+@requires(SIGNED_IN)
+def post_deletion(check_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+    """Delete a report."""
+    row = check_reports.get(session, check_id)
+    check_deletable(session, row, principal.grants)
+    check_reports.delete(session, row)
+    return back_to(request, "/checks", "The check is deleted.")

@@ -1,0 +1,122 @@
+"""Secrets, environment variables of commands, whose values are never shown: routes and page."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import ADMIN, RUN_COMMANDS, requires
+from app.dependencies import Db, TheSettings
+from app.html.rendering import page
+from app.http.list_pages import After, Limit, ListPage
+from app.http.parameters import Body, Text
+from db.access import secrets
+from db.errors import Invalid
+from db.paging import page_of_list
+
+api = APIRouter(prefix="/secrets", tags=["secrets"])
+pages = APIRouter(prefix="/secrets")
+
+
+class SecretValue(Body):
+    """The value of a secret."""
+
+    value: Annotated[str, Field(description="At least 8 characters. It is never shown again")]
+
+
+class SecretRow(BaseModel):
+    """A secret, without its value."""
+
+    name: str
+    user: Annotated[str, Field(description="User who set it")]
+    set_at: float
+
+
+class Secrets(ListPage):
+    """Secrets by name."""
+
+    secrets: list[SecretRow]
+
+
+@api.get("")
+@requires(RUN_COMMANDS)
+def list_secrets(
+    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
+) -> Secrets:
+    """List the names of the secrets."""
+    listed = page_of_list(secrets.listed(session), after=after, limit=limit)
+    rows = [
+        SecretRow(name=secret.name, user=user, set_at=secret.set_at) for secret, user in listed.rows
+    ]
+    return Secrets(secrets=rows, total=listed.total, next=listed.next)
+
+
+@api.put("/{name}", status_code=204)
+@requires(ADMIN)
+def set_secret(
+    name: str, secret: SecretValue, session: Db, settings: TheSettings, principal: SignedIn
+) -> None:
+    """Create or replace a secret, which the commands of all users can use."""
+    secrets.put(session, settings.secrets_key, principal.user, name, secret.value)
+
+
+@api.delete("/{name}", status_code=204)
+@requires(ADMIN)
+def delete_secret(name: str, session: Db, _principal: SignedIn) -> None:
+    """Delete a secret; commands that still name it fail when they start."""
+    secrets.delete(session, name)
+
+
+@pages.get("")
+@requires(RUN_COMMANDS)
+def show_secrets(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+    """Show the names of the secrets, each with the user who set it."""
+    return _secrets(request, session, principal)
+
+
+@pages.post("")
+@requires(ADMIN)
+def post_secret(
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    principal: SignedIn,
+    name: Annotated[Text, Form()] = "",
+    value: Annotated[str, Form()] = "",
+) -> Response:
+    """Create or replace a secret. A form sends CR LF line ends, which keys do not have."""
+    try:
+        text = value.replace("\r\n", "\n").strip()
+        secrets.put(session, settings.secrets_key, principal.user, name.strip(), text)
+    except Invalid as error:
+        return _secrets(request, session, principal, name, error.errors)
+    return RedirectResponse("/secrets", status_code=303)
+
+
+@pages.post("/{name}/deletion")
+@requires(ADMIN)
+def post_deletion(name: str, session: Db, _principal: SignedIn) -> RedirectResponse:
+    """Delete a secret."""
+    secrets.delete(session, name)
+    return RedirectResponse("/secrets", status_code=303)
+
+
+def _secrets(
+    request: Request,
+    session: Session,
+    principal: Principal,
+    name: str = "",
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    return page(
+        request,
+        "auth/secrets.html",
+        principal=principal,
+        status_code=422 if errors else 200,
+        secrets=secrets.listed(session),
+        name=name,
+        errors=errors or {},
+    )
