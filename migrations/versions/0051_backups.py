@@ -14,12 +14,12 @@ def upgrade() -> None:
     op.create_table(
         'backups',
         sa.Column('id', sa.Integer(), nullable=False),
-        sa.Column('folder', sa.String(), nullable=False),
+        sa.Column('folder', sa.Text(), nullable=False),
         sa.Column('slot', sa.BigInteger(), nullable=True),
         sa.Column('started_at', sa.Double(), nullable=False),
         sa.Column('seen_at', sa.Double(), nullable=False),
         sa.Column('ended_at', sa.Double(), nullable=True),
-        sa.Column('error', sa.String(), nullable=False),
+        sa.Column('error', sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint('id', name='pk_backups'),
         sa.UniqueConstraint('slot', name='uq_backups_slot'),
     )
