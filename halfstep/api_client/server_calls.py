@@ -21,6 +21,10 @@ class ServerCalls(Connection):
         """Return the projects visible to the user, with their quotas and permissions."""
         return self._get("/api/v1/projects")
 
+    def make_project(self, name: str) -> "ProjectRow":
+        """Create a project. For admins."""
+        return self._post("/api/v1/projects", {"name": name})
+
     def rename_project(self, name: str, new_name: str) -> "ProjectRow":
         """Rename a project. For admins."""
         body = {"name": name, "new_name": new_name}

@@ -628,9 +628,8 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     restored = halfstep("run", "restore", str(first), **known)
     assert (restored.returncode, restored.stdout) == (0, f"run {first} is restored\n")
-    with httpx2.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as script:
-        for name in ("vision", "gone"):
-            assert script.post("/api/v1/projects", json={"name": name}).status_code == 201
+    assert client.make_project("vision")["name"] == "vision"
+    assert "gone is created" in halfstep("projects", "create", "gone", **known).stdout
     assert client.move(first, 99, project="vision")["done"] == [first]
     moved = halfstep("run", "move", str(first), "99", "--project", "vision", **known)
     assert (moved.returncode, moved.stdout) == (1, f"run {first} is moved\n")

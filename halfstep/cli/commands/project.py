@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ProjectName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the project")]
 
-app = App("List projects; for admins: rename or delete one.", group=ListingGroup)
+app = App("List projects; for admins: create, rename or delete one.", group=ListingGroup)
 
 
 @app.command("list")
@@ -24,6 +24,14 @@ def list_(as_json: AsJson = False) -> None:
         projects = client.projects()
     columns = ("Project", "Devices used", "Queued runs")
     print_list(projects, columns, _row, as_json=as_json)
+
+
+@app.command()
+def create(name: ProjectName, as_json: AsJson = False) -> None:
+    """Create a project; for admins."""
+    with connect() as client:
+        project = client.make_project(name)
+    print_result(project, f"the project {project['name']} is created", as_json=as_json)
 
 
 @app.command()

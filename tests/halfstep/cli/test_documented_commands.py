@@ -12,6 +12,7 @@ import pytest
 
 from db.access import projects
 from db.database import Database
+from halfstep.cli import main
 from tests.halfstep.cli.test_main import found_command
 
 ROOT = Path(__file__).parents[3]
@@ -57,7 +58,9 @@ def fault(words: list[str]) -> str | None:
         while getattr(command, "commands", None) and words[depth:]:
             command, depth = command.commands[words[depth]], depth + 1
         if not getattr(command, "commands", None):
-            context = command.context_class(command, **command.context_settings)
+            root = main.root()
+            parent = root.context_class(root, **root.context_settings)
+            context = command.context_class(command, parent=parent, **command.context_settings)
             command.make_parser(context).parse_args(words[depth:])
     except (KeyError, AttributeError):
         return "there is no such command"
