@@ -12,9 +12,10 @@ from app.auth.permissions import requires
 from app.compare import comparison
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
+from app.files.file_keys import MEDIA, FileKey, file_keys
 from app.html.rendering import page
 from app.http.parameters import RunId
-from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
+from app.live.run_updates import ARTIFACTS_SHOWN, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
 from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
@@ -49,11 +50,13 @@ TABS = {
     "charts": "Charts",
     "skips": "Skipped steps",
     "gradients": "Gradients",
+    "media": "Media",
     "files": "Files",
     "log": "Log",
     "configuration": "Configuration",
-    "history": "History",
 }
+#: Tabs by names that they had.
+FORMER_TABS = {"history": "configuration"}
 
 
 @router.get("/runs/{run_id}")
@@ -68,7 +71,8 @@ def show_run(
 ) -> HTMLResponse:
     """Show a run; the live stream continues from the cursor on the page."""
     run, owner = runs.get_with_owner(session, run_id)
-    tab = request.query_params.get("tab", "")
+    keys = file_keys(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN))
+    tab = _tab(request.query_params.get("tab", ""), run, keys)
     last = runs.last_change(session, run_id)
     metric_names = chosen.names(session, run_id)
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
@@ -118,7 +122,8 @@ def show_run(
         updates=histograms.updates(session, run_id),
         precision_diff=precision_diffs.table(session, run),
         weights=histograms.newest(session, run_id, "weights"),
-        artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
+        keys=keys,
+        media=sum(key.kind in MEDIA for key in keys),
         artifacts_shown=ARTIFACTS_SHOWN,
         named_artifacts=artifact_versions.of_run(session, run_id),
         artifacts_total=artifacts.count(session, run_id),
@@ -150,6 +155,13 @@ def show_run(
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
+
+
+def _tab(name: str, run: Run, keys: list[FileKey]) -> str:
+    """Return the name of the tab that a URL names; of an ended run without media, the files."""
+    if name == "media" and run.status in ENDED and not any(key.kind in MEDIA for key in keys):
+        return "files"
+    return FORMER_TABS.get(name, name)
 
 
 def _tabs(run: Run, stepless: SteplessFigures | None) -> dict[str, str]:

@@ -1,5 +1,4 @@
 // The page of a run: its tabs, what each of them shows, and updates of them by the live stream.
-import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'config_values'
 import { size } from 'formats'
 import { createEnvironment } from 'environment'
@@ -80,6 +79,11 @@ const showToolbar = () => {
   article.querySelector('[data-charts] .toolbar').hidden = false
 }
 
+const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), (count) => {
+  article.querySelector('[data-tab=media]').hidden = !count && article.dataset.over === 'true'
+  article.querySelector('[data-media-count]').textContent = String(count)
+})
+media.refresh()
 /** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
@@ -99,6 +103,7 @@ const onShow = {
     }
     missed.clear()
   },
+  media: () => media.show(),
   log: () => log.show(),
 }
 createTabs(article, (name) => {
@@ -107,9 +112,6 @@ createTabs(article, (name) => {
   onShow[name]?.()
   toNewest(article)
 })
-previewTexts(article)
-const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), previewTexts)
-media.refresh()
 const showLabels = createLabels(article, api)
 
 const title = document.title
@@ -140,7 +142,6 @@ const showMessages = (revision) => {
     }
   })
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
-  previewTexts(article)
   media.refresh()
   showLabels(labels)
   received.flatMap((message) => message.diagnosed).forEach(diagnosed)
