@@ -25,6 +25,7 @@ from app.runs.stepless_figures import SteplessFigures, stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values, precision_diffs, precision_plans
 from app.telemetry.environment import environment_of
+from app.telemetry.lab_card import lab_card
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
@@ -151,6 +152,7 @@ def show_run(
         variants=comparison.variants(session, run) if precision_plans.is_measurable(run) else (),
         task=run.task,
         measured=precision_plans.measured_of(session, run_id),
+        lab=lab_card(session, run),
         measured_steps=checkpoints.measured_steps,
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),

@@ -3,6 +3,7 @@ import { createConfiguration } from 'config_values'
 import { size } from 'formats'
 import { createEnvironment } from 'environment'
 import { createGradients } from 'gradients'
+import { createGradientsTab } from 'gradients_tab'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
 import { createLabels } from 'metadata'
@@ -44,6 +45,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
 })
 const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
 createPrecisionDiff(article.querySelector('#precision-diff'))
+createGradientsTab(article.querySelector('[data-panel=gradients]'))
 const system = createSystem(article.querySelector('[data-system]'), api)
 /** Figures of the diagnosis, by what the updates call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
 const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
@@ -97,7 +99,7 @@ const onShow = {
   },
   gradients: () => {
     for (const [kind, create] of FIGURES) {
-      const section = article.querySelector(`[data-diagnosis=${kind}]`)
+      const section = article.querySelector(`.chart-panel[data-diagnosis=${kind}]`)
       if (section && !figures.has(kind)) figures.set(kind, create(section, api))
       else if (missed.has(kind)) figures.get(kind)?.refresh()
     }
