@@ -15,7 +15,7 @@ from app.runs import list_pages, run_control_pages, run_pages, views_pages
 from app.submission import new_command_pages, new_run_pages, presets_pages, recipe_pages
 from app.sweeps import sweeps_pages
 from app.telemetry import precision_plans_pages
-from app.trash import retention_pages, trash_pages
+from app.trash import retention_pages, storage_pages, trash_pages
 from app.workers import workers_pages
 
 router = APIRouter(include_in_schema=False)
@@ -46,6 +46,7 @@ for module in (
     users_pages,
     projects_pages,
     retention_pages,
+    storage_pages,
     audit_pages,
     shared_links_pages,
     shared_pages,

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
@@ -101,6 +102,7 @@ def show_run(
         tab=tab if tab in TABS else _first_tab(run, stepless),
         run=summary,
         trial=sweeps.of_run(session, run_id),
+        neighbours=_neighbours(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
         last=last,
@@ -157,6 +159,15 @@ def show_run(
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
+
+
+def _neighbours(session: Session, run_id: int) -> dict[str, int | None]:
+    """Return the visible runs before and after one, by the name of the link to them."""
+    visible = select(Run.id).where(Run.deleted_at.is_(None)).limit(1)
+    return {
+        "prev": session.scalar(visible.where(Run.id < run_id).order_by(Run.id.desc())),
+        "next": session.scalar(visible.where(Run.id > run_id).order_by(Run.id)),
+    }
 
 
 def _tab(name: str, run: Run, keys: list[FileKey]) -> str:

@@ -232,7 +232,7 @@ def test_panels_and_legend_fit_the_first_screen(
     assert all(0 <= place <= 100 for place in places)
     values = page.locator("[data-row=loss] [data-values] b")
     expect(values).to_have_text(["1"] * 4)
-    page.locator("[data-plot=loss] .nsewdrag").hover(position={"x": 2, "y": 60})
+    page.locator("[data-plot=loss] .xy2 > .nsewdrag").hover(position={"x": 2, "y": 60})
     expect(values).to_have_text(["3"] * 4)
     expect(page.locator("[data-where]")).to_have_text("at step 1")
     page.mouse.move(0, 0)
