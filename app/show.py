@@ -70,7 +70,9 @@ def show(
         handle_signals(server)
         with database.writing() as session:
             viewer = accounts.make_user(session, "viewer")
-            link = sign_in_link(settings, accounts.make_link_token(session, viewer))
+            link = sign_in_link(
+                settings, accounts.make_link_token(session, viewer, is_lasting=True)
+            )
             owner = accounts.make_user(session, "halfstep show", is_admin=True)
             token, _row = accounts.make_api_token(session, owner, "show", WRITE)
         credentials = Credentials(f"http://{HOST}:{settings.port}", token)

@@ -146,11 +146,11 @@ def set_password(
     """Set a password; all other sessions, tokens and links of the user end.
 
     Requires the current password, to protect an unattended browser, unless it has just signed in
-    by a link.
+    by a link, or no password is set.
     """
     user = session.get_one(User, principal.user.id)
     try:
-        if not accounts.signed_in_by_recent_link(session, at_browser):
+        if accounts.needs_current_password(session, user, at_browser):
             client = client_of(request, user.name)
             login_attempts.take(session, **client)
             accounts.check_current_password(user, current)
@@ -231,13 +231,14 @@ def _account(
     token: str = "",
     errors: dict[str, str] | None = None,
 ) -> HTMLResponse:
+    user = session.get_one(User, principal.user.id)
     return page(
         request,
         "auth/account.html",
         principal=principal,
         status_code=422 if errors else 200,
-        asks_current=not accounts.signed_in_by_recent_link(session, at_browser),
-        has_password=session.get_one(User, principal.user.id).password_hash is not None,
+        asks_current=accounts.needs_current_password(session, user, at_browser),
+        has_password=user.password_hash is not None,
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
         projects=[row.name for row in projects.listed(session, principal.grants.projects)],

@@ -52,8 +52,8 @@ SEEDS = 2**32
 NAME_OF_VARIANT = 60
 #: With more runs, runs are the rows of the table.
 MOST_COLUMNS = 8
-#: Limits of the legend: columns, and characters of a setting's value.
-MOST_LEGEND_COLUMNS, LONG_VALUE = 4, 18
+#: Limit of characters of a setting's value in a run's label.
+LONG_VALUE = 18
 #: Limit of settings in a run's label.
 MOST_IN_LABEL = 3
 #: Limit of compared metrics; those that most of the runs have are preferred.
@@ -181,14 +181,6 @@ class Comparison:
         return [row for row in differing if row[0] != "scaler.enabled" or not is_implied]
 
     @property
-    def legend_settings(self) -> list[tuple[str, list[str]]]:
-        """The columns of the legend: settings that differ in short values, and all runs have."""
-        common = [row for row in self._distinguishing if MISSING not in row[1]]
-        texts = [(path, _short(values)) for path, values in common]
-        short = [row for row in texts if max(map(len, row[1])) <= LONG_VALUE]
-        return short[: MOST_LEGEND_COLUMNS - len(self.legend_figures)]
-
-    @property
     def legend_figures(self) -> list[str]:
         """Names of the figures in the legend: the loss and a metric, where runs have them."""
         metrics = sorted((name for name in self.names if name not in LABELS), key=self.relevance)
@@ -209,14 +201,47 @@ class Comparison:
 
     @property
     def labels(self) -> dict[int, str]:
-        """Labels by run id: the values that differ, if few, short and all different; else names."""
+        """Labels by run id: the values that differ, if few and short; else names.
+
+        All are different: of equal ones the run's number becomes a part.
+        """
         names = [column.label for column in self.columns]
-        values = [_named(path, values) for path, values in self._distinguishing[:MOST_IN_LABEL]]
-        short = [" · ".join(texts) for texts in zip(*values, strict=True)]
-        is_short = all(text != "–" and len(text) <= LONG_VALUE for row in values for text in row)
-        has_all = not self.reference and len(self._distinguishing) <= MOST_IN_LABEL and is_short
-        is_unique = len(set(short)) == len(names)
-        return dict(zip(self.ids, short if has_all and is_unique else names, strict=True))
+        rows = [_named(path, values) for path, values in self._labelling]
+        short = [" · ".join(texts) for texts in zip(*rows, strict=True)] or names
+        counts = Counter(short)
+        numbered = [
+            label if counts[label] == 1 else f"{label} · {run_id}"
+            for label, run_id in zip(short, self.ids, strict=True)
+        ]
+        return dict(zip(self.ids, numbered, strict=True))
+
+    @property
+    def label_settings(self) -> list[str]:
+        """The settings whose values the labels are; empty: they are names."""
+        return [path for path, _values in self._labelling]
+
+    @property
+    def _labelling(self) -> list[tuple[str, list[Any]]]:
+        """The settings of the labels: those of training first, and no more than make a difference.
+
+        Empty if they would say less than the names, which are all different.
+        """
+        if self.reference:
+            return []
+        usable = [
+            (path, values)
+            for path, values in sorted(self._distinguishing, key=lambda row: _is_aside(row[0]))
+            if MISSING not in values and max(map(len, _named(path, values))) <= LONG_VALUE
+        ]
+        chosen: list[tuple[str, list[Any]]] = []
+        for row in usable:
+            if len(chosen) == MOST_IN_LABEL or len(_combinations(chosen)) == len(self.columns):
+                break
+            if len(_combinations([*chosen, row])) > len(_combinations(chosen)):
+                chosen.append(row)
+        own_names = {column.run.name for column in self.columns}
+        is_unique = len(_combinations(chosen)) == len(self.columns)
+        return chosen if is_unique or len(own_names) < len(self.columns) else []
 
     @property
     def is_sideways(self) -> bool:
@@ -453,6 +478,16 @@ def differences(settings: Sequence[tuple[str, list[Any]]]) -> list[tuple[str, li
     """Return settings that differ; those that only some runs have, with one value, come last."""
     differing = [row for row in settings if len(set(map(repr, row[1]))) > 1]
     return sorted(differing, key=lambda row: not _has_several(row[1]))
+
+
+def _is_aside(path: str) -> bool:
+    """Return whether a setting changes what is measured or kept, and not the training."""
+    return path.startswith(("diagnosis.", "checkpoints.", "evaluation.", "lab.", "alerts."))
+
+
+def _combinations(rows: Sequence[tuple[str, list[Any]]]) -> set[tuple[str, ...]]:
+    """Return the different values of settings together."""
+    return set(zip(*(map(repr, values) for _path, values in rows), strict=True))
 
 
 def _has_several(values: list[Any]) -> bool:

@@ -7,6 +7,7 @@ plotly.js is served from the installed plotly package.
 import gzip
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -66,8 +67,19 @@ def _assets() -> dict[str, Asset]:
     return own | {"plotly.js": _asset(plotly)}
 
 
+def compacted(css: str) -> str:
+    """Return a stylesheet without comments and needless whitespace; texts in quotes stay."""
+    parts = re.split(r'("[^"]*")', re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL))
+    for at in range(0, len(parts), 2):
+        text = re.sub(r" ?([{};,]) ?", r"\1", re.sub(r"\s+", " ", parts[at]))
+        parts[at] = text.replace(": ", ":").replace(";}", "}")
+    return "".join(parts).strip()
+
+
 def _asset(path: Path) -> Asset:
     body = path.read_bytes()
+    if path.suffix == ".css":
+        body = compacted(body.decode()).encode()
     fingerprint = hashlib.sha256(body).hexdigest()[:12]
     url = f"/static/{path.stem}.{fingerprint}{path.suffix}"
     return Asset(url, MEDIA_TYPES[path.suffix], body)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from sqlalchemy.orm import Session
 
+from app.files.file_keys import file_keys, key_name
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Poll, Update, Watching
@@ -40,7 +41,7 @@ from db.queue.pending_reasons import Queue
 from db.runs import history, runs
 from db.runs.runs import State
 from db.settings import Settings
-from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
+from db.tables import ENDED, LARGEST_ID, Run, ScalerEvent, Status
 from db.telemetry import series, windows
 from db.telemetry.telemetry import SPIKE
 from halfstep.diagnosis.defect import Defect
@@ -51,7 +52,7 @@ from halfstep.telemetry.plain_json import JsonObject
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
 #: The latest files of a run that its page shows; the API returns all.
-ARTIFACTS_SHOWN = 500
+ARTIFACTS_SHOWN = 2000
 #: Rows that one list page can follow: those that it showed, and new ones that came in since.
 ROWS_FOLLOWED = 200
 PLACES_SECONDS = 3.0
@@ -302,12 +303,12 @@ def _rows(
         whole = [file for file in files if not file.is_shard]
         in_order = sorted(whole, key=lambda file: file.step)
         yield "checkpoints", TableRows(html=html, keys=[str(file.id) for file in in_order])
-        newest = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
-        steps = {file.step for file in changes.artifacts}
-        files_by_step = by_step([file for file in newest if file.step in steps])
-        html = fragment("run/_artifacts.html", run=run, artifacts=files_by_step)
-        keys = [str(step) for step in sorted(by_step(newest))]
-        yield "artifacts", TableRows(html=html, keys=keys)
+        logged = file_keys(artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN))
+        changed = {key_name(file.name) for file in changes.artifacts}
+        html = fragment(
+            "run/_artifacts.html", run=run, keys=[key for key in logged if key.name in changed]
+        )
+        yield "artifacts", TableRows(html=html, keys=[key.name for key in logged])
     if steps := _shown_skips(session, changes):
         skipped = skipped_steps(session, run.id, steps=steps)
         html = fragment("run/_skips.html", run=run, skipped=skipped)
@@ -354,14 +355,6 @@ def skipped_steps(
         SkippedStep(skip, found.get(("replay", skip.step)), found.get(("retry", skip.step)))
         for skip in skips
     ]
-
-
-def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
-    """Return the files of each step, newest step first."""
-    result: dict[int, list[Artifact]] = {}
-    for file in files:
-        result.setdefault(file.step, []).append(file)
-    return result
 
 
 def _dumped(model: Any, rows: list[Any]) -> list[JsonObject]:

@@ -5,15 +5,21 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
+<<<<<<< HEAD
+=======
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+>>>>>>> pages
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
 from app.compare import comparison
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
+from app.files.file_keys import MEDIA, FileKey, file_keys
 from app.html.rendering import page
 from app.http.parameters import RunId
-from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
+from app.live.run_updates import ARTIFACTS_SHOWN, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
 from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
@@ -23,6 +29,7 @@ from app.runs.stepless_figures import SteplessFigures, stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values, precision_diffs, precision_plans
 from app.telemetry.environment import environment_of
+from app.telemetry.lab_card import lab_card
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
@@ -48,11 +55,13 @@ TABS = {
     "charts": "Charts",
     "skips": "Skipped steps",
     "gradients": "Gradients",
+    "media": "Media",
     "files": "Files",
     "log": "Log",
     "configuration": "Configuration",
-    "history": "History",
 }
+#: Tabs by names that they had.
+FORMER_TABS = {"history": "configuration"}
 
 
 @router.get("/runs/{run_id}")
@@ -67,7 +76,8 @@ def show_run(
 ) -> HTMLResponse:
     """Show a run; the live stream continues from the cursor on the page."""
     run, owner = runs.get_with_owner(session, run_id)
-    tab = request.query_params.get("tab", "")
+    keys = file_keys(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN))
+    tab = _tab(request.query_params.get("tab", ""), run, keys)
     last = runs.last_change(session, run_id)
     metric_names = chosen.names(session, run_id)
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
@@ -95,6 +105,7 @@ def show_run(
         tab=tab if tab in TABS else _first_tab(run, stepless),
         run=summary,
         trial=sweeps.of_run(session, run_id),
+        neighbours=_neighbours(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
         last=last,
@@ -117,7 +128,8 @@ def show_run(
         updates=histograms.updates(session, run_id),
         precision_diff=precision_diffs.table(session, run),
         weights=histograms.newest(session, run_id, "weights"),
-        artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
+        keys=keys,
+        media=sum(key.kind in MEDIA for key in keys),
         artifacts_shown=ARTIFACTS_SHOWN,
         named_artifacts=artifact_versions.of_run(session, run_id),
         artifacts_total=artifacts.count(session, run_id),
@@ -145,10 +157,27 @@ def show_run(
         variants=comparison.variants(session, run) if precision_plans.is_measurable(run) else (),
         task=run.task,
         measured=precision_plans.measured_of(session, run_id),
+        lab=lab_card(session, run),
         measured_steps=checkpoints.measured_steps,
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )
+
+
+def _neighbours(session: Session, run_id: int) -> dict[str, int | None]:
+    """Return the visible runs before and after one, by the name of the link to them."""
+    visible = select(Run.id).where(Run.deleted_at.is_(None)).limit(1)
+    return {
+        "prev": session.scalar(visible.where(Run.id < run_id).order_by(Run.id.desc())),
+        "next": session.scalar(visible.where(Run.id > run_id).order_by(Run.id)),
+    }
+
+
+def _tab(name: str, run: Run, keys: list[FileKey]) -> str:
+    """Return the name of the tab that a URL names; of an ended run without media, the files."""
+    if name == "media" and run.status in ENDED and not any(key.kind in MEDIA for key in keys):
+        return "files"
+    return FORMER_TABS.get(name, name)
 
 
 def _tabs(run: Run, stepless: SteplessFigures | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text
 from app.submission import config_schema, forms
 from app.submission.submission import (
+    LENGTHS,
     LIMITS,
     Submission,
     check,
@@ -124,9 +125,18 @@ def new_run(
         if step is not None:
             config.pop("weights", None)  # the checkpoint contains the weights
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
+            values["name"] = _continued(run.name, step)
+            if step >= run.steps_total:  # no step would be left
+                config_schema.put(config, "training.steps", step + run.steps_total)
     for path, value in settings.items():
         config_schema.put(config, path, value)
     return form(request, session, principal, recipe, config, values)
+
+
+def _continued(name: str, step: int) -> str:
+    """Return a name for a run that starts from a step of another."""
+    ending = f" from step {step}"
+    return name[: LENGTHS["name"] - len(ending)] + ending
 
 
 def _parent(run: Run) -> dict[str, str]:

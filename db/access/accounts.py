@@ -50,6 +50,8 @@ PASSWORD_LENGTH = (8, 200)
 NAME_CHARACTERS = 64
 #: Limit of tokens per user.
 MOST_TOKENS = 50
+#: Expiry of links that stay valid as long as their server runs.
+LASTING = 1e12
 LINK_REFUSED = "This sign-in link has been used or has expired. Sign in below instead."
 
 _passwords = PasswordHash.recommended()
@@ -188,6 +190,16 @@ def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
     return sign_in.by_link and age < FRESH_SECONDS
 
 
+def needs_current_password(session: Session, user: User, sign_in: SignInSession) -> bool:
+    """Return whether a user has to repeat the current password to set another.
+
+    Not after a recent sign-in by link, nor by any link while no password is set.
+    """
+    if user.password_hash is None and sign_in.by_link:
+        return False
+    return not signed_in_by_recent_link(session, sign_in)
+
+
 def check_current_password(user: User, password: str) -> None:
     """Verify the current password of a signed-in user. Raises Invalid."""
     if user.password_hash is None:
@@ -200,23 +212,26 @@ def check_current_password(user: User, password: str) -> None:
         raise Invalid({"current": "is not your current password"})
 
 
-def make_link_token(session: Session, user: User) -> str:
-    """Return the token of a link that signs in once, within a day."""
+def make_link_token(session: Session, user: User, *, is_lasting: bool = False) -> str:
+    """Return the token of a link that signs in once, within a day; is_lasting: always."""
     token = secrets.token_urlsafe(32)
     session.execute(delete(SignInLink).where(SignInLink.expires_at < now()))
-    session.add(
-        SignInLink(token_hash=hash_of(token), user_id=user.id, expires_at=now() + LINK_SECONDS)
-    )
+    expires_at = LASTING if is_lasting else now() + LINK_SECONDS
+    session.add(SignInLink(token_hash=hash_of(token), user_id=user.id, expires_at=expires_at))
     return token
 
 
 def redeem_link_token(session: Session, token: str) -> User:
-    """Return the user of a one-time link, and invalidate it. Raises InvalidCredentials."""
+    """Return the user of a link, and invalidate it if it is a one-time link.
+
+    Raises InvalidCredentials.
+    """
+    own = SignInLink.token_hash == hash_of(token)
     user_id = session.scalar(
         delete(SignInLink)
-        .where(SignInLink.token_hash == hash_of(token), SignInLink.expires_at > now())
+        .where(own, SignInLink.expires_at > now(), SignInLink.expires_at < LASTING)
         .returning(SignInLink.user_id)
-    )
+    ) or session.scalar(select(SignInLink.user_id).where(own, SignInLink.expires_at >= LASTING))
     if user_id is None:
         raise InvalidCredentials(LINK_REFUSED)
     return session.get_one(User, user_id)

@@ -1,6 +1,7 @@
 """Artifacts of recipes and scripts in a real browser."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,23 +29,24 @@ def test_artifacts_come_onto_the_page_and_are_downloaded(
     expect(page.locator("[data-fragment=artifacts]")).to_contain_text("None")
     for name, body in FILES.items():
         publish(settings, database, running, name, body)
-    rows = page.locator(".artifacts tbody tr")
-    expect(rows.locator("figure")).to_have_count(2)
-    rows.first.scroll_into_view_if_needed()
-    expect(rows.locator("pre")).to_have_text("ROMEO: <b>What light?</b>")
-    wait_until(page, "document.querySelector('.artifacts img')?.naturalWidth === 1")
-    cards = page.locator(".media-grid figure")
-    expect(cards).to_have_count(2)
-    publish(settings, database, running, "grid.png", PICTURE, step=200)
-    expect(cards.filter(has_text="grid.png")).to_contain_text("step 200")
-    page.get_by_label("As of step").press("ArrowLeft")
-    expect(cards.filter(has_text="grid.png")).to_contain_text("step 100")
-    expect(cards.filter(has_text="samples.txt")).to_contain_text("What light?")
+    rows = page.locator(".files tbody tr")
+    expect(rows).to_have_count(2)
     for name, body in FILES.items():
         with page.expect_download() as started:
-            page.get_by_role("link", name=name).first.click()
+            rows.get_by_role("link", name=f"Download {name} of step 100").click()
         assert started.value.suggested_filename.endswith(name)
         assert started.value.path().read_bytes() == body
+    open_tab(page, "Media")
+    picture, text = (
+        page.get_by_role("region", name=name, exact=True) for name in ("grid", "samples.txt")
+    )
+    expect(text.locator("pre")).to_have_text("ROMEO: <b>What light?</b>")
+    wait_until(page, "document.querySelector('.shots img')?.naturalWidth === 1")
+    publish(settings, database, running, "grid.png", PICTURE, step=200)
+    expect(picture.locator("output")).to_have_text("step 200")  # it was at the end
+    picture.get_by_role("slider").press("ArrowLeft")
+    expect(picture.locator("output")).to_have_text("step 100")
+    expect(text.locator("pre")).to_contain_text("What light?")
 
 
 #: Trains until it is let end; the fifth step overflows.
@@ -109,11 +111,9 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
     scales = [2.0**20] * 5 + [2.0**19] * (steps - 5)
     until(lambda: page.evaluate(SCALES) == scales)
 
-    open_tab(page, "Files")
-    page.locator(".artifacts tbody tr").first.scroll_into_view_if_needed()
-    expect(page.locator(".artifacts rect")).to_have_count(2)
-    heights = "bars => bars.map(bar => bar.height.baseVal.value)"
-    assert page.locator(".artifacts rect").evaluate_all(heights) == [50, 100]
-    expect(page.locator(".artifacts .bars")).to_contain_text("from 0 to 1")
-    page.locator(".artifacts audio").evaluate("sound => sound.load()")
-    wait_until(page, "(document.querySelector('.artifacts audio')?.networkState ?? 3) !== 3")
+    open_tab(page, "Media")
+    sizes = page.get_by_role("region", name="sizes.histogram.json", exact=True)
+    expect(sizes.locator(".plot")).to_have_attribute("data-drawn", "1")
+    tone = page.get_by_role("region", name="tone", exact=True)
+    expect(tone.get_by_role("button", name=re.compile("^Play tone"))).to_be_visible()
+    expect(tone.locator(".clips .number")).to_have_text(re.compile(" s$"))

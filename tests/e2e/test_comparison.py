@@ -88,7 +88,7 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     expect(page.get_by_label("Applied", exact=True)).to_be_checked()
     parity.get_by_text("Pairs", exact=True).last.click()
     expect(parity.get_by_role("link", name="0.95", exact=True)).to_have_count(2)
-    expect(page.locator("[data-bars] li")).to_have_count(12)
+    expect(page.locator("[data-dots] li:not(.axis)")).to_have_count(12)
     expect(parity.get_by_label("Target")).to_be_hidden()
     duration = parity.get_by_label("Metric").locator("option[value=seconds]")
     expect(duration).not_to_have_css("display", "none")
@@ -207,7 +207,7 @@ def test_runs_are_compared_starting_from_a_run(
 def test_panels_and_legend_fit_the_first_screen(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The legend has a column for each differing setting, and scrolls beyond eight runs; the page
+    """Names are of the differing settings; the legend scrolls beyond eight runs; the page
     never scrolls sideways; a focused row highlights its line.
     """
     for n in range(10):
@@ -225,8 +225,18 @@ def test_panels_and_legend_fit_the_first_screen(
     expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy", "Actions"])
     expect(legend.locator("tbody tr").nth(1)).to_contain_text("0.2 2")
     assert legend.bounding_box()["width"] <= 396  # type: ignore[index]
-    expect(page.locator("[data-bars] li")).to_have_count(4)
-    expect(page.locator("[data-bars] li").first).to_contain_text("0.5")
+    dots = page.locator("[data-dots] li")
+    expect(dots).to_have_count(5)  # the last one is the axis
+    expect(dots.first).to_contain_text("0.5")
+    places = dots.locator(".dot").evaluate_all("all => all.map(e => parseFloat(e.style.left))")
+    assert all(0 <= place <= 100 for place in places)
+    values = page.locator("[data-row=loss] [data-values] b")
+    expect(values).to_have_text(["1"] * 4)
+    page.locator("[data-plot=loss] .xy2 > .nsewdrag").hover(position={"x": 2, "y": 60})
+    expect(values).to_have_text(["3"] * 4)
+    expect(page.locator("[data-where]")).to_have_text("at step 1")
+    page.mouse.move(0, 0)
+    expect(values).to_have_text(["1"] * 4)
     first = page.locator(".comparison tbody tr").first
     expect(first).to_contain_text("training.lr")
     expect(first.locator(".differs")).to_have_count(4)
@@ -260,6 +270,9 @@ def test_the_seeds_of_a_configuration_have_one_mean(
     _wait_for(page, "named.length === 2 && named[0].y[0] === 3 && named[1].y[0] === 2")
     expect(page.locator("[data-means]")).to_contain_text("training.lr 0.1, mean of 2 runs")
     _wait_for(page, "named.length === 4 && named[0].line.shape === 'hv'", of="[data-plot=scale]")
+    dots = page.locator("[data-dots] li")
+    expect(dots.locator(".band")).to_have_count(2)
+    expect(dots.locator(".seed")).to_have_count(4)
     page.reload()
     _wait_for(page, "named.length === 2 && named[0].y[0] === 3")
     expect(averaging.locator("option:checked")).to_have_text("Mean over seeds")

@@ -1,5 +1,7 @@
 """The diagnosis in a real browser."""
 
+from itertools import pairwise
+
 import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
@@ -7,7 +9,7 @@ from sqlalchemy import select
 from db.database import Database
 from db.tables import ControlRequest, Run, User
 from tests.app.conftest import CONFIG, start_run
-from tests.browser import open_menu, open_tab
+from tests.browser import open_menu, open_tab, wait_until
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
@@ -18,6 +20,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
+from tests.e2e.test_access import found_on
 
 PRESSED_STILL_FOCUSED = """(button) => {
   button.focus()
@@ -64,17 +67,20 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
     record(database, running, make_steps([1.0]), events=[make_histogram(1, *modules)])
     page.wait_for_selector('[data-heat][data-drawn="1"]')
     lost = page.locator("[data-lost]")
-    expect(lost).to_contain_text("0 % of the gradients of step 1 underflow")
+    expect(lost).to_contain_text("At its scale, 216, 0 % become 0")
     page.locator("[data-slide-scale]").fill("5")
-    expect(lost).to_contain_text("At a scale of 25, 50 % of the gradients")
+    expect(lost).to_contain_text("At 25, 50 % become 0")
     page.get_by_label("Module").select_option("head")
-    expect(lost).to_contain_text("At a scale of 25, 0 % of the gradients")
-    page.get_by_role("button", name="As used").click()
+    expect(lost).to_contain_text("At 25, 0 % become 0")
+    page.locator("[data-slide-scale]").press("End")
     expect(lost).to_contain_text("At its scale, 216")
+    page.locator("[data-heat]").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(lost).to_contain_text("Step 1, scale 216: 100 % of gradients at 2−10")
 
 
 def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: Page) -> None:
-    """A heat map of all modules, which follows; hovering says how much a module has left."""
+    """A heat map of all modules, which follows; its head says how much a module has left."""
     looks = [make_headroom(step, body=(1.0, 2.0), head=(4094.0, None)) for step in (50, 100)]
     record(database, running, make_steps([1.0]), events=looks[:1])
     page.goto("/runs/1#headroom")
@@ -86,7 +92,58 @@ def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: 
     box = plot.locator(".nsewdrag").bounding_box()
     assert box
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.75 * box["height"])
-    expect(plot.locator(".hoverlayer")).to_contain_text("head, step 100: 4 powers of two left")
+    said = page.locator("section", has=plot).locator("[data-pointed]")
+    expect(said).to_have_text("head, step 100: 4 powers of two left")
+
+
+def test_gradients_stand_in_two_columns(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """Labels do not meet and follow their lines; one column below 1280; a row lifts its layer."""
+    config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
+    running = start_run(database, ada, config=config)
+    names = [f"block.{n}" for n in range(9)]
+    events = []
+    for step in (50, 100):
+        events.append(make_histogram(step, make_module("body", -30, [50])))
+        events.append(make_headroom(step, **{name: (1.0 + i, 2.0) for i, name in enumerate(names)}))
+        norms = [1.0 + i / 50 for i in range(len(names))]
+        events.append({"event": "layer_norms", "step": step, "layers": names, "norms": norms})
+    record(database, running, make_steps([1.0] * 100), events=events)
+    for width, height in ((1440, 900), (1024, 768), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto("/runs/1?tab=gradients")
+        page.wait_for_selector('[data-heat][data-drawn="2"]')
+        page.locator("[data-layers-plot]").scroll_into_view_if_needed()
+        page.wait_for_selector('[data-layers-plot][data-drawn="2"]')
+        boxes = {
+            name: page.locator(f"#{name}").evaluate("e => e.getBoundingClientRect().toJSON()")
+            for name in ("exponents", "layers", "measurements", "headroom")
+        }
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        is_wide = width >= 1280
+        assert (boxes["measurements"]["left"] > boxes["exponents"]["right"]) == is_wide
+        assert boxes["layers"]["top"] >= boxes["exponents"]["bottom"]
+        if is_wide:
+            assert boxes["headroom"]["bottom"] == pytest.approx(boxes["layers"]["bottom"], abs=1)
+            assert boxes["layers"]["bottom"] <= 900
+        labels = page.locator("[data-layers-plot] .annotation-text").evaluate_all(
+            "all => all.map(e => [e.textContent, e.getBoundingClientRect().top])"
+        )
+        assert len(labels) == 6
+        tops = [top for _name, top in labels]
+        assert all(after - before >= 12 for before, after in pairwise(tops))
+        assert labels[0][0] == "block.8"  # the largest one, at the top
+    assert list(found_on(page)) == []
+    page.set_viewport_size({"width": 1440, "height": 900})
+    expect(page.locator("#headroom tbody tr:visible")).to_have_count(7)
+    page.get_by_role("button", name="All 9").click()
+    expect(page.locator("#headroom tbody tr:visible")).to_have_count(9)
+    page.locator('[data-layer="block.8"]').focus()
+    faint = "() => document.querySelector('[data-layers-plot]').data.filter(t => t.opacity < 1)"
+    wait_until(page, f"({faint})().length === 5")
+    assert list(found_on(page)) == []
+    expect(page.locator("#measurements button", has_text="Measure in fp16")).to_be_visible()
 
 
 def test_comparison_is_one_click_and_draws_its_runs(

@@ -113,7 +113,7 @@ def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -
 def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> None:
     """At any width, on each tab."""
     page.set_viewport_size({"width": width, "height": 900})
-    for tab in ("charts", "skips", "gradients", "files", "log", "configuration", "history"):
+    for tab in ("charts", "skips", "gradients", "media", "files", "log", "configuration"):
         page.goto(f"/runs/1?tab={tab}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
 

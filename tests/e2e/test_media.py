@@ -1,13 +1,15 @@
-"""Media of a run: tables, plots of classifiers, pictures, histograms and texts over its steps."""
+"""Media of a run: a card for each key, with its own step; and the list of its files."""
 
 import json
+import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from db.database import Database
+from db.queue import queue
 from db.settings import Settings
-from db.tables import Run
+from db.tables import Run, Status
 from halfstep import plot
 from tests.e2e.test_access import found_on
 from tests.e2e.test_artifacts import PICTURE, publish
@@ -18,7 +20,7 @@ STEPS = (100, 200)
 
 @pytest.fixture
 def shown(settings: Settings, database: Database, running: Run) -> None:
-    """Files of every kind at two steps."""
+    """Files of every kind at two steps; a picture and a text at the first one only."""
     for step in STEPS:
         rows = [f"{number},word {number % 7},{number / 8}" for number in range(1, 46)]
         table = "\n".join(["id,text,score", *rows, "46,rows.cell-1-2.png,-1"])
@@ -27,77 +29,189 @@ def shown(settings: Settings, database: Database, running: Run) -> None:
         files = {
             "rows.csv": table.encode(),
             "rows.cell-1-2.png": PICTURE,
-            "grid.png": PICTURE,
+            **{f"shots-{number}.png": PICTURE for number in range(20)},
+            "shots-0.caption.txt": b"a zero",
             "weights.histogram.json": json.dumps(histogram).encode(),
             "sample.txt": f"at {step}".encode(),
             "matrix.plot.json": matrix.encoded(),
             "curve.plot.json": plot.roc_curve([0, 1, 1], [0.1, 0.9, 0.4]).encoded(),
+            "settings.json": b"{}",
         }
         for name, body in files.items():
             publish(settings, database, running, name, body, step=step)
+    publish(settings, database, running, "once.png", PICTURE)
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
 
 
-def test_table_is_sorted_filtered_and_paged_and_shows_its_pictures(shown: None, page: Page) -> None:
-    """By keyboard: numbers sort as numbers, a filter counts its rows, a cell opens its picture."""
-    page.goto("/runs/1?tab=files")
+def card_of(page: Page, key: str) -> Locator:
+    """Return the card of a key."""
+    return page.get_by_role("region", name=key, exact=True)
+
+
+def test_a_card_for_each_key_stands_in_the_first_screen(shown: None, page: Page) -> None:
+    """Three columns, then two, then one; six cards end above the fold; nothing overflows."""
+    for width, height, columns in ((1440, 900, 3), (1024, 768, 2), (390, 844, 1)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto("/runs/1#media")
+        cards = page.locator(".media")
+        expect(cards).to_have_count(7)
+        expect(page.get_by_role("tab", name="Media")).to_contain_text("7")
+        boxes = cards.evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
+        assert len({box["x"] for box in boxes}) == columns
+        assert len({box["height"] for box in boxes}) == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if width == 1440:
+            assert page.evaluate("scrollY") == 0
+            assert boxes[5]["bottom"] <= 875
+            shots = card_of(page, "shots").locator("img")
+            expect(shots).to_have_count(20)
+            sizes = shots.evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
+            assert all(box["width"] >= 44 for box in sizes)
+            assert sizes[-1]["bottom"] <= boxes[-1]["bottom"]
+    assert list(found_on(page)) == []
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert list(found_on(page)) == []
+
+
+def test_sliders_move_together_when_linked(shown: None, page: Page) -> None:
+    """Linked, a card takes the others to their last step up to its own; by keyboard, too."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/1?tab=media")
+    text, matrix, once = (card_of(page, key) for key in ("sample.txt", "matrix.plot.json", "once"))
+    expect(text.locator("pre")).to_have_text("at 200")
+    text.focus()
+    page.keyboard.press("[")
+    expect(text.locator("pre")).to_have_text("at 100")
+    expect(matrix.locator("output")).to_have_text("step 100")
+    expect(once.get_by_role("slider")).to_be_disabled()
+    page.get_by_label("Link steps").uncheck()
+    text.get_by_role("slider").press("ArrowRight")
+    expect(text.locator("pre")).to_have_text("at 200")
+    expect(matrix.locator("output")).to_have_text("step 100")
+    page.reload()
+    expect(page.get_by_label("Link steps")).not_to_be_checked()
+
+
+def test_keys_are_found_and_a_search_without_match_says_what_there_is(
+    shown: None, page: Page
+) -> None:
+    """Words of key and kind; Escape clears."""
+    page.goto("/runs/1?tab=media")
+    find = page.get_by_placeholder("Find a key or kind")
+    find.fill("matrix")
+    expect(page.locator(".media:visible")).to_have_count(1)
+    find.fill("nothing like it")
+    none = page.locator("[data-no-match]")
+    expect(none).to_contain_text("sample.txt")
+    none.get_by_role("button", name="Clear search").click()
+    expect(page.locator(".media:visible")).to_have_count(7)
+    find.fill("rows")
+    find.press("Escape")
+    expect(page.locator(".media:visible")).to_have_count(7)
+
+
+def test_tables_plots_and_pictures_are_shown(shown: None, page: Page) -> None:
+    """A table sorts; values at the pointer stand in the head; pictures open; a lost one says so."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.route("**/artifacts/*/download", lambda route: route.continue_())
+    page.goto("/runs/1?tab=media")
     table = page.get_by_role("region", name="Table rows.csv")
     rows = table.locator("tbody tr")
     expect(rows).to_have_count(20)
-    box = page.locator(".data-table")
-    expect(box.get_by_role("status")).to_have_text("1–20 of 46 rows")
-    box.get_by_role("button", name="Next").click()
-    box.get_by_role("button", name="Next").click()
-    expect(rows).to_have_count(6)
-    expect(box.get_by_role("button", name="Next")).to_be_disabled()
+    fact = card_of(page, "rows.csv").locator("[data-fact]")
+    expect(fact).to_have_text("1–20 of 46 rows")
     table.get_by_role("button", name="score").press("Enter")
-    box.get_by_role("button", name="Previous").click()
-    box.get_by_role("button", name="Previous").click()
     expect(rows.first).to_contain_text("-1")
     expect(table.locator("th[aria-sort=ascending]")).to_have_text("score ↑")
-    table.get_by_role("button", name="score").press("Enter")
-    expect(rows.first).to_contain_text("5.625")
-    box.get_by_role("searchbox").fill("WORD 3")
-    expect(box.get_by_role("status")).to_have_text("1–7 of 7 rows that match, of 46")
-    box.get_by_role("searchbox").fill("cell-1")
     rows.first.locator(".picture").press("Enter")
-    expect(page.get_by_role("dialog", name="Picture")).to_contain_text("rows.cell-1-2.png")
-
-
-def test_pictures_open_in_a_lightbox_and_plots_are_drawn(shown: None, page: Page) -> None:
-    """Arrow keys lead through all pictures; a matrix, curves, heat map and texts stand in cards."""
-    page.goto("/runs/1?tab=files")
-    grid = page.locator("[data-media] .media-grid").first
-    grid.get_by_role("button", name="Enlarge grid.png of step 200").click()
     caption = page.get_by_role("dialog", name="Picture").get_by_role("status")
-    expect(caption).to_have_text("grid.png · step 200 · 2 of 4")
+    expect(caption).to_contain_text("rows.cell-1-2.png · step 200 · ")
+    page.keyboard.press("ArrowLeft")
+    expect(caption).to_contain_text("rows.cell-1-2.png · step 100 · ")
     assert list(found_on(page)) == []
-    page.keyboard.press("ArrowRight")
-    expect(caption).to_have_text("rows.cell-1-2.png · step 100 · 3 of 4")
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
-    expect(caption).to_have_text("grid.png · step 100 · 1 of 4")
     page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog", name="Picture")).to_have_count(0)
 
-    words = "Confusion matrix: 2 of 3 examples on the diagonal"
-    matrix = grid.get_by_role("img", name=words)
-    matrix.scroll_into_view_if_needed()
-    expect(matrix).to_have_attribute("data-drawn", "2")
-    cells = "e => [e.data[0].customdata, e._fullLayout.xaxis.ticktext]"
-    counts = [["1 (100 %)", "0 (0 %)"], ["1 (50 %)", "1 (50 %)"]]
-    assert matrix.evaluate(cells) == [counts, ["a", "b"]]
-    curve = grid.get_by_role("img", name="ROC: 1 AUC 1")
-    curve.scroll_into_view_if_needed()
+    matrix = card_of(page, "matrix.plot.json")
+    drawn = matrix.get_by_role("img", name="Confusion matrix: 2 of 3 examples on the diagonal")
+    expect(drawn).to_have_attribute("data-drawn", "2")
+    head = matrix.locator("[data-fact]")
+    expect(head).to_have_text("accuracy 66.7 %")
+    height = matrix.evaluate("e => e.offsetHeight")
+    drawn.locator(".nsewdrag").hover(position={"x": 40, "y": 20})
+    expect(head).to_have_text("true a, predicted a: 1 (100 %)")
+    assert matrix.evaluate("e => e.offsetHeight") == height
+    curve = page.get_by_role("img", name="ROC: 1 AUC 1")
     expect(curve).to_have_attribute("data-drawn", "1")
     heat = page.get_by_role("img", name="Histograms weights.histogram.json by step")
     heat.scroll_into_view_if_needed()
     expect(heat).to_have_attribute("data-drawn", "2")
-    assert heat.evaluate("e => [e.data[0].x, e._fullLayout.yaxis.title.text]") == [
-        list(STEPS),
-        "value",
-    ]
-    texts = page.get_by_role("region", name="sample.txt by step").locator("pre")
-    expect(texts).to_have_text([f"at {step}" for step in STEPS])
+    assert heat.evaluate("e => [e.data[0].x, e.layout.shapes[0].x0]") == [list(STEPS), STEPS[-1]]
+    expect(card_of(page, "shots").locator("figcaption")).to_have_text("a zero")
+
+    page.route("**/artifacts/*/download", lambda route: route.fulfill(status=404))
+    page.reload()
+    expect(card_of(page, "once")).to_contain_text("Not on the server")
+
+
+def test_full_screen_has_the_filter_and_pages_of_a_table(shown: None, page: Page) -> None:
+    """F opens the focused card; there rows are filtered and paged."""
+    page.goto("/runs/1?tab=media")
+    card = card_of(page, "rows.csv")
+    card.focus()
+    page.keyboard.press("f")
+    page.wait_for_selector(".media:fullscreen")
+    box = card.locator(".data-table")
+    box.get_by_role("button", name="Next").click()
+    box.get_by_role("button", name="Next").click()
+    expect(box.locator("tbody tr")).to_have_count(6)
+    expect(box.get_by_role("button", name="Next")).to_be_disabled()
+    box.get_by_role("searchbox").fill("WORD 3")
+    expect(card.locator("[data-fact]")).to_have_text("1–7 of 7 rows that match, of 46")
+
+
+def test_files_are_a_plain_list(shown: None, page: Page) -> None:
+    """A key is one row with its steps; each step's file can be had; rows as blocks on a phone."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/1#files")
+    until(lambda: page.evaluate("document.readyState") == "complete")
+    assert page.evaluate("scrollY") == 0
+    rows = page.locator(".files tbody tr")
+    expect(rows).to_have_count(8)
+    expect(rows.locator("td:first-child")).to_have_text(
+        [
+            "rows.csv",
+            "shots",
+            "weights.histogram.json",
+            "sample.txt",
+            "matrix.plot.json",
+            "curve.plot.json",
+            "settings.json",
+            "once",
+        ]
+    )
+    expect(rows.filter(has_text="shots").locator("td").nth(3)).to_have_text("2 × 21")
+    sample = rows.filter(has_text="sample.txt")
+    sample.locator("summary").click()
+    with page.expect_download() as started:
+        sample.get_by_role("link", name="100", exact=True).click()
+    assert started.value.path().read_text() == "at 100"
     assert list(found_on(page)) == []
     page.set_viewport_size({"width": 390, "height": 844})
     until(lambda: page.evaluate("document.documentElement.scrollWidth") <= 390)
+    assert list(found_on(page)) == []
+
+
+def test_a_run_without_media_has_no_tab_for_them(
+    database: Database, running: Run, page: Page
+) -> None:
+    """The address of the tab opens the files; while the run goes on, the tab keeps its place."""
+    page.goto("/runs/1#media")
+    expect(page.locator("[data-no-media]")).to_be_visible()
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    for address in ("/runs/1?tab=media", "/runs/1#media"):
+        page.goto("/runs")
+        page.goto(address)
+        expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile("^Files"))
+        expect(page.get_by_role("tab", name="Media")).to_have_count(0)

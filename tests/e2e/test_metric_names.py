@@ -14,7 +14,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 MANY = 2000
 NAMES = [f"layer{number // 50:02d}/unit{number % 50:02d}" for number in range(MANY)]
-PANELS = """() => [...document.querySelectorAll('.chart-panel h3')].map((each) => each.textContent)
+PANELS = """() => [...document.querySelectorAll('.chart-panel h3')].map((each) => each.title)
     .filter((name) => name.startsWith('layer'))"""
 #: Plots that exist: each has one listener of the theme and one element of Plotly.
 PLOTS = "() => document.querySelectorAll('.js-plotly-plot').length"
@@ -197,6 +197,6 @@ def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
     at_panel(page, NAMES[-1])
     at_panel(page, NAMES[0])
     expect(first).to_have_attribute("style", "--height: 190px;")
-    assert first.locator(".panel-lines button").first.get_attribute("title") == NAMES[0]
+    assert first.locator(".panel-lines .value").get_attribute("title") == NAMES[0]
     rows = page.locator("[data-plot]").evaluate_all(ROWS)
     assert rows == [[row, row] for row, _ in rows]

@@ -42,7 +42,11 @@ def test_only_the_open_tab_is_shown_and_fetched(
 
     selected = page.locator("[role=tab][aria-selected=true]")
     selected.focus()
-    for key, name in (("End", "History"), ("ArrowRight", "Charts"), ("ArrowLeft", "History")):
+    for key, name in (
+        ("End", "Configuration"),
+        ("ArrowRight", "Charts"),
+        ("ArrowLeft", "Configuration"),
+    ):
         page.keyboard.press(key)
         expect(selected).to_have_text(name)
         expect(selected).to_be_focused()
@@ -66,7 +70,7 @@ def test_only_the_open_tab_is_shown_and_fetched(
     page.set_viewport_size({"width": 390, "height": 700})
     page.wait_for_url("**/runs/1?x=time")
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-    open_tab(page, "History")
+    open_tab(page, "Configuration")
     expect(selected).to_be_in_viewport()
     box = selected.bounding_box()
     assert box is not None

@@ -1,7 +1,9 @@
 // Keys of every page: j, k and x go through the list of runs, j and k through the marked lines of a
-// check, / leads to the filter, ? says what there is, Ctrl+K leads anywhere. A single key does nothing
+// check, [ and ] to the runs beside one, g and a letter to a page, / to the search, ? says what there is,
+// Ctrl+K leads anywhere. A single key does nothing
 // while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 asks.
 import { openPalette } from 'palette'
+import { root } from 'root'
 
 const OFF = 'single-keys-off'
 const FIELDS = 'textarea, select, [contenteditable], input:not([type=checkbox], [type=radio], [type=button], [type=submit])'
@@ -39,6 +41,19 @@ const showKeys = () => {
   dialog.showModal()
 }
 
+const SEARCHES = '#filter, [data-find-key], [data-metric-search] input, [data-log-search], [data-setting-search]'
+/** Where a key after g leads. @type {Record<string, string>} */
+const PLACES = { r: '/runs', s: '/sweeps', e: '/reports', a: '/alerts', w: '/workers', n: '/runs/new' }
+const AWAIT_MS = 1500
+/** When g was pressed. */
+let awaited = -Infinity
+/** @param {string} rel */
+const follow = (rel) => {
+  const link = document.querySelector(`link[rel=${rel}]`)
+  if (link) location.assign(link.href)
+  return Boolean(link)
+}
+
 /** What each does; whether there was anything to do. @type {Record<string, () => boolean>} */
 const keys = {
   j: () => { move(1); return links().length > 0 },
@@ -49,10 +64,13 @@ const keys = {
     return Boolean(box)
   },
   '/': () => {
-    const box = document.querySelector('#filter')
+    const box = [...document.querySelectorAll(SEARCHES)].find((each) => each.checkVisibility())
     box?.focus()
     return Boolean(box)
   },
+  '[': () => follow('prev'),
+  ']': () => follow('next'),
+  g: () => { awaited = performance.now(); return true },
   '?': () => { showKeys(); return true },
 }
 
@@ -63,7 +81,14 @@ document.addEventListener('keydown', (event) => {
     event.preventDefault()
     return openPalette(showKeys)
   }
-  if (ctrlKey || metaKey || altKey || !wish.checked || !(key in keys) || target.closest(FIELDS)) return
+  if (ctrlKey || metaKey || altKey || !wish.checked || target.closest(FIELDS)) return
+  const place = performance.now() - awaited < AWAIT_MS && PLACES[key]
+  awaited = -Infinity
+  if (place) {
+    event.preventDefault()
+    return location.assign(`${root}${place}`)
+  }
+  if (!(key in keys)) return
   if (keys[key]()) event.preventDefault()
 })
 document.querySelector('[data-open-palette]')?.addEventListener('click', () => openPalette(showKeys))

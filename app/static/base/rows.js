@@ -30,7 +30,10 @@ const change = (node, fresh) => {
   const isAlike = node.nodeName === fresh.nodeName && node.childNodes.length === fresh.childNodes.length
   if (!isAlike) return node.replaceWith(fresh.cloneNode(true))
   if (node.nodeType !== Node.ELEMENT_NODE) {
-    if (node.data !== fresh.data) node.data = fresh.data
+    if (node.data === fresh.data) return
+    // Of a text that is aligned right another length would count as a shift.
+    if (node.data.length === fresh.data.length) node.data = fresh.data
+    else node.replaceWith(fresh.cloneNode())
     return
   }
   for (const name of node.getAttributeNames()) if (!fresh.hasAttribute(name)) node.removeAttribute(name)

@@ -20,7 +20,6 @@ export const createTabs = (article, onSelect) => {
     tab.setAttribute('aria-controls', panel.id)
     panel.setAttribute('role', 'tabpanel')
     panel.setAttribute('aria-labelledby', tab.id)
-    panel.tabIndex = 0
   }
 
   /** Where the page is scrolled to when a panel's top stands right below the tabs. */
@@ -50,11 +49,11 @@ export const createTabs = (article, onSelect) => {
   /** Open the tab of what the address points at, if it is in one. */
   const followHash = () => {
     const target = document.getElementById(location.hash.slice(1))
-    const tab = tabs.find((each) => panelOf(each).contains(target))
-    if (!tab || !target) return
+    const wanted = tabs.find((each) => panelOf(each).contains(target))
+    const tab = wanted?.hidden ? tabs[tabs.indexOf(wanted) + 1] : wanted // without media, the files
+    if (!wanted || !tab || !target) return
     select(tab)
-    if (target !== panelOf(tab)) target.scrollIntoView()
-    else if (scrollY > top()) scrollTo({ top: top(), behavior: 'instant' })
+    if (target !== panelOf(wanted)) target.scrollIntoView()
   }
 
   list.addEventListener('click', (event) => {
@@ -64,12 +63,13 @@ export const createTabs = (article, onSelect) => {
     choose(tab)
   })
   list.addEventListener('keydown', (event) => {
-    const [at, last] = [tabs.findIndex((tab) => tab === selected), tabs.length - 1]
+    const seen = tabs.filter(({ hidden }) => !hidden)
+    const [at, last] = [seen.findIndex((tab) => tab === selected), seen.length - 1]
     const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last, ' ': at }[event.key]
     if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return
     event.preventDefault()
-    choose(tabs[next])
-    tabs[next].focus({ preventScroll: true })
+    choose(seen[next])
+    seen[next].focus({ preventScroll: true })
   })
   addEventListener('hashchange', followHash)
   // A link to where the address points already changes nothing there.

@@ -7,7 +7,7 @@ import { still } from 'dom_updates'
 const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
 const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', good: '--good', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
 /** Of each plot, for its first drawing: Plotly would compare it each time. */
-const CONFIG = { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' }
+const CONFIG = { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize', showTips: false }
 /** After a failure. */
 const RETRY_MS = 1000
 

@@ -21,8 +21,8 @@ const lastUntil = (xs, x) => {
   return xs[i] === x ? i : i - 1
 }
 
-/** The last value of a line at x or before. @param {Line} line @param {number|null} x null: at its end */
-export const valueAt = ({ x: xs, y, words, nonfinite }, x) => {
+/** The last value of a line at x or before. @param {Line} line @param {number|null} x null: at its end @param {number} [digits] */
+export const valueAt = ({ x: xs, y, words, nonfinite }, x, digits) => {
   const at = x ?? Infinity
   const i = lastUntil(xs, at)
   const value = y[i] ?? null
@@ -32,7 +32,7 @@ export const valueAt = ({ x: xs, y, words, nonfinite }, x) => {
     if (other > own || (other === own && value === null)) return nonfinite.values[j] === null ? 'not finite' : number(nonfinite.values[j])
   }
   if (value === null) return '–'
-  return words ? words(value) : number(value)
+  return words ? words(value) : number(value, digits)
 }
 
 /** Where a pointer is on the x axis; null: beside the plot. @param {MouseEvent} event @param {Found} plot @param {Drawn} drawn */

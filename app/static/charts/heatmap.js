@@ -1,5 +1,5 @@
 // The heat map of gradients' exponents, as Plotly wants it. Draws nothing itself.
-import { percent, power } from 'formats'
+import { power } from 'formats'
 
 /** fp16: subnormal from 2^-24, normal from 2^-14, and 65504 is just under 2^16. */
 const [SMALLEST, NORMAL, END] = [-24, -14, 16]
@@ -18,41 +18,64 @@ export const lostAt = (sample, log2scale) => {
   return { underflow: sum((e) => e < SMALLEST) / total, nearOverflow: sum((e) => e >= END - 2) / total }
 }
 
-/** @param {{samples: Sample[], log2scale: number|null}} wanted @param {Record<string, string>} colors */
-export const heatFigure = ({ samples, log2scale }, colors) => {
+/** The share of a sample's gradients, but zeros, in [2^e, 2^(e+1)). @param {Sample} sample @param {number} exponent */
+export const shareAt = ({ counts, lowest_exponent: lowest }, exponent) => (counts[exponent - lowest] ?? 0) / Math.max(counts.reduce((a, b) => a + b, 0), 1)
+
+/** Places of labels from the top down, none closer than a line. @param {number[]} places in pixels, ascending @param {number} [least] @param {number} [end] the last one is not below it */
+export const apart = (places, least = 13, end = Infinity) => {
+  const moved = [...places]
+  for (let i = 1; i < moved.length; i++) moved[i] = Math.max(moved[i], moved[i - 1] + least)
+  for (let i = moved.length - 1, most = end; i >= 0; i--, most -= least) moved[i] = Math.min(moved[i], most)
+  return moved
+}
+
+/** A color with an opacity. @param {string} color rgb(…) @param {number} opacity */
+const faint = (color, opacity) => color.replace('rgb(', 'rgba(').replace(')', `, ${opacity})`)
+
+const MARGIN = { l: 46, r: 96, t: 6, b: 24 }
+const LINE = 26 // pixels of a label of two lines
+
+/** @param {{samples: Sample[], log2scale: number|null, height: number}} wanted @param {Record<string, string>} colors */
+export const heatFigure = ({ samples, log2scale, height }, colors) => {
   const filled = samples.filter(({ counts }) => counts.length)
   const steps = samples.map(({ step }) => step)
   const shifts = samples.map(({ scale }) => log2scale ?? Math.log2(scale))
-  const lowest = Math.min(...filled.map((each) => each.lowest_exponent), ...shifts.map((shift) => SMALLEST - shift - 1))
-  const highest = Math.max(...filled.map((each) => each.lowest_exponent + each.counts.length), ...shifts.map((shift) => END - shift + 1))
+  const lowest = Math.min(...filled.map((each) => each.lowest_exponent), ...shifts.map((shift) => SMALLEST - shift - 2))
+  const highest = Math.max(...filled.map((each) => each.lowest_exponent + each.counts.length), ...shifts.map((shift) => END - shift + 2))
   const exponents = Array.from({ length: Math.ceil(highest) - Math.floor(lowest) }, (_, i) => Math.floor(lowest) + i)
-  const totals = samples.map(({ counts }) => counts.reduce((a, b) => a + b, 0))
-  const shares = exponents.map((e) => samples.map((each, i) => (each.counts[e - each.lowest_exponent] ?? 0) / (totals[i] || 1)))
   const heat = {
-    type: 'heatmap', x: steps, y: exponents.map((e) => e + 0.5), z: shares.map((row) => row.map((share) => (share ? Math.log10(share) : null))),
-    zmin: RAREST, zmax: 0, colorscale: [[0, colors.card], [1, colors.loss]], hoverongaps: false,
-    customdata: shares.map((row, i) => row.map((share) => [power(exponents[i]), percent(share)])),
-    hovertemplate: 'step %{x}: %{customdata[1]} of gradients at %{customdata[0]}<extra></extra>',
-    colorbar: { title: { text: 'fraction of gradients', side: 'right' }, thickness: 10, tickvals: [-6, -4, -2, 0], ticktext: ['10<sup>−4</sup> %', '0.01 %', '1 %', '100 %'], outlinewidth: 0 },
+    type: 'heatmap', x: steps, y: exponents.map((e) => e + 0.5), z: exponents.map((e) => samples.map((each) => shareAt(each, e) ? Math.log10(shareAt(each, e)) : null)),
+    zmin: RAREST, zmax: 0, colorscale: [[0, colors.card], [1, colors.loss]], hoverongaps: true, showscale: false, hoverinfo: 'none',
+    customdata: exponents.map((e) => samples.map((_, i) => [i, e])),
   }
-  const limit = (name, exponent, color, dash) => ({
-    x: steps, y: shifts.map((shift) => exponent - shift), name, type: 'scatter', mode: 'lines', hoverinfo: 'skip',
-    line: { color, width: 2, dash, shape: 'hvh' },
+  // Lines go on to where the last cell ends.
+  const half = steps.length > 1 ? (steps[steps.length - 1] - steps[steps.length - 2]) / 2 : 0.5
+  const range = [steps[0] - (steps.length > 1 ? (steps[1] - steps[0]) / 2 : 0.5), steps[steps.length - 1] + half]
+  const [x, of] = [[range[0], ...steps, range[1]], (values) => [values[0], ...values, values[values.length - 1]]]
+  const limit = (name, exponent, color, more = {}) => ({
+    x, y: of(shifts.map((shift) => exponent - shift)), name, type: 'scatter', mode: 'lines', hoverinfo: 'skip', line: { color, width: 1.6, dash: more.dash, shape: 'hvh' }, ...more.fill,
   })
+  const edge = (y) => ({ x: range, y: [y, y], type: 'scatter', mode: 'lines', hoverinfo: 'skip', line: { width: 0 } })
+  const filling = (color) => ({ fill: 'tonexty', fillcolor: faint(color, 0.1) })
   const data = [
     heat,
-    limit('overflow, 65504', END, colors.skip, 'solid'),
-    limit('a factor of four below', END - 2, colors.skip, 'dot'),
-    limit('smallest normal number', NORMAL, colors.scale, 'dot'),
-    limit('smallest subnormal: below it, 0', SMALLEST, colors.scale, 'solid'),
+    edge(highest), limit('overflow', END, colors.skip, { fill: filling(colors.skip) }),
+    limit('subnormal', NORMAL, colors.scale, { dash: 'dash' }),
+    edge(lowest), limit('becomes 0', SMALLEST, colors.scale, { fill: filling(colors.scale) }),
   ]
+  const pixels = Math.max(height - MARGIN.t - MARGIN.b, 20)
+  const shift = shifts[shifts.length - 1]
+  /** @type {[string, string, number, string][]} */
+  const limits = [['Overflow', '65,504', END, colors.skip], ['Subnormal', `below ${power(NORMAL)}`, NORMAL, colors.scale], ['Becomes 0', `below ${power(SMALLEST)}`, SMALLEST, colors.scale]]
+  const places = apart(limits.map(([, , e]) => pixels * (highest - e + shift) / (highest - lowest)), LINE, pixels - LINE / 2)
   const layout = {
-    margin: { l: 62, r: 14, t: 30, b: 42 }, height: 420, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-    font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, uirevision: 'same',
-    hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
-    legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: { color: colors.text } },
-    xaxis: { title: { text: 'attempted step', standoff: 6 }, gridcolor: colors.grid, zeroline: false, ...(steps.length > 1 && { range: [steps[0], steps.at(-1)] }) },
-    yaxis: { title: { text: 'gradient magnitude (unscaled)' }, gridcolor: colors.grid, zeroline: false, tickprefix: '2<sup>', ticksuffix: '</sup>', dtick: 8, range: [lowest, highest] },
+    margin: MARGIN, height, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', showlegend: false, dragmode: false,
+    font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, uirevision: 'same',
+    annotations: limits.map(([title, below, , color], i) => ({
+      x: 1, xref: 'paper', xanchor: 'left', xshift: 6, y: 1, yref: 'paper', yanchor: 'middle', yshift: -places[i], align: 'left', showarrow: false, text: `<b style="color: ${color}">${title}</b><br>${below}`,
+    })),
+    xaxis: { showgrid: false, zeroline: false, range, fixedrange: true, nticks: 8, tickformat: ',d' },
+    yaxis: { gridcolor: colors.grid, zeroline: false, tickprefix: '2<sup>', ticksuffix: '</sup>', dtick: 8, range: [lowest, highest], fixedrange: true },
   }
   return { data, layout, drawn: samples.length }
 }

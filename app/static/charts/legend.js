@@ -26,6 +26,8 @@ export class Legend {
     for (const cell of article.querySelectorAll('[data-legend] [data-figure]')) cell.dataset.latest = cell.innerHTML
     this.where = /** @type {HTMLElement} */ (article.querySelector('[data-where]'))
     this.isPointed = false
+    /** Of each run its group, if groups have a mean. @type {Map<string, any>|null} */
+    this.groups = null
   }
 
   get hidden() { return this.boxes.filter(({ checked }) => !checked).map(({ value }) => value) }
@@ -44,6 +46,7 @@ export class Legend {
     this.paint()
     const hidden = new Set(this.hidden)
     const visible = runs.filter(({ id }) => !hidden.has(id))
+    this.groups = paths ? new Map(runs.map(({ id, group }) => [id, group])) : null
     this.#showMeans([...groups], visible)
     // A run's ticks have its mean's colour, too.
     return paths ? visible.map((run) => ({ ...run, place: run.groupPlace })) : visible

@@ -44,7 +44,7 @@ export const createLayout = ({ order, sizes }, onChange) => {
     const all = [...element.parentElement.children]
     mover.setAttribute('aria-label', `Move ${element.getAttribute('aria-label')}: ${all.indexOf(element) + 1} of ${all.length}`)
   }
-  /** Have the panels of a group in their order, and the group as wide as they need. @param {Found} grid */
+  /** Have the panels of a group in their order. @param {Found} grid */
   const arrange = (grid) => {
     const ranks = new Map(order.map((name, i) => [name, i]))
     const rank = (/** @type {HTMLElement} */ element) => ranks.get(rowOf(element)) ?? Infinity
@@ -53,8 +53,6 @@ export const createLayout = ({ order, sizes }, onChange) => {
     if (sorted.some((element, i) => element !== elements[i])) grid.append(...sorted)
     for (const element of sorted) showSize(element)
     for (const mover of grid.querySelectorAll('[data-move]')) showPlace(mover)
-    const columns = sorted.reduce((sum, element) => sum + COLUMNS[sizeOf(element).width], 0)
-    grid.closest('.panel-group').style.setProperty('--panels', String(columns))
   }
   /** @param {Found} element @param {Size} size */
   const resize = (element, size) => {

@@ -19,6 +19,9 @@ const made = (tag, fields = {}, ...children) => {
 /** @param {string} group */
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
+/** The title of a panel, without what that of its group says. @param {import('figure').Row} row */
+const headOf = ({ title, group }) => (group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : title)
+
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
 
@@ -69,6 +72,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     if (list.dataset.key !== key) {
       list.dataset.key = key
       list.replaceChildren(...names.map((name) => {
+        if (names.length === 1 && !shortened(name, panel.row)) return made('span', { className: 'value', title: name }, made('b'))
         const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), ...(isNarrow ? [] : [made('span', { className: 'cut', textContent: shortened(name, panel.row) })]), made('b'))
         button.addEventListener('click', () => {
           const hidden = new Set(view.hidden)
@@ -80,6 +84,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     }
     panel.drawn.lines.forEach(({ name, color, opacity }, i) => {
       const button = /** @type {any} */ (list.children[i])
+      if (button.matches('.value')) return
       button.setAttribute('aria-pressed', String(!view.hidden.includes(name)))
       Object.assign(button.firstChild.style, { background: color, opacity })
     })
@@ -130,7 +135,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const { plot } = panel.shell = shell ?? createShell(element)
     plot.dataset.plot = row.name
     plot.setAttribute('aria-label', `${row.title} by step`)
-    Object.assign(element.querySelector('h3'), { textContent: row.title, title: row.title })
+    Object.assign(element.querySelector('h3'), { textContent: headOf(row), title: row.title })
     element.querySelector('[data-full]').setAttribute('aria-label', `${row.title}: full screen`)
     element.querySelector('[data-more]').setAttribute('aria-label', `${row.title}: more`)
     layout.showHandles(element)
@@ -154,7 +159,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     Object.assign(panel, { shell: null, drawn: null })
   }
   /** What a panel out of view has. @param {import('figure').Row} row */
-  const blanksOf = ({ title }) => [made('header', {}, made('h3', { textContent: title, title })), made('div', { className: 'plot' })]
+  const blanksOf = (row) => [made('header', {}, made('h3', { textContent: headOf(row), title: row.title })), made('div', { className: 'plot' })]
   const seen = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       const panel = panels.get(/** @type {HTMLElement} */ (target).dataset.row ?? '')
@@ -243,7 +248,12 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
         // What stands below the panels was not there to scroll to.
         if (isFirst && location.hash) section.parentElement?.querySelector(`:scope > #${CSS.escape(location.hash.slice(1))}`)?.scrollIntoView()
       }
-      for (const row of rows) Object.assign(panels.get(row.name) ?? {}, { row })
+      for (const row of rows) {
+        const panel = panels.get(row.name)
+        if (!panel) continue
+        if (panel.row.group !== row.group) panel.element.querySelector('h3').textContent = headOf(row)
+        panel.row = row
+      }
       for (const panel of panels.values()) draw(panel)
     },
     panelOf: (row) => panels.get(row),

@@ -1,9 +1,10 @@
 // Panels of several runs: one figure each, with a crosshair through all of them.
 import { painter, savePicture, zoomed } from 'charts'
 import { ALWAYS_LOG, runsFigure } from 'comparison'
-import { place, pointedAt, snapped } from 'crosshair'
+import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { escaped, number, scale as scaleText } from 'formats'
 
+const DIGITS = 3 // of the values of many runs beside each other
 /** What x counts in whole numbers. */
 const WHOLE = ['step', 'applied', 'examples']
 
@@ -24,6 +25,26 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   let isPointed = false
   /** @type {string|undefined} */
   let forward
+  const values = element.querySelector('[data-values]')
+  /** The values of all runs, at a place or at their ends. @param {number|null} x */
+  const showValues = (x) => {
+    if (!values || !drawn) return
+    const lines = drawn.recorded()
+    const key = JSON.stringify(drawn.strokes)
+    if (values.dataset.key !== key) {
+      values.dataset.key = key
+      values.replaceChildren(...lines.map(({ run }, i) => {
+        const item = Object.assign(document.createElement('span'), { title: run.label })
+        item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { className: 'visually-hidden', textContent: run.label }), document.createElement('b'))
+        return item
+      }))
+    }
+    lines.forEach((line, i) => {
+      const text = x !== null && x > line.x.at(-1) ? '–' : valueAt(line, x, DIGITS)
+      const cell = values.children[i].lastElementChild
+      if (cell.innerHTML !== text) cell.innerHTML = text
+    })
+  }
   /** The run that is pointed at is seen before the others. */
   const arrange = () => {
     for (const trace of plot.querySelectorAll('.scatterlayer .trace')) {
@@ -36,6 +57,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, size)
     element.toggleAttribute('data-blank', !drawn.lines.length)
     if (!isPointed) readout.textContent = drawn.signs
+    showValues(null)
     requestAnimationFrame(arrange)
     return drawn
   }
@@ -73,7 +95,10 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     row: { metric: undefined, isLog: ALWAYS_LOG.includes(name) },
     get drawn() { return drawn },
     /** @param {number|null} x */
-    point: (x) => place(element.querySelector('.crosshair'), drawn, x, view.x),
+    point: (x) => {
+      place(element.querySelector('.crosshair'), drawn, x, view.x)
+      showValues(x)
+    },
     /** @param {string} [id] of a run */
     bringForward: (id) => { forward = id; arrange() },
     /** @param {string} file @param {'png'|'svg'} format */

@@ -1,5 +1,5 @@
 // One number of each run against another, a dot a run: settings that differ, and figures; next to it
-// all settings beside one of them; and a bar a run of one figure.
+// all settings beside one of them; and a dot a run of one figure.
 import { logAxis } from 'axis'
 import { fittedPlot } from 'charts'
 import { strokeOf } from 'comparison'
@@ -43,6 +43,24 @@ const [NAMED, LONG] = [12, 20]
 /** @param {string} id @param {Record<string, string>} labels */
 const shortened = (id, labels) => (labels[id].length > LONG ? `run ${id}` : labels[id])
 
+/** Mean and standard deviation of a sample. @param {string} name @param {{id: string, value: number}[]} members */
+const rowOf = (name, members) => {
+  const mean = members.reduce((sum, { value }) => sum + value, 0) / members.length
+  const squares = members.reduce((sum, { value }) => sum + (value - mean) ** 2, 0)
+  return { name, members, mean, deviation: members.length > 1 ? Math.sqrt(squares / (members.length - 1)) : 0 }
+}
+
+/** Ticks around values, the first and the last the ends of the axis. @param {number[]} values */
+export const dotTicks = (values) => {
+  const [low, high] = [Math.min(...values), Math.max(...values)]
+  const spread = high - low || Math.abs(high) || 1
+  const rough = spread / 3
+  const power = 10 ** Math.floor(Math.log10(rough))
+  const step = power * ([1, 2, 5].find((each) => each * power >= rough) ?? 10)
+  const first = Math.floor((low - spread * 0.02) / step)
+  return Array.from({ length: Math.ceil((high + spread * 0.02) / step) - first + 1 }, (_, i) => (first + i) * step)
+}
+
 /** @param {any[]} values */
 const axisOf = (values, title, colors) => {
   const numbers = values.filter((value) => typeof value === 'number')
@@ -80,9 +98,12 @@ const scatterFigure = ({ ids, labels, across, up, columns, height }, colors) => 
  */
 export const createScatter = (article, ids, labels, { low, paint: color }) => {
   const box = article.querySelector('[data-scatter]')
-  if (!box) return { draw: () => {}, choose: () => {} }
+  if (!box) return { draw: () => {}, choose: () => {}, group: () => {} }
   const [plot, parallelPlot] = [fittedPlot(box.querySelector('[data-scatter-plot]'), scatterFigure), fittedPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)]
-  const bars = article.querySelector('[data-bars]')
+  const [dots, note] = ['dots', 'dots-note'].map((name) => article.querySelector(`[data-${name}]`))
+  const places = placesOf(ids)
+  /** Of each run the group that has a mean; null: none has. @type {Map<string, string>|null} */
+  let groups = null
   const selects = ['across', 'up', 'figure'].map((name) => /** @type {any} */ (article.querySelector(`[data-choice=${name}]`)))
   const [across, up, figure] = selects
   /** @type {Map<string, any[]>} */
@@ -92,27 +113,33 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
   /** @type {string[]} */
   let settings = []
 
-  /** The best first, where it is known which way is better. */
-  const showBars = () => {
+  /** A row a run, or a group with a mean: its dots on an axis from the data's range; the best first, where it is known which way is better. */
+  const showDots = () => {
     const own = figures.get(figure.value) ?? ''
-    const known = ids.map((id, i) => ({ id, value: columns.get(figure.value)?.[i] })).filter(({ value }) => typeof value === 'number')
-    const most = Math.max(...known.map(({ value }) => Math.abs(value)))
-    known.sort((a, b) => (low.includes(own) || own === 'skipped' ? a.value - b.value : b.value - a.value))
-    bars.replaceChildren(...known.map(({ id, value }) => {
+    const known = ids.map((id, i) => ({ id, value: columns.get(figure.value)?.[i], group: groups?.get(id) })).filter(({ value }) => typeof value === 'number')
+    const rows = groups ? [...Map.groupBy(known, ({ group }) => group)].map(([name, members]) => rowOf(String(name), members)) : known.map((each) => rowOf(labels[each.id], [each]))
+    rows.sort((a, b) => (low.includes(own) || own === 'skipped' ? a.mean - b.mean : b.mean - a.mean))
+    const ticks = dotTicks(rows.flatMap(({ members, mean, deviation }) => [...members.map(({ value }) => value), mean - deviation, mean + deviation]))
+    const at = (value) => `${(100 * (value - ticks[0]) / (ticks[ticks.length - 1] - ticks[0])).toFixed(1)}%`
+    const mark = (className, value, id) => `<i class="${className} line-${(places.get(id) ?? 0) % 10}" style="left: ${at(value)}"></i>`
+    dots.replaceChildren(...rows.map(({ name, members, mean, deviation }) => {
       const item = document.createElement('li')
-      item.innerHTML = `<svg data-swatch="${Number(id)}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><path d="M0 4h100"/></svg>`
-      item.prepend(Object.assign(document.createElement('span'), { textContent: shortened(id, labels), title: labels[id] }))
-      item.style.setProperty('--share', `${most ? Math.abs(value) / most * 100 : 0}%`)
-      item.append(Object.assign(document.createElement('b'), { textContent: withUnit(own, value) }))
+      const { id } = members[0]
+      const isMean = members.length > 1
+      const band = isMean ? `<i class="band line-${(places.get(id) ?? 0) % 10}" style="left: ${at(mean - deviation)}; width: calc(${at(mean + deviation)} - ${at(mean - deviation)})"></i>` : ''
+      item.innerHTML = `<span class="track">${band}${isMean ? members.map(({ value }) => mark('seed', value, id)).join('') : ''}${mark('dot', mean, id)}</span><b>${withUnit(own, mean)}${isMean ? ` <small>± ${withUnit(own, deviation)}</small>` : ''}</b>`
+      item.prepend(Object.assign(document.createElement('span'), { className: 'cut', textContent: name, title: name }))
       return item
-    }))
+    }), Object.assign(document.createElement('li'), { className: 'axis', innerHTML: `<span></span><span class="track">${ticks.map((tick) => `<span style="left: ${at(tick)}">${withUnit(own, tick)}</span>`).join('')}</span><b></b>` }))
+    dots.lastElementChild.ariaHidden = 'true'
+    note.textContent = [...(ticks[0] > 0 ? [`The axis begins at ${withUnit(own, ticks[0])}, at the data.`] : []), ...(rows.some(({ members }) => members.length > 1) ? ['Small dots: runs. Band: mean ± standard deviation.'] : [])].join(' ')
     color()
   }
   const paint = () => {
     if (!columns.size) return
     plot.draw({ ids, labels, columns, across: across.value, up: up.value })
     parallelPlot.draw({ ids, labels, columns, settings, up: up.value })
-    showBars()
+    showDots()
   }
   const choose = (choices) => {
     const names = [...columns.keys()]
@@ -131,6 +158,8 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
     paint()
   }
   return {
+    /** Show a mean of each group. @param {Map<string, string>|null} by the group of each run */
+    group: (by) => { groups = by; if (columns.size) showDots() },
     /** @param {any} found @param {Record<string, string>} choices of the address */
     draw: (found, choices) => {
       ({ columns, figures } = columnsOf(found))

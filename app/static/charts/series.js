@@ -254,6 +254,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const changeView = async () => {
     showView()
     if (!points) return
+    draw() // all panels at once, with what is here
     await Promise.all([refetch(), want()])
     draw()
   }

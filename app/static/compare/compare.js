@@ -37,6 +37,8 @@ const toolbar = createToolbar(article, view, arrangement, {
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name)))
 /** What each run has of each setting that differs. @type {Record<string, any[]>} */
 let differences = {}
+/** @type {ReturnType<typeof createScatter>|undefined} */
+let scatter
 const legend = new Legend(article, ids, () => { write(); draw() })
 
 const boxes = [...article.querySelectorAll('[name=draw]')]
@@ -104,6 +106,7 @@ const arrange = () => {
 
 const draw = () => {
   const shown = legend.shown(differences, choices.by)
+  if (scatter) scatter.group(legend.groups)
   toolbar.show()
   article.querySelector('[data-reset-zoom]').hidden = !isZoomed(view, arrangement)
   const here = shown.flatMap((run) => {
@@ -126,7 +129,7 @@ const fetchWords = async () => {
   const content = fresh.querySelector('[data-fragment=comparison]')
   const found = await facts.json()
   differences = found.differences
-  scatter.draw(found, choices)
+  scatter?.draw(found, choices)
   still(() => {
     const heads = [table, content].map((each) => each.querySelector('thead').textContent)
     if (heads[0] === heads[1]) show(table, content.innerHTML)
@@ -171,7 +174,7 @@ for (const input of article.querySelectorAll('[data-choice]')) {
     if (name === 'settings' && input.value === 'differing') delete choices.settings
     write()
     if (name === 'settings') showSettings(input.value)
-    else scatter.choose(choices)
+    else scatter?.choose(choices)
   })
 }
 /** @param {string} which */
@@ -239,7 +242,7 @@ legend.listen((id) => {
   legend.point(id)
   for (const panel of panels.values()) panel.bringForward(id)
 })
-const scatter = createScatter(article, ids, legend.labels, { low: JSON.parse(article.dataset.low), paint: () => legend.paint() })
+scatter = createScatter(article, ids, legend.labels, { low: JSON.parse(article.dataset.low), paint: () => legend.paint() })
 arrange()
 showReportLinks()
 refresh()

@@ -96,7 +96,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   }
   const own = entries.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
   return {
-    data: entries.map(({ trace }) => trace), layout, entries, recorded, isFitted: true,
+    data: entries.map(({ trace }) => trace), layout, entries, recorded, strokes: lines.map(({ run }) => strokeOf(placeOf(run), colors)), isFitted: true,
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
     lines: own.map(({ label, trace, nonfinite }) => ({ name: label, color: '', x: trace.x, y: trace.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })),
@@ -134,7 +134,7 @@ const lineOf = ({ run, line, mean, isMetric, nonfinite }, row, view, screen, col
   }
   if (!isSmoothed(row.name, view)) return [traceOf(line, 'line', {})]
   return [
-    traceOf(line, 'raw', { opacity: 0.25, mode: 'lines', hoverinfo: 'skip', line: { ...stroke, dash: 'solid', width: 1 } }),
+    traceOf(line, 'raw', { opacity: 0.22, mode: 'lines', hoverinfo: 'skip', line: { ...stroke, dash: 'solid', width: 1 } }),
     traceOf(smoothedSeries(row.name, mean ?? line, view), 'line', { line: { ...stroke, width: width + 0.4 } }),
   ]
 }

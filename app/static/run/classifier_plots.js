@@ -1,5 +1,6 @@
 // Plots that a run logged: confusion matrix, precision-recall and ROC curves, as Plotly wants them.
 import { fittedPlot } from 'charts'
+import { missing } from 'media_images'
 import { count as countText, escaped, number, percent } from 'formats'
 
 /** @typedef {{plot: string, title: string, classes?: string[], counts?: number[][], lines?: {name: string, x: number[], y: number[], area: number}[]}} Content */
@@ -12,16 +13,18 @@ const matrix = ({ classes = [], counts = [] }, colors) => {
   const totals = counts.map((row) => row.reduce((a, b) => a + b, 0))
   const shares = counts.map((row, i) => row.map((count) => (totals[i] ? count / totals[i] : 0)))
   const few = classes.length <= 12
+  const most = Math.max(1, ...counts.flatMap((row, i) => row.filter((_, j) => j !== i)))
+  // Right ones above 0, wrong ones below it, by count.
+  const z = counts.map((row, i) => row.map((count, j) => (count && (i === j ? 1 : -0.15 - 0.85 * count / most))))
   return {
     data: [{
-      type: 'heatmap', z: shares, zmin: 0, zmax: 1, colorscale: [[0, colors.card], [1, colors.loss]], showscale: !few, colorbar: { thickness: 10, outlinewidth: 0, tickformat: '.0%' },
-      x: names.map((_, i) => i), y: names.map((_, i) => i), customdata: counts.map((row, i) => row.map((count, j) => `${countText(count)} (${percent(shares[i][j])})`)),
-      hovertemplate: 'true %{y}, predicted %{x}: %{customdata}<extra></extra>',
+      type: 'heatmap', z, zmin: -1, zmax: 1, colorscale: [[0, colors.skip], [0.499, colors.card], [0.5, colors.grid], [0.51, colors.loss], [1, colors.loss]], showscale: false, xgap: 1, ygap: 1, hoverinfo: 'none',
+      x: names.map((_, i) => i), y: names.map((_, i) => i), customdata: counts.map((row, i) => row.map((count, j) => `true ${classes[i]}, predicted ${classes[j]}: ${countText(count)} (${percent(shares[i][j])})`)),
     }],
     layout: {
-      annotations: few ? counts.flatMap((row, y) => row.map((count, x) => ({ x, y, text: countText(count), showarrow: false, font: { size: 11, color: shares[y][x] > 0.5 ? colors.card : colors.text } }))) : [],
-      xaxis: { title: { text: 'predicted class', standoff: 6 }, tickmode: few ? 'array' : 'auto', tickvals: names.map((_, i) => i), ticktext: names, showgrid: false, zeroline: false, constrain: 'domain' },
-      yaxis: { title: { text: 'true class', standoff: 6 }, tickmode: few ? 'array' : 'auto', tickvals: names.map((_, i) => i), ticktext: names, autorange: 'reversed', showgrid: false, zeroline: false, automargin: true },
+      annotations: few ? counts.flatMap((row, y) => row.map((count, x) => ({ x, y, text: count ? countText(count) : '', showarrow: false, font: { size: 11, color: x === y || z[y][x] < -0.7 ? colors.card : colors.text } }))) : [],
+      xaxis: { fixedrange: true, tickmode: few ? 'array' : 'auto', tickvals: names.map((_, i) => i), ticktext: names, showgrid: false, zeroline: false },
+      yaxis: { fixedrange: true, tickmode: few ? 'array' : 'auto', tickvals: names.map((_, i) => i), ticktext: names, autorange: 'reversed', showgrid: false, zeroline: false, automargin: true },
     },
   }
 }
@@ -48,43 +51,45 @@ export const plotFigure = (content, colors) => {
   return {
     data,
     layout: {
-      ...layout, height: content.height, margin: { l: 62, r: 16, t: 10, b: 52 }, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+      ...layout, height: content.height, margin: content.plot === 'confusion_matrix' ? { l: 46, r: 13, t: 2, b: 22 } : { l: 54, r: 13, t: 4, b: 40 }, dragmode: false, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
       font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     },
     drawn: (content.counts ?? content.lines ?? []).length,
   }
 }
 
+/** Examples of a matrix: all, and those on its diagonal. @param {{counts?: number[][]}} content */
+const totalsOf = ({ counts = [] }) => [counts.flat().reduce((a, b) => a + b, 0), counts.reduce((sum, row, i) => sum + row[i], 0)]
+
 /** The plot in words. @param {Content} content */
 export const wordsOf = ({ title, plot, counts = [], lines = [] }) => {
   if (plot !== 'confusion_matrix') return `${title}: ${lines.map(({ name, area }) => `${name} ${AXES[plot][2]} ${number(area)}`).join(', ')}`
-  const total = counts.flat().reduce((a, b) => a + b, 0)
-  const right = counts.reduce((sum, row, i) => sum + row[i], 0)
+  const [total, right] = totalsOf({ counts })
   return `${title}: ${right} of ${total} examples on the diagonal`
 }
 
-/** @param {string} name */
-export const createClassifierPlot = (name) => {
+/** @param {Content} content */
+const factOf = (content) => {
+  const [total, right] = totalsOf(content)
+  return content.plot === 'confusion_matrix' && total ? `accuracy ${percent(right / total)}` : ''
+}
+
+/** @param {import('media').MediaCard} card @returns {import('media').ShowMedia} */
+export const createClassifierPlot = ({ body, label, say, point }) => {
   const element = Object.assign(document.createElement('div'), { className: 'plot', role: 'img' })
-  element.setAttribute('aria-label', name)
-  /** @type {ReturnType<typeof fittedPlot>|null} */
-  let figure = null
+  body.replaceChildren(element)
+  const figure = fittedPlot(/** @type {any} */ (element), plotFigure, { plotly_hover: ({ points: [{ customdata }] }) => point(customdata ?? ''), plotly_unhover: () => point('') })
   let shown = ''
-  return {
-    element,
-    /** Show the plot of a file. @param {string} address */
-    show: async (address) => {
-      shown = address
-      const answer = await fetch(address)
-      const content = answer.ok ? await answer.json().catch(() => null) : null
-      if (shown !== address) return
-      if (!content || !(content.plot === 'confusion_matrix' || content.plot in AXES)) {
-        element.textContent = 'The file cannot be read.'
-        return
-      }
-      element.setAttribute('aria-label', wordsOf(content))
-      figure ??= fittedPlot(/** @type {any} */ (element), plotFigure) // once it stands in the page
-      figure.draw(content)
-    },
+  return async ([{ address }]) => {
+    shown = address
+    const answer = address ? await fetch(address) : null
+    const content = answer?.ok ? await answer.json().catch(() => null) : null
+    if (shown !== address) return
+    if (!content || !(content.plot === 'confusion_matrix' || content.plot in AXES)) return body.replaceChildren(missing())
+    if (!element.isConnected) body.replaceChildren(element)
+    element.setAttribute('aria-label', wordsOf(content))
+    label(content.plot === 'confusion_matrix' ? 'Matrix' : 'Curves')
+    say(factOf(content))
+    figure.draw(content)
   }
 }

@@ -1,5 +1,6 @@
 // A table that a run logged: sorted by a column, filtered, in pages, with the pictures that its cells name.
 import { number } from 'formats'
+import { missing, thumbnail } from 'media_images'
 
 const ROWS = 20 // of a page
 const BYTES = 4 * 2 ** 20 // that are read of a file
@@ -50,21 +51,19 @@ const made = (tag, fields = {}, ...children) => {
   return element
 }
 
-/**
- * @param {string} name of the table
- * @param {(cell: string) => string|undefined} pictureOf address of the picture that a cell names
- */
-export const createDataTable = (name, pictureOf) => {
+/** Columns whose values a classifier's right and wrong rows, and its certainty, are told by. */
+const [TRUE, PREDICTED, CERTAINTY] = [/^(true|truth|label|target|actual)s?$/i, /^(pred|predicted|prediction)s?$/i, /^(confidence|score|probability|prob)$/i]
+
+/** @param {import('media').MediaCard} card @returns {import('media').ShowMedia} */
+export const createDataTable = ({ name, body, say }) => {
   const filter = made('input', { type: 'search', placeholder: 'Filter rows' })
   filter.setAttribute('aria-label', `Filter rows of ${name}`)
-  const note = made('span', { className: 'quiet' })
-  note.setAttribute('role', 'status')
   const [before, after] = ['Previous', 'Next'].map((label) => made('button', { type: 'button', className: 'small', textContent: label }))
   const table = made('table')
   const scroll = made('div', { className: 'table-scroll', tabIndex: 0 }, table)
   scroll.setAttribute('role', 'region')
   scroll.setAttribute('aria-label', `Table ${name}`)
-  const element = made('div', { className: 'data-table' }, made('div', { className: 'inline' }, filter, note, before, after), scroll)
+  const element = made('div', { className: 'data-table' }, made('div', { className: 'inline' }, filter, before, after), scroll)
   /** @type {string[]} */
   let head = []
   /** @type {string[][]} */
@@ -73,12 +72,26 @@ export const createDataTable = (name, pictureOf) => {
   let order = null
   let [page, isCut, shown] = [0, false, '']
 
+  /** Pictures of the step, by the name that a cell has. @type {Map<string, import('media').MediaFile>} */
+  let pictures = new Map()
+  /** @param {string} text @param {number} column @param {string[]} row */
+  const cellOf = (text, column, row) => {
+    const picture = pictures.get(text)
+    if (picture) return made('td', {}, thumbnail(picture))
+    const cell = plainCell(text)
+    const truth = head.findIndex((title) => TRUE.test(title))
+    if (PREDICTED.test(head[column]) && truth >= 0) {
+      const isWrong = row[truth] !== text
+      cell.append(...(isWrong ? [made('span', { title: 'wrong', textContent: ' ✕' }), made('span', { className: 'visually-hidden', textContent: ' wrong' })] : []))
+      cell.classList.toggle('bad', isWrong)
+    }
+    if (CERTAINTY.test(head[column]) && Number(text) >= 0 && Number(text) <= 1) cell.prepend(made('meter', { value: Number(text) }), ' ')
+    return cell
+  }
   /** @param {string} text */
-  const cellOf = (text) => {
-    const address = pictureOf(text)
-    if (!address && isNumber(text)) return made('td', { textContent: Number.isInteger(Number(text)) ? text : number(text, 6), title: text, className: 'number' })
-    if (!address) return made('td', { textContent: text })
-    return made('td', {}, made('button', { type: 'button', className: 'ghost picture' }, made('img', { src: address, alt: text, loading: 'lazy' })))
+  const plainCell = (text) => {
+    if (isNumber(text)) return made('td', { textContent: Number.isInteger(Number(text)) ? text : number(text, 6), title: text, className: 'number' })
+    return made('td', { textContent: text })
   }
   const draw = () => {
     const matching = filteredRows(rows, filter.value)
@@ -95,10 +108,10 @@ export const createDataTable = (name, pictureOf) => {
         if (isOrder) cell.setAttribute('aria-sort', order?.direction === 1 ? 'ascending' : 'descending')
         return cell
       }))),
-      made('tbody', {}, ...visible.map((row) => made('tr', {}, ...head.map((_, column) => cellOf(row[column] ?? ''))))),
+      made('tbody', {}, ...visible.map((row) => made('tr', {}, ...head.map((_, column) => cellOf(row[column] ?? '', column, row))))),
     )
     const range = all.length ? `${first + 1}–${first + visible.length} of ` : ''
-    note.textContent = `${range}${all.length} ${all.length === 1 ? 'row' : 'rows'}${matching.length < rows.length ? ` that match, of ${rows.length}` : ''}${isCut ? ', the beginning of the file' : ''}`
+    say(`${range}${all.length} ${all.length === 1 ? 'row' : 'rows'}${matching.length < rows.length ? ` that match, of ${rows.length}` : ''}${isCut ? ', the beginning of the file' : ''}`)
     before.disabled = !first
     after.disabled = first + ROWS >= all.length
   }
@@ -114,19 +127,19 @@ export const createDataTable = (name, pictureOf) => {
     table.querySelector(`th [data-column="${column}"]`).focus()
   })
 
-  return {
-    element,
-    /** Show the table of a file. @param {string} address */
-    show: async (address) => {
-      shown = address
-      const answer = await fetch(address, { headers: { Range: `bytes=0-${BYTES - 1}` } })
-      const text = answer.ok ? await answer.text() : ''
-      if (shown !== address) return
-      isCut = Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0) > BYTES
-      ;[head = [], ...rows] = parseCsv(text)
-      if (isCut) rows.pop() // half a row
-      if (order && order.column >= head.length) order = null
-      draw()
-    },
+  return async (files) => {
+    const { address } = files[0]
+    shown = address
+    if (!address) return body.replaceChildren(missing())
+    pictures = new Map(files.map((file) => [file.name, file]))
+    const answer = await fetch(address, { headers: { Range: `bytes=0-${BYTES - 1}` } })
+    const text = answer.ok ? await answer.text() : ''
+    if (shown !== address) return
+    isCut = Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0) > BYTES
+    ;[head = [], ...rows] = parseCsv(text)
+    if (isCut) rows.pop() // half a row
+    if (order && order.column >= head.length) order = null
+    draw()
+    body.replaceChildren(element)
   }
 }

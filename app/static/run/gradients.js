@@ -1,29 +1,62 @@
 // Where gradients lie against fp16's window: the heat map, its module, and any other scale.
 import { inTurn, insisted } from 'http'
-import { createPlot } from 'charts'
-import { count, percent, scale as scaleText } from 'formats'
-import { heatFigure, lostAt } from 'heatmap'
+import { fittedPlot } from 'charts'
+import { count, percent, power, scale as scaleText } from 'formats'
+import { heatFigure, lostAt, shareAt } from 'heatmap'
 import { still } from 'dom_updates'
+
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }
 
 /** @param {HTMLElement} section @param {string} api address of the run */
 export const createGradients = (section, api) => {
-  const part = (name) => section.querySelector(`[data-${name}]`)
-  const [module, slider, asUsed] = [part('module'), part('slide-scale'), part('as-used')]
-  const plot = createPlot(part('heat'), heatFigure)
+  const panel = /** @type {Found} */ (section.closest('[data-panel]'))
+  const [module, slider, slid] = ['module', 'slide-scale', 'slid'].map((name) => panel.querySelector(`[data-${name}]`))
+  const [element, lost] = ['heat', 'lost'].map((name) => /** @type {Found} */ (section.querySelector(`[data-${name}]`)))
+  const asUsed = Number(slider.getAttribute('max'))
   let samples = []
-  /** @type {number|null} null: the scale of each step */
-  let log2scale = null
+  /** Step and exponent of the cell that is read; null: none. @type {[number, number]|null} */
+  let read = null
+  const log2scale = () => (Number(slider.value) === asUsed ? null : Number(slider.value))
 
+  const say = () => {
+    const last = samples.at(-1)
+    if (!last) return
+    if (read) {
+      const [i, exponent] = read
+      const { step, scale } = samples[i]
+      lost.innerHTML = `Step ${count(step)}, scale ${scaleText(scale)}: <b>${percent(shareAt(samples[i], exponent))}</b> of gradients at ${power(exponent)}`
+      return
+    }
+    const { underflow, nearOverflow } = lostAt(last, log2scale())
+    const at = log2scale() === null ? `At its scale, ${scaleText(last.scale)}` : `At ${scaleText(2 ** Number(log2scale()))}`
+    lost.innerHTML = `${at}, <b>${percent(underflow)}</b> become 0, <b>${percent(nearOverflow)}</b> near overflow`
+    lost.title = `Of the gradients of step ${count(last.step)}: below the smallest number of fp16; within a factor of four of the largest`
+  }
+  const plot = fittedPlot(element, heatFigure, {
+    plotly_hover: ({ points }) => {
+      const cell = points.find(({ customdata }) => customdata)
+      if (cell) read = cell.customdata
+      say()
+    },
+    plotly_unhover: () => { read = null; say() },
+  })
   const draw = () => {
     if (!samples.length) return
-    part('slid').innerHTML = log2scale === null ? 'as used' : scaleText(2 ** log2scale)
-    asUsed.hidden = log2scale === null
-    const last = samples.at(-1)
-    const { underflow, nearOverflow } = lostAt(last, log2scale)
-    const at = log2scale === null ? `At its scale, ${scaleText(last.scale)}` : `At a scale of ${scaleText(2 ** log2scale)}`
-    part('lost').innerHTML = `${at}, <b>${percent(underflow)}</b> of the gradients of step ${count(last.step)} underflow and <b>${percent(nearOverflow)}</b> lie within a factor of four of overflow.`
-    plot.draw({ samples, log2scale })
+    const log2 = log2scale()
+    slid.innerHTML = log2 === null ? 'as used' : scaleText(2 ** log2)
+    say()
+    plot.draw({ samples, log2scale: log2 })
   }
+  element.addEventListener('keydown', (event) => {
+    const by = ARROWS[event.key]
+    if (!by || !samples.length) return
+    event.preventDefault()
+    const last = samples.length - 1
+    const [i, exponent] = read ?? [last, samples[last].lowest_exponent]
+    read = [Math.min(Math.max(i + by[0], 0), last), exponent + by[1]]
+    say()
+  })
+  element.addEventListener('blur', () => { read = null; say() })
   const refresh = inTurn(async () => {
     const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
     const found = await (await insisted(`${api}/histograms${query}`)).json()
@@ -36,8 +69,7 @@ export const createGradients = (section, api) => {
   })
 
   module.addEventListener('input', refresh)
-  slider.addEventListener('input', () => { log2scale = Number(slider.value); draw() })
-  asUsed.addEventListener('click', () => { log2scale = null; draw() })
+  slider.addEventListener('input', draw)
   refresh()
   return { refresh }
 }

@@ -1,105 +1,145 @@
-// What a run showed, in a grid with a card for each name: as of the step that the slider is at.
+// What a run logged, a card for each key: pictures, tables, plots, histograms, clips and texts as of a step.
+import { createAudio } from 'audio_clips'
 import { createClassifierPlot } from 'classifier_plots'
 import { createDataTable } from 'data_table'
 import { count } from 'formats'
+import { createHistograms } from 'histograms'
 import { createLightbox } from 'lightbox'
-import { asOf } from 'media_steps'
-import { createOverSteps } from 'over_steps'
+import { createImages, createText } from 'media_images'
+import { filesAt, lastUntil, stepsOf } from 'media_steps'
+import { root } from 'root'
 
-/** @typedef {import('media_steps').Shown} Shown */
-/** A card that keeps its state from step to step. @typedef {{element: HTMLElement, show: (address: string) => unknown}} Widget */
+/** address: empty if the server does not have it. @typedef {{step: number, name: string, address: string}} MediaFile */
+/** What a kind draws into. label: its kind; say: a fact in the head; point: what stands there in its place, while it is pointed at. @typedef {{name: string, body: Found, label: (kind: string) => void, say: (fact: string) => void, point: (text: string) => void}} MediaCard */
+/** Shows the files of a step; all: those of all steps. @typedef {(files: MediaFile[], step: number, all: MediaFile[]) => unknown} ShowMedia */
+/** @typedef {{element: Found, kind: string, files: MediaFile[], steps: number[], at: number, shown: string, show: ShowMedia}} Card */
 
-/** @param {Shown} shown @returns {string} */
-const addressOf = ({ figure }) => figure.querySelector('figcaption a').getAttribute('href') ?? ''
-/** Pictures in the cells of a table have its name and theirs. @param {string} name @param {Iterable<string>} names */
-const isOfTable = (name, names) => [...names].some((each) => each.endsWith('.csv') && name.startsWith(`${each.slice(0, -4)}.cell-`))
+const UNLINKED = 'media-steps-unlinked'
+/** @type {Record<string, {label: string, create: (card: MediaCard) => ShowMedia}>} */
+const KINDS = {
+  image: { label: 'Images', create: createImages },
+  table: { label: 'Table', create: createDataTable },
+  plot: { label: 'Plot', create: createClassifierPlot },
+  histogram: { label: 'Histogram', create: createHistograms },
+  audio: { label: 'Audio', create: createAudio },
+  text: { label: 'Text', create: createText },
+}
 
-/**
- * @param {Found} box
- * @param {Found} table where the run's files are, step by step
- * @param {(root: ParentNode) => void} preview fills in texts
- */
-export const createMedia = (box, table, preview) => {
-  const slider = box.querySelector('input')
-  const output = box.querySelector('output')
-  const grid = box.querySelector('.media-grid')
-  const overSteps = createOverSteps(box.querySelector('[data-over-steps]'), preview)
-  /** @type {Shown[]} */
-  let all = []
-  /** @type {number[]} */
-  let steps = []
-  /** The card of each name. @type {Map<string, Found>} */
+/** @param {Found} row of the table of files @returns {MediaFile[]} */
+const filesOf = ({ dataset }) => JSON.parse(dataset.files).map(([step, id, name]) => (
+  { step, name, address: id ? `${root}/runs/${document.querySelector('[data-run]').dataset.run}/artifacts/${id}/download` : '' }))
+
+/** @param {Found} section @param {Found} table of the run's files, a row a key @param {(count: number) => void} onCount */
+export const createMedia = (section, table, onCount) => {
+  const [grid, find, link, none] = ['[data-cards]', '[data-find-key]', '[data-link-steps]', '[data-no-match]'].map((part) => section.querySelector(part))
+  /** @type {Map<string, Card>} */
   const cards = new Map()
-  /** @type {Map<string, Widget>} */
-  const widgets = new Map()
+  let isShown = false
+  link.checked = localStorage.getItem(UNLINKED) === null
+  link.addEventListener('change', () => (link.checked ? localStorage.removeItem(UNLINKED) : localStorage.setItem(UNLINKED, 'yes')))
 
-  /** @param {string} name @returns {Widget|undefined} */
-  const widgetOf = (name) => {
-    if (!widgets.has(name) && name.endsWith('.plot.json')) widgets.set(name, createClassifierPlot(name))
-    if (!widgets.has(name) && name.endsWith('.csv')) {
-      widgets.set(name, createDataTable(name, (cell) => {
-        if (!cell.endsWith('.png')) return undefined
-        const picture = all.find((each) => each.name === cell && String(each.step) === cards.get(name)?.dataset.step)
-        return picture && addressOf(picture)
-      }))
-    }
-    return widgets.get(name)
+  /** @param {Card} card */
+  const draw = (card) => {
+    const { element, steps, files } = card
+    const step = steps[card.at]
+    const [slider, output] = [element.querySelector('footer input'), element.querySelector('footer output')]
+    slider.setAttribute('max', String(steps.length - 1))
+    slider.value = String(card.at)
+    slider.disabled = steps.length < 2
+    output.textContent = `step ${count(step)}`
+    slider.setAttribute('aria-valuetext', output.textContent)
+    element.querySelector('[data-by="-1"]').disabled = card.at === 0
+    element.querySelector('[data-by="1"]').disabled = card.at === steps.length - 1
+    const chosen = filesAt(files, step)
+    const download = element.querySelector('a[download]')
+    download.hidden = !chosen[0]?.address
+    download.href = chosen[0]?.address
+    const mark = `${step} ${card.kind === 'histogram' ? files.length : chosen.length}`
+    if (!isShown || card.shown === mark) return
+    card.shown = mark
+    card.show(chosen, step, files)
   }
-  const draw = () => {
-    const step = steps[Number(slider.value)]
-    output.textContent = count(step)
-    slider.setAttribute('aria-valuetext', `step ${count(step)}`)
-    const shown = asOf(all, step)
-    for (const [name, card] of cards) card.hidden = !shown.has(name)
-    for (const [name, each] of shown) {
-      const { step: at, figure } = each
-      if (isOfTable(name, shown.keys())) continue
-      const card = cards.get(name) ?? /** @type {Found} */ (document.createElement('figure'))
-      if (!cards.has(name)) {
-        card.className = 'artifact'
-        card.classList.toggle('wide', name.endsWith('.csv'))
-        cards.set(name, card)
-        grid.append(card)
-      }
-      if (card.dataset.step === String(at)) continue
-      card.dataset.step = String(at)
-      const copy = /** @type {Found} */ (figure.cloneNode(true))
-      for (const part of copy.querySelectorAll('[data-seen]')) delete part.dataset.seen
-      copy.querySelector('[role=region]')?.setAttribute('aria-label', `${name} as of the chosen step`)
-      const caption = copy.querySelector('figcaption')
-      caption.textContent = `${name} · step ${count(at)}`
-      const widget = widgetOf(name)
-      if (!widget) card.replaceChildren(...copy.children)
-      else {
-        if (!widget.element.isConnected) card.replaceChildren(widget.element, caption)
-        else card.querySelector('figcaption').replaceWith(caption)
-        widget.show(addressOf(each))
-      }
+  /** @param {Card} card @param {number} at */
+  const move = (card, at) => {
+    card.at = Math.min(Math.max(at, 0), card.steps.length - 1)
+    draw(card)
+    if (!link.checked) return
+    for (const other of cards.values()) {
+      if (other === card) continue
+      other.at = Math.max(lastUntil(other.steps, card.steps[card.at]), 0)
+      draw(other)
     }
-    preview(grid)
   }
-  slider.addEventListener('input', draw)
-  createLightbox(box.closest('section') ?? box, () => all.filter(({ figure }) => figure.querySelector('img'))
+  /** @param {string} name @param {string} kind @returns {Card} */
+  const create = (name, kind) => {
+    const element = /** @type {Found} */ (document.importNode(/** @type {any} */ (section.querySelector('template')).content, true).firstElementChild)
+    const [title, tag, fact, slider] = ['h3', '.tag', '[data-fact]', 'footer input'].map((part) => element.querySelector(part))
+    element.dataset.key = name
+    element.setAttribute('aria-label', name)
+    Object.assign(title, { textContent: name.replace(/\.(csv|txt|plot\.json|histogram\.json)$/, ''), title: name })
+    tag.textContent = KINDS[kind].label
+    slider.setAttribute('aria-label', `Step of ${name}`)
+    for (const button of element.querySelectorAll('.tools > *, footer button')) button.setAttribute('aria-label', `${name}: ${button.title.toLowerCase().replace(/ \(.\)/, '')}`)
+    let said = ''
+    const show = KINDS[kind].create({ name, body: element.querySelector('.body'), label: (text) => { tag.textContent = text }, say: (text) => { said = text; fact.textContent = text }, point: (text) => { fact.textContent = text || said } })
+    const card = { element, kind, files: [], steps: [], at: -1, shown: '', show }
+    slider.addEventListener('input', () => move(card, Number(slider.value)))
+    element.addEventListener('click', ({ target }) => {
+      const button = /** @type {Found} */ (target).closest('button')
+      if (button?.dataset.by) move(card, card.at + Number(button.dataset.by))
+      if (button?.dataset.full !== undefined) element.requestFullscreen()
+    })
+    element.addEventListener('keydown', (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches('[type=search]')) return
+      const { key } = event
+      if (key === '[' || key === ']') move(card, card.at + (key === ']' ? 1 : -1))
+      else if (key.toLowerCase() === 'f') element.requestFullscreen()
+      else return
+      event.preventDefault()
+      event.stopPropagation()
+    })
+    cards.set(name, card)
+    grid.append(element)
+    return card
+  }
+  const filter = () => {
+    const words = find.value.toLowerCase().split(/\s+/)
+    for (const [name, { element }] of cards) element.hidden = !words.every((word) => `${name} ${element.querySelector('.tag').textContent}`.toLowerCase().includes(word))
+    none.hidden = [...cards.values()].some(({ element }) => !element.hidden)
+    none.querySelector('[data-known]').textContent = `There are ${[...cards.keys()].join(', ')}.`
+  }
+  const clear = () => { find.value = ''; filter() }
+  find.addEventListener('input', filter)
+  find.addEventListener('keydown', ({ key }) => { if (key === 'Escape') clear() })
+  none.querySelector('button').addEventListener('click', () => { clear(); find.focus() })
+  createLightbox(grid, () => [...cards.values()].filter(({ kind }) => kind === 'image' || kind === 'table')
+    .flatMap(({ files }) => files.filter(({ name, address }) => address && /\.(png|jpg|gif|webp)$/.test(name)))
     .toSorted((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }) || a.step - b.step)
-    .map((each) => ({ address: addressOf(each), caption: `${each.name} · step ${count(each.step)}` })))
+    .map(({ name, step, address }) => ({ address, caption: `${name} · step ${count(step)}` })))
 
+  const refresh = () => {
+    for (const row of table.querySelectorAll('tr[data-files]')) {
+      const { key, kind } = row.dataset
+      if (!(kind in KINDS)) continue
+      const card = cards.get(key) ?? create(key, kind)
+      const [step, wasLast] = [card.steps[card.at], card.at === card.steps.length - 1]
+      card.files = filesOf(row)
+      card.steps = stepsOf(card.files)
+      card.at = wasLast ? card.steps.length - 1 : Math.max(lastUntil(card.steps, step), 0)
+      draw(card)
+    }
+    filter()
+    none.hidden ||= !cards.size
+    section.querySelector('[data-no-media]').hidden = cards.size > 0
+    onCount(cards.size)
+  }
   return {
-    refresh: () => {
-      const wasLast = Number(slider.value) === steps.length - 1 || !steps.length
-      const at = steps[Number(slider.value)]
-      all = [...table.querySelectorAll('figure[data-shows]')].map((figure) => ({
-        name: figure.dataset.shows, step: Number(figure.closest('tr').dataset.key), figure,
-      })).toSorted((a, b) => a.step - b.step)
-      steps = [...new Set(all.map(({ step }) => step))]
-      box.hidden = !steps.length
-      if (box.hidden) return
-      slider.setAttribute('max', String(steps.length - 1))
-      slider.value = String(wasLast ? steps.length - 1 : steps.indexOf(at))
-      draw()
-      /** @type {Map<string, {step: number, address: string}[]>} */
-      const byName = new Map()
-      for (const each of all) byName.set(each.name, [...byName.get(each.name) ?? [], { step: each.step, address: addressOf(each) }])
-      overSteps.refresh(byName)
+    refresh,
+    /** Draw the cards, once their tab is open. */
+    show: () => {
+      if (isShown) return
+      isShown = true
+      for (const card of cards.values()) draw(card)
     },
   }
 }

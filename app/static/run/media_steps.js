@@ -1,14 +1,19 @@
-// What a run logged over its steps: what it showed as of a step, and histograms in the same bins.
+// Files of a key over its steps, and histograms in the same bins.
 
-/** @typedef {{name: string, step: number, figure: Found}} Shown */
+/** @param {{step: number}[]} files in order of steps */
+export const stepsOf = (files) => [...new Set(files.map(({ step }) => step))]
 
-/** What a name last showed, up to a step. @param {Shown[]} all in order of steps @param {number} step @returns {Map<string, Shown>} */
-export const asOf = (all, step) => new Map(all.filter((each) => each.step <= step).map((each) => [each.name, each]))
+/** Index of the last step up to one; -1: there is none. @param {number[]} steps @param {number} step */
+export const lastUntil = (steps, step) => steps.findLastIndex((each) => each <= step)
+
+/** The files of a step. @template {{step: number, name: string}} F @param {F[]} files @param {number} step @returns {F[]} in order of names, as people count; that of the key first */
+export const filesAt = (files, step) => files.filter((file) => file.step === step)
+  .toSorted((a, b) => Number(a.name.includes('.cell-')) - Number(b.name.includes('.cell-')) || a.name.localeCompare(b.name, undefined, { numeric: true }))
 
 /** Of histograms in the same bins. */
 export const BINS = 64
 
-/** @typedef {{lowest: number, highest: number, counts: number[]}} Histogram */
+/** @typedef {{lowest: number, highest: number, counts: number[], nonfinite?: number}} Histogram */
 
 /** Histograms in the same bins: the counts of each are spread over the bins that theirs overlap. @param {Histogram[]} histograms */
 export const rebinned = (histograms) => {

@@ -1,9 +1,9 @@
 // The page of a run: its tabs, what each of them shows, and updates of them by the live stream.
-import { previewTexts } from 'artifacts'
 import { createConfiguration } from 'config_values'
 import { size } from 'formats'
 import { createEnvironment } from 'environment'
 import { createGradients } from 'gradients'
+import { createGradientsTab } from 'gradients_tab'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
 import { createLabels } from 'metadata'
@@ -45,6 +45,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
 })
 const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
 createPrecisionDiff(article.querySelector('#precision-diff'))
+createGradientsTab(article.querySelector('[data-panel=gradients]'))
 const system = createSystem(article.querySelector('[data-system]'), api)
 /** Figures of the diagnosis, by what the updates call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
 const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
@@ -80,6 +81,11 @@ const showToolbar = () => {
   article.querySelector('[data-charts] .toolbar').hidden = false
 }
 
+const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), (count) => {
+  article.querySelector('[data-tab=media]').hidden = !count && article.dataset.over === 'true'
+  article.querySelector('[data-media-count]').textContent = String(count)
+})
+media.refresh()
 /** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
@@ -93,12 +99,13 @@ const onShow = {
   },
   gradients: () => {
     for (const [kind, create] of FIGURES) {
-      const section = article.querySelector(`[data-diagnosis=${kind}]`)
+      const section = article.querySelector(`.chart-panel[data-diagnosis=${kind}]`)
       if (section && !figures.has(kind)) figures.set(kind, create(section, api))
       else if (missed.has(kind)) figures.get(kind)?.refresh()
     }
     missed.clear()
   },
+  media: () => media.show(),
   log: () => log.show(),
 }
 createTabs(article, (name) => {
@@ -107,9 +114,6 @@ createTabs(article, (name) => {
   onShow[name]?.()
   toNewest(article)
 })
-previewTexts(article)
-const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), previewTexts)
-media.refresh()
 const showLabels = createLabels(article, api)
 
 const title = document.title
@@ -140,7 +144,6 @@ const showMessages = (revision) => {
     }
   })
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
-  previewTexts(article)
   media.refresh()
   showLabels(labels)
   received.flatMap((message) => message.diagnosed).forEach(diagnosed)

@@ -200,7 +200,7 @@ def test_a_comparison_on_a_cpu_says_so(
     note = "On a CPU, autocast leaves more in fp16 than on CUDA"
     assert note in browser.get("/groups/2").text
     legend = browser.get("/groups/2").text.partition("data-legend>")[2].partition("</table>")[0]
-    assert 'title="scaler.enabled"' in legend  # fp16 is there with and without
+    assert ">fp16 without scaler</a>" in legend
     gpu = CPU | {"kind": "cuda", "name": "H100"}
     offer: dict[str, Any] = {"devices": [gpu], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:

@@ -1,7 +1,9 @@
 """Artifacts: shown on the page, and sent so that nothing in them can run."""
 
 import hashlib
+import json
 import re
+from html import unescape
 
 import pytest
 from starlette.testclient import TestClient
@@ -63,11 +65,12 @@ def test_part_of_a_file_is_enough_for_a_preview(saved: None, script: TestClient)
 
 
 def test_page_shows_pictures_and_texts(saved: None, browser: TestClient) -> None:
-    """A picture is in the page, a text is fetched into it, anything else is a link."""
-    page = browser.get("/runs/1").text
-    assert '<img src="/runs/1/artifacts/2/download"' in page
-    assert '<pre data-preview="/runs/1/artifacts/1/download" tabindex="0"' in page
+    """Each key is a row with its kind and files, which media.js shows, and a link to the last."""
+    page = browser.get("/runs/1?tab=media").text
+    for key, kind, number in (("grid", "image", 2), ("samples.txt", "text", 1)):
+        assert f'data-key="{key}" data-kind="{kind}" data-files="[[100,{number},' in page
     assert 'href="/runs/1/artifacts/3/download"' in page
+    assert 'data-panel="media" data-shown' in page
 
 
 def test_strangers_get_nothing(saved: None, stranger: TestClient) -> None:
@@ -106,7 +109,7 @@ def test_a_link_that_a_recipe_made_is_not_followed(
 def test_the_page_shows_the_last_of_many_files(
     running: Run, database: Database, browser: TestClient, script: TestClient
 ) -> None:
-    """The newest steps whole, a word on how many there are, and the API has all of them."""
+    """The newest steps, a word on how many there are, and the API has all of them."""
     with database.writing() as session:
         for step in range(1, ARTIFACTS_SHOWN + 11):
             event = {"step": step, "name": "a.txt", "size_bytes": 1, "sha256": f"{step:064x}"}
@@ -114,8 +117,9 @@ def test_the_page_shows_the_last_of_many_files(
                 session, running.id, running.attempt, artifact_of(event), f"runs/1/{step}"
             )
     page = browser.get("/runs/1?tab=artifacts").text
-    steps = [int(step) for step in re.findall(r'<tr data-key="(\d+)">\s*<td class="number">', page)]
-    assert sorted(steps) == list(range(11, ARTIFACTS_SHOWN + 11))
-    assert f"The last {ARTIFACTS_SHOWN} of {ARTIFACTS_SHOWN + 10}" in page
+    [files] = re.findall(r'<tr data-key="a.txt" .*? data-files="(.*?)"', page)
+    steps = [step for step, _id, _name in json.loads(unescape(files))]
+    assert steps == list(range(11, ARTIFACTS_SHOWN + 11))
+    assert f"The last {ARTIFACTS_SHOWN:,} of {ARTIFACTS_SHOWN + 10:,}" in page
     listed = script.get("/api/v1/runs/1/artifacts", params={"limit": 200}).json()
     assert listed["total"] == ARTIFACTS_SHOWN + 10

@@ -198,7 +198,7 @@ def test_weights_and_their_average_have_names_of_their_own(
         checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), ["key"])
     page = browser.get("/runs/1").text
     name = f"digits-fp16-run1-step400{ending}.safetensors"
-    assert f">{words}</td>" in page
+    assert f">{words}</span>" in page
     assert f"{module}.load_state_dict(safetensors.torch.load_file(&#39;{name}&#39;))" in page
 
 

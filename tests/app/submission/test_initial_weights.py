@@ -129,7 +129,7 @@ def test_the_page_lists_what_did_not_fit(
     assert 'id="weights"' not in browser.get("/runs/1").text
     event = make_weights(missing=["model.head.bias"], unexpected=["<b>"]) | {"unexpected_count": 9}
     record(database, running, events=[event])
-    section = browser.get("/runs/1").text.partition('<section id="weights">')[2]
+    section = browser.get("/runs/1").text.partition('<section id="weights"')[2]
     section = section.partition("</section>")[0]
     assert "12 of the recipe's 14 are those of <code>/data/models/net.safetensors</code>" in section
     assert "<td>model.head.bias</td><td>missing: as the recipe drew it</td>" in section

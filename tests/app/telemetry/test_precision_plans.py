@@ -278,7 +278,7 @@ def test_page_of_a_run_lists_its_measurements(
     assert browser.post("/api/v1/runs", json=body).status_code == 201
     browser.post("/api/v1/runs/1/measurements", json=lab | {"checkpoints": [50, 100]})
     page = browser.get("/runs/1").text
-    listed = re.findall(r"Precision plan</a>, queued, (.*?) <span", page)
+    listed = re.findall(r"Precision plan, queued, (.*?)<span", page)
     assert listed == ["steps 50, 100", "step 200"]
 
 
@@ -484,3 +484,27 @@ def test_client_and_command(database: Database, ended: Run, address: str, token:
     assert "queued  own-fp16 precision plan" in asked.stdout
     asked = halfstep("run", "precision-diff", "1", "--checkpoint", "200", **known)
     assert "queued  own-fp16 precision diff" in asked.stdout
+
+
+def lab_card_of(browser: TestClient) -> str:
+    """Return the HTML of the lab's card on the page of the ended run."""
+    page = browser.get("/runs/1").text.partition('<section id="measurements"')[2]
+    return page.partition('<div id="lab-menu"')[0]
+
+
+def test_card_of_the_lab_has_one_button_by_state(ended: Run, browser: TestClient) -> None:
+    """Measure, cancel while it is measured, and measure again if that failed."""
+    assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Measure in fp16"]
+    queued = browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"}).json()
+    assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Cancel"]
+    browser.post(f"/api/v1/runs/{queued['id']}/cancellation")
+    assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Measure again"]
+
+
+def test_card_of_the_lab_has_the_result(planned: Run, browser: TestClient) -> None:
+    """In a sentence, with a bar for each module, and the form of a run with the plan."""
+    card = lab_card_of(browser)
+    assert "with model.head in fp32 stays within 10 % of fp32" in card
+    assert card.count('class="track') == 1
+    [form] = re.findall(r'<a class="button end" href="(.*?)">Fork with this plan</a>', card)
+    assert "modules.fp32" in form

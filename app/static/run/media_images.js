@@ -1,0 +1,66 @@
+// Pictures and texts that a run logged.
+import { number } from 'formats'
+
+const BYTES = 65_536 // of a text
+
+/** @typedef {import('media').MediaFile} MediaFile */
+/** @typedef {import('media').MediaCard} MediaCard */
+
+const CAPTION = '.caption.txt'
+/** @param {string} name @returns {string} */
+const withoutEnding = (name) => name.replace(/\.caption\.txt$|\.\w+$/, '')
+
+/** Say that a file is missing where it would stand. */
+export const missing = () => Object.assign(document.createElement('span'), { className: 'missing', textContent: 'Not on the server' })
+
+/** A picture that opens large; its box stays if the server lacks it. @param {MediaFile} file */
+export const thumbnail = ({ address, name, step }) => {
+  if (!address) return missing()
+  const button = Object.assign(document.createElement('button'), { type: 'button', className: 'ghost picture' })
+  button.setAttribute('aria-label', `Enlarge ${name} of step ${step}`)
+  const image = Object.assign(document.createElement('img'), { alt: '', loading: 'lazy', src: address })
+  image.addEventListener('error', () => button.replaceWith(missing()))
+  button.append(image)
+  return button
+}
+
+/** @param {MediaCard} card @returns {import('media').ShowMedia} */
+export const createImages = ({ body, say }) => {
+  const shots = Object.assign(document.createElement('div'), { className: 'shots' })
+  let newest = 0
+  return (files) => {
+    const turn = ++newest
+    const pictures = files.filter(({ name }) => !name.endsWith(CAPTION))
+    const captions = new Map(files.filter(({ name, address }) => name.endsWith(CAPTION) && address).map((each) => [withoutEnding(each.name), each.address]))
+    shots.classList.toggle('one', pictures.length === 1)
+    shots.replaceChildren(...pictures.map((file) => {
+      const figure = document.createElement('figure')
+      figure.append(thumbnail(file))
+      const address = captions.get(withoutEnding(file.name))
+      if (!address) return figure
+      const caption = figure.appendChild(document.createElement('figcaption'))
+      fetch(address).then((answer) => answer.text()).then((text) => { if (turn === newest) Object.assign(caption, { textContent: text, title: text }) }).catch(() => {})
+      return figure
+    }))
+    body.replaceChildren(shots)
+    say(pictures.length > 1 ? number(pictures.length) : '')
+  }
+}
+
+/** @param {MediaCard} card @returns {import('media').ShowMedia} */
+export const createText = ({ name, body, say }) => {
+  const text = Object.assign(document.createElement('pre'), { tabIndex: 0 })
+  text.setAttribute('role', 'region')
+  text.setAttribute('aria-label', `Text ${name}`)
+  let shown = ''
+  return async ([{ address }]) => {
+    shown = address
+    if (!address) return body.replaceChildren(missing())
+    const answer = await fetch(address, { headers: { Range: `bytes=0-${BYTES - 1}` } })
+    const content = answer.ok ? await answer.text() : 'The file cannot be read.'
+    if (shown !== address) return
+    text.textContent = content
+    body.replaceChildren(text)
+    say(Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0) > BYTES ? 'the beginning' : '')
+  }
+}

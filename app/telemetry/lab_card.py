@@ -1,0 +1,84 @@
+"""The card of the precision lab on a run's page: its newest plan, and what to do next."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy.orm import Session
+
+from app.telemetry import precision_plans
+from db.tables import ENDED, PRECISION_PLAN, Run
+from halfstep.number_formats import percent
+from halfstep.precision_lab.plan_result import PlanModule, PrecisionPlan
+
+#: Where the bound of the error lies on a bar.
+BOUND_AT = 0.417
+
+
+@dataclass(frozen=True)
+class LabResult:
+    """A precision plan in a sentence and a bar for each module."""
+
+    run: Run  # that measured it
+    plan: PrecisionPlan
+
+    @property
+    def fork(self) -> str:
+        """The URL of the form of a run with the plan; empty: no form can make one."""
+        best = self.plan.best
+        is_usable = best.is_within and not best.is_loss_in_fp32
+        return precision_plans.form(self.run, best) if is_usable else ""
+
+    @property
+    def sentence(self) -> str:
+        """The result in a sentence."""
+        best, bound, error = (
+            self.plan.best,
+            *map(percent, (self.plan.max_error, self.plan.best.error)),
+        )
+        if not best.is_within:
+            return f"No mix stays within {bound} of fp32; the least error, {error}, has {best}"
+        time = f" in {percent(best.time)} of the time" if best.precision != "fp32" else ""
+        return f"{best} stays within {bound} of fp32{time}"
+
+    def error(self, module: PlanModule) -> float:
+        """Return the gradient error that a module causes alone."""
+        return module.errors.get(self.plan.best.precision, next(iter(module.errors.values()), 0.0))
+
+    def share(self, module: PlanModule) -> float:
+        """Return the part of a bar that a module's error fills, from 0 to 1."""
+        return min(self.error(module) / (self.plan.max_error or 1.0) * BOUND_AT, 1.0)
+
+    def precision(self, module: PlanModule) -> str:
+        """Return the precision that the plan gives a module."""
+        best = self.plan.best
+        own = {module.role, *module.names}
+        return "fp32" if own & {*best.fp32} else "bf16" if own & {*best.bf16} else best.precision
+
+
+@dataclass(frozen=True)
+class LabCard:
+    """What the card shows. run: the newest that measures a plan, or has measured one."""
+
+    run: Run | None = None
+    result: LabResult | None = None
+
+    @property
+    def state(self) -> Literal["unmeasured", "running", "failed", "measured"]:
+        """The state that the card's button depends on."""
+        if self.run is None:
+            return "unmeasured"
+        if self.result:
+            return "measured"
+        return "failed" if self.run.status in ENDED else "running"
+
+
+def lab_card(session: Session, run: Run) -> LabCard:
+    """Return the card of a run, with its newest plan."""
+    measured = precision_plans.measured_of(session, run.id)
+    plans = [each for each in measured if each.task == PRECISION_PLAN]
+    for each in plans:
+        if plan := precision_plans.of_run(session, each):
+            return LabCard(each, LabResult(each, plan))
+        if each.status not in ENDED:
+            return LabCard(each)
+    return LabCard(plans[0]) if plans else LabCard()

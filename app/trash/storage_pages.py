@@ -1,0 +1,59 @@
+"""Page of the space that the data folder takes, by what is in it."""
+
+import os
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import SIGNED_IN, requires
+from app.dependencies import Db, TheSettings
+from app.html.rendering import page
+from app.trash.disk import disk
+from db.runs import runs, trash
+from db.telemetry import frozen_steps
+
+router = APIRouter()
+
+
+@router.get("/storage")
+@requires(SIGNED_IN)
+def show_storage(
+    request: Request, session: Db, settings: TheSettings, principal: SignedIn
+) -> HTMLResponse:
+    """Show the size of the data folder, and what of it belongs to runs."""
+    entries = sorted(_sizes(settings.data).items(), key=lambda entry: -entry[1])
+    frozen_runs, frozen_bytes = frozen_steps.usage(session)
+    return page(
+        request,
+        "trash/storage.html",
+        principal=principal,
+        folder=settings.data.absolute(),
+        entries=entries,
+        total=sum(size for _name, size in entries),
+        disk=disk(settings),
+        stored_bytes=runs.stored_bytes(session),
+        trash_contents=trash.contents(session),
+        frozen_runs=frozen_runs,
+        frozen_bytes=frozen_bytes,
+    )
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of a folder's entries in bytes, each with all that is in it."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: _size(entry) for entry in entries}
+    except OSError:  # it is deleted meanwhile, or not accessible
+        return {}
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """Return the disk space of a file, or of a folder's files; links are not followed."""
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            return sum(_sizes(Path(entry.path)).values())
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
