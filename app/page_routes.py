@@ -15,8 +15,7 @@ from app.runs import list_pages, run_control_pages, run_pages, views_pages
 from app.submission import new_command_pages, new_run_pages, presets_routes, recipe_pages
 from app.sweeps import sweeps_pages
 from app.telemetry import precision_plans_pages
-<<<<<<< HEAD
-from app.trash import retention_routes, trash_routes
+from app.trash import retention_routes, storage_pages, trash_routes
 from app.workers import workers_routes
 
 router = APIRouter(include_in_schema=False)
@@ -47,47 +46,10 @@ for part in (
     users_routes.pages,
     projects_routes.pages,
     retention_routes.pages,
+    storage_pages.router,
     audit_routes.pages,
     shared_links_pages.router,
     shared_pages.router,
     document_pages.router,
-=======
-from app.trash import retention_pages, storage_pages, trash_pages
-from app.workers import workers_pages
-
-router = APIRouter(include_in_schema=False)
-for module in (
-    health_pages,
-    sign_in_pages,
-    list_pages,
-    new_run_pages,
-    new_command_pages,
-    presets_pages,
-    run_control_pages,
-    run_pages,
-    precision_plans_pages,
-    trash_pages,
-    comparison_pages,
-    chart_pages,
-    notes_pages,
-    artifacts_pages,
-    reports_pages,
-    checks_pages,
-    sweeps_pages,
-    workers_pages,
-    recipe_pages,
-    secrets_pages,
-    alerts_pages,
-    views_pages,
-    account_pages,
-    users_pages,
-    projects_pages,
-    retention_pages,
-    storage_pages,
-    audit_pages,
-    shared_links_pages,
-    shared_pages,
-    document_pages,
->>>>>>> pages
 ):
     router.include_router(part)

@@ -5,11 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-<<<<<<< HEAD
-=======
 from sqlalchemy import select
 from sqlalchemy.orm import Session
->>>>>>> pages
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
