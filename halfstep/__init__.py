@@ -14,17 +14,20 @@ if TYPE_CHECKING:
     from halfstep.precision_lab.plan import precision_plan as precision_plan
     from halfstep.session.logged_values import Audio as Audio
     from halfstep.session.logged_values import Histogram as Histogram
+    from halfstep.session.logged_values import Html as Html
+    from halfstep.session.logged_values import Video as Video
     from halfstep.session.run_start import watch as watch
     from halfstep.session.watch_session import Watch as Watch
 
 
 #: Our own names, except while a run of the W&B drop-in is active: then the drop-in's.
-SHARED = ("Audio", "Histogram", "watch")
+SHARED = ("Audio", "Histogram", "Html", "Video", "watch")
 #: Names that `import halfstep as wandb` offers, see halfstep.wandb_compat.
 DROP_IN = frozenset(
     [
         "Artifact",
         "Image",
+        "Plotly",
         "Table",
         "alert",
         "config",
@@ -84,7 +87,7 @@ def __getattr__(name: str) -> Any:
         from halfstep.wandb_compat import calls
 
         return calls.served(name)
-    if name in ("Audio", "Histogram"):
+    if name in ("Audio", "Histogram", "Html", "Video"):
         from halfstep.session import logged_values
 
         return getattr(logged_values, name)

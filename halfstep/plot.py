@@ -1,4 +1,4 @@
-"""Plots of classifiers, for `watch.log`: confusion matrix, precision-recall and ROC curves.
+"""Plots for `watch.log`: of classifiers here, charts of tables in halfstep.figures.
 
     matrix = halfstep.plot.confusion_matrix(probs=scores, y_true=targets, class_names=names)
     watch.log({"val/confusion": matrix})
@@ -18,8 +18,10 @@ MOST_CLASSES = 200
 MOST_CURVES = 20
 #: Points of a curve that are kept.
 MOST_POINTS = 500
+#: Functions of halfstep.figures.
+FIGURES = ("bar", "histogram", "line", "line_series", "scatter")
 #: Functions of `wandb.plot` that do nothing here.
-UNSERVED = ("bar", "histogram", "line", "line_series", "plot_table", "scatter", "visualize")
+UNSERVED = ("plot_table", "visualize")
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,10 @@ def roc_curve(
 
 
 def __getattr__(name: str) -> Any:
+    if name in FIGURES:
+        from halfstep import figures
+
+        return getattr(figures, name)
     if name in UNSERVED:
         from halfstep.wandb_compat.unsupported import Unserved
 

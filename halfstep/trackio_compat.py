@@ -4,15 +4,10 @@ The other names are those of halfstep.wandb_compat, whose API Trackio has. `half
 serves SERVED to code that has imported the package under the name `trackio`.
 """
 
-import wave
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from halfstep.session import logged_values
 from halfstep.telemetry.run_folder import read_run, runs_called, runs_folder
 from halfstep.wandb_compat import calls, media, unsupported
 from halfstep.wandb_compat.run import Run
@@ -126,7 +121,7 @@ class Image(media.Image):
         super().__init__(value, caption=caption)
 
 
-class Audio:
+class Audio(media.Audio):
     """Audio clip: an array of (samples,) or (samples, 2), or a WAV file."""
 
     def __init__(
@@ -136,26 +131,7 @@ class Audio:
         sample_rate: int | None = None,
         format: str | None = None,  # noqa: A002 - Trackio's name for it
     ) -> None:
-        self._value, self.caption, self._rate = value, caption, sample_rate
-
-    def shown(self) -> logged_values.Audio:
-        """Return a loggable value. Raises ValueError, OSError and wave.Error."""
-        if isinstance(self._value, str | Path):
-            return _read_wave(Path(self._value))
-        if not self._rate:
-            raise ValueError("its sample_rate is missing")
-        samples = np.asarray(self._value)
-        if samples.dtype.kind == "f":
-            return logged_values.Audio(samples / max(np.abs(samples).max(initial=0), 1), self._rate)
-        return logged_values.Audio(samples / np.iinfo(samples.dtype).max, self._rate)
-
-
-def _read_wave(path: Path) -> logged_values.Audio:
-    with wave.open(str(path)) as file:
-        if file.getsampwidth() != 2:
-            raise ValueError(f"{path} has samples of {8 * file.getsampwidth()} bits; allowed: 16")
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
-        return logged_values.Audio(samples.reshape(-1, file.getnchannels()), file.getframerate())
+        super().__init__(value, sample_rate, caption)
 
 
 SERVED: dict[str, Any] = {

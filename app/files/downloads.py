@@ -52,7 +52,16 @@ MEDIA_TYPES = {
     "txt": "text/plain; charset=utf-8",
     "csv": "text/csv; charset=utf-8",
     "json": "application/json",
+    "mp4": "video/mp4",
+    "webm": "video/webm",
+    "ogg": "video/ogg",
 }
+#: A script's document is shown only in a frame of a page, with its styles: it has no origin, and
+#: runs nothing.
+DOCUMENT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; sandbox; "
+    "frame-ancestors 'self'"
+)
 
 PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 
@@ -99,6 +108,9 @@ def download_artifact(
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "X-Content-Type-Options": "nosniff",
     }
+    if suffix == "html" and request.headers.get("sec-fetch-dest") == "iframe":
+        headers |= {"Content-Security-Policy": DOCUMENT_POLICY, "Content-Disposition": "inline"}
+        headers["Content-Type"] = "text/html; charset=utf-8"
     return send(request, settings, row, artifact_name(run, row), headers)
 
 

@@ -16,6 +16,8 @@ _KINDS = {
     "csv": "table",
     "txt": "text",
     "wav": "audio",
+    "html": "html",
+    **dict.fromkeys(("mp4", "webm", "ogg"), "video"),
     **dict.fromkeys(_IMAGES, "image"),
 }
 #: Kinds that the Media tab shows.

@@ -52,7 +52,8 @@ def content_security_policy(nonce: str) -> str:
             "style-src-attr 'unsafe-inline'",  # Plotly sets styles on its elements
             "img-src 'self' data: blob:",  # Plotly's picture of a chart
             "connect-src 'self'",
-            "media-src 'self'",  # sounds that a script logged
+            "media-src 'self'",  # sounds and videos that a script logged
+            "frame-src 'self'",  # its documents
             "form-action 'self'",
             "base-uri 'none'",
             "frame-ancestors 'none'",

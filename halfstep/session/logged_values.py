@@ -7,6 +7,7 @@ import numbers
 import struct
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from halfstep.telemetry.run_folder import slug
 MOST_BYTES = 32 * 2**20  # per file
 MOST_BINS = 512
 MOST_IMAGES = 200  # in one table
+VIDEOS = ("mp4", "webm", "ogg", "gif")
 NO_NUMBERS = set("USMmc")  # kinds of numpy's dtypes
 
 
@@ -46,6 +48,24 @@ class Audio:
 
     samples: Any  # in −1 … 1, shape (T,) or (T, channels)
     rate: int  # samples per second
+
+
+@dataclass(frozen=True)
+class Video:
+    """Video: the path of a file (mp4, webm, ogg or gif), or frames.
+
+    frames: uint8 of shape (T, C, H, W) or (T, H, W, C); they become a GIF, which needs Pillow.
+    """
+
+    data: Any
+    frames_per_second: float = 4.0
+
+
+@dataclass(frozen=True)
+class Html:
+    """A document, shown without scripts: its text, or the path of a file."""
+
+    data: str | Path
 
 
 def is_number(value: Any) -> bool:
@@ -118,8 +138,9 @@ def as_file(value: Any) -> tuple[str, bytes]:
     Allowed are: text; an image, as a Pillow image, a matplotlib figure, or an array or tensor of
     (H, W), (H, W, 1, 3 or 4) or (1, 3 or 4, H, W), or a batch of these, in uint8, uint16, bool, or
     numbers in 0 … 1, −1 … 1 or 0 … 255; a table, as a list of dictionaries or an object with
-    `to_csv`; a Histogram; a Plot; Audio. A tensor on a device is waited for. Raises TypeError for
-    other values, and ValueError for a file that is too large or pixels in none of these ranges.
+    `to_csv`; a Histogram; a Plot or a figure of Plotly; Audio, Video or Html. A tensor on a device
+    is waited for. Raises TypeError for other values, OSError for a file that cannot be read, and
+    ValueError for one that is too large or pixels in none of these ranges.
     """
     suffix, content = _as_file(value)
     if len(content) > MOST_BYTES:
@@ -139,10 +160,21 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         return "plot.json", value.encoded()
     if isinstance(value, Audio):
         return "wav", _wav(value)
+    if isinstance(value, Video):
+        return _video(value)
+    if isinstance(value, Html):
+        is_path = isinstance(value.data, Path) or value.data.endswith((".html", ".htm"))
+        return "html", Path(value.data).read_bytes() if is_path else _encoded(str(value.data))
+    if hasattr(value, "to_plotly_json"):
+        from halfstep import figures
+
+        return "plot.json", figures.of_plotly(value).encoded()
     if _is_table(value):
         return "csv", _csv(value)
     if hasattr(value, "to_csv"):  # pandas
         return "csv", _encoded(str(value.to_csv(index=False)))
+    if hasattr(value, "get_figure"):  # axes of matplotlib
+        value = value.get_figure()
     if hasattr(value, "savefig"):  # matplotlib
         return "png", _saved(value.savefig)
     if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
@@ -155,7 +187,7 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         return "png", png(pixels(value))
     allowed = (
         "a number, a text, a picture, a figure, an array or tensor of pixels, a list of "
-        "dictionaries, a Histogram, a Plot or Audio"
+        "dictionaries, a Histogram, a Plot, Audio, Video or Html"
     )
     raise TypeError(f"{_kind(value)} cannot be logged; allowed: {allowed}")
 
@@ -192,6 +224,30 @@ def _histogram(histogram: Histogram) -> bytes:
     counts, edges = np.histogram(finite, histogram.bins)
     content = {"lowest": float(edges[0]), "highest": float(edges[-1]), "counts": counts.tolist()}
     return json.dumps(content | {"nonfinite": int(values.size - finite.size)}).encode()
+
+
+def _video(video: Video) -> tuple[str, bytes]:
+    if isinstance(video.data, str | Path):
+        suffix = Path(video.data).suffix.lower().removeprefix(".")
+        if suffix not in VIDEOS:
+            raise ValueError(f"a video is a file .{suffix}; allowed: {', '.join(VIDEOS)}")
+        return suffix, Path(video.data).read_bytes()
+    frames = _host(video.data) if hasattr(video.data, "detach") else np.asarray(video.data)
+    if frames.ndim != 4 or frames.dtype != np.uint8:
+        given = f"{frames.shape} in {frames.dtype}"
+        raise ValueError(f"a video has frames {given}; allowed: (T, C, H, W) in uint8")
+    if frames.shape[1] in (1, 3) and frames.shape[3] not in (1, 3):
+        frames = np.moveaxis(frames, 1, -1)
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ValueError("frames of a video need Pillow: pip install pillow") from error
+    images = [PIL.Image.fromarray(each.squeeze()) for each in frames]
+    file = io.BytesIO()
+    milliseconds = 1000 / max(video.frames_per_second, 0.1)
+    more = {"save_all": True, "append_images": images[1:], "loop": 0}
+    images[0].save(file, format="GIF", duration=milliseconds, **more)
+    return "gif", file.getvalue()
 
 
 def _wav(audio: Audio) -> bytes:

@@ -9,26 +9,31 @@ from halfstep.session import logged_values, ranks, run_start, sweep_point, watch
 from halfstep.session.queued_run import queued_files
 from halfstep.telemetry.run_folder import described_in, read_run, run_called, runs_folder
 from halfstep.wandb_compat.artifacts import Artifact
-from halfstep.wandb_compat.media import Histogram, Image, Table
+from halfstep.wandb_compat.media import Audio, Histogram, Html, Image, Plotly, Table, Video
 from halfstep.wandb_compat.run import Run
 from halfstep.wandb_compat.settings import Entries, check_change, entries_of
 from halfstep.wandb_compat.sweeps import sweep
-from halfstep.wandb_compat.unsupported import Error, Unserved, ignored, say_once
+from halfstep.wandb_compat.unsupported import Error, ignored, say_once
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
 MEDIA = {
     "Artifact": Artifact,
-    "Audio": Unserved("Audio"),
+    "Audio": Audio,
     "Histogram": Histogram,
+    "Html": Html,
     "Image": Image,
+    "Plotly": Plotly,
     "Table": Table,
+    "Video": Video,
     "sweep": sweep,
 }
 #: Functions and classes of Halfstep under the same names.
 OURS = {
     "Audio": logged_values.Audio,
     "Histogram": logged_values.Histogram,
+    "Html": logged_values.Html,
+    "Video": logged_values.Video,
     "watch": run_start.watch,
 }
 

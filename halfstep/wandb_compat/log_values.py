@@ -4,25 +4,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfstep.session.logged_values import is_number
-from halfstep.wandb_compat.media import Histogram, Image, Table
+from halfstep.wandb_compat.media import Audio, Histogram, Html, Image, Plotly, Table, Video
 from halfstep.wandb_compat.unsupported import Unserved, say_once
+
+SHOWN = (Image, Table, Histogram, Audio, Video, Html, Plotly)
 
 
 def show(shown: dict[str, Any], name: str, value: Any) -> None:
     """Add a value in a form that `Watch.log` accepts; images of a list are numbered."""
-    if isinstance(value, Image | Table | Histogram):
+    if isinstance(value, SHOWN):
         try:
             shown[name] = value.shown()
         except Exception as error:
             say_once(f"{name} is not logged: {type(error).__name__}: {error}")
             return
-        if isinstance(value, Image) and value.caption:
+        if isinstance(value, Image | Video | Audio) and value.caption:
             shown[f"{name}.caption"] = value.caption
     elif isinstance(value, list | tuple) and any(isinstance(each, Image) for each in value):
         for number, each in enumerate(value):
             show(shown, f"{name}-{number}", each)
     elif isinstance(value, Unserved):
         return
+    elif hasattr(value, "get_figure"):  # axes of matplotlib
+        show(shown, name, value.get_figure())
     elif hasattr(value, "savefig"):
         show(shown, name, Image(value))
     elif is_number(value):

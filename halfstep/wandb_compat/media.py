@@ -1,17 +1,20 @@
-"""`wandb.Image`, `Table` and `Histogram`, converted to artifacts of a run."""
+"""Images, tables, histograms, videos, documents and figures of W&B, as artifacts of a run."""
 
+import wave
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from halfstep.session import logged_values
 from halfstep.session.images import picture, pixels
 from halfstep.session.logged_values import Counts
 from halfstep.wandb_compat.unsupported import ignored
 
 BINS = 64
 MOST_BINS = 512
+MOST_PATH = 4096  # characters
 
 
 class Image:
@@ -144,6 +147,79 @@ class Histogram:
             return Counts(self.bins[0], self.bins[-1], self.histogram)
         edges = zip(self.bins, self.bins[1:], self.histogram, strict=False)
         return [{"from": low, "to": high, "count": count} for low, high, count in edges]
+
+
+class Video:
+    """A video: a file, frames (T, C, H, W), or a batch of them, of which the first is shown."""
+
+    def __init__(
+        self,
+        data_or_path: Any,
+        caption: str | None = None,
+        fps: float | None = None,
+        format: str | None = None,  # noqa: A002 - W&B's name for it
+    ) -> None:
+        self.caption, self._data, self._fps = caption, data_or_path, fps
+
+    def shown(self) -> logged_values.Video:
+        """Return a loggable value."""
+        data = self._data
+        if getattr(data, "ndim", 0) == 5:
+            data = data[0]
+        return logged_values.Video(data, self._fps or 4.0)
+
+
+class Audio:
+    """An audio clip: an array of (samples,) or (samples, channels), or a WAV file."""
+
+    def __init__(
+        self, data_or_path: Any, sample_rate: int | None = None, caption: str | None = None
+    ) -> None:
+        self._value, self._rate, self.caption = data_or_path, sample_rate, caption
+
+    def shown(self) -> logged_values.Audio:
+        """Return a loggable value. Raises ValueError, OSError and wave.Error."""
+        if isinstance(self._value, str | Path):
+            return _read_wave(Path(self._value))
+        if not self._rate:
+            raise ValueError("its sample_rate is missing")
+        samples = np.asarray(self._value)
+        if samples.dtype.kind == "f":
+            return logged_values.Audio(samples / max(np.abs(samples).max(initial=0), 1), self._rate)
+        return logged_values.Audio(samples / np.iinfo(samples.dtype).max, self._rate)
+
+
+def _read_wave(path: Path) -> logged_values.Audio:
+    with wave.open(str(path)) as file:
+        if file.getsampwidth() != 2:
+            raise ValueError(f"{path} has samples of {8 * file.getsampwidth()} bits; allowed: 16")
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
+        return logged_values.Audio(samples.reshape(-1, file.getnchannels()), file.getframerate())
+
+
+class Html:
+    """A document: its text, the path of a file, or an open file."""
+
+    def __init__(self, data: Any, inject: bool = True, data_is_not_path: bool = False) -> None:
+        self._data = data.read() if hasattr(data, "read") else data
+        self._is_text = data_is_not_path or hasattr(data, "read")
+
+    def shown(self) -> logged_values.Html:
+        """Return a loggable value."""
+        is_file = not self._is_text and len(str(self._data)) < MOST_PATH
+        is_file = is_file and Path(self._data).is_file()
+        return logged_values.Html(Path(self._data) if is_file else f"{self._data}\n")
+
+
+class Plotly:
+    """A figure of Plotly."""
+
+    def __init__(self, val: Any) -> None:
+        self._figure = val
+
+    def shown(self) -> Any:
+        """Return the figure."""
+        return self._figure
 
 
 def _cell(value: Any) -> Any:

@@ -154,6 +154,31 @@ def test_tables_plots_and_pictures_are_shown(shown: None, page: Page) -> None:
     expect(card_of(page, "once")).to_contain_text("Not on the server")
 
 
+def test_figures_videos_and_documents_are_shown(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """A figure has the page's colors; a document has its own styles in a frame."""
+    table = [{"class": name, "accuracy": number / 4} for number, name in enumerate("abc")]
+    document = b"<style>h1 { color: rgb(1, 2, 3) }</style><h1>Report</h1>"
+    files = {
+        "bars.plot.json": plot.bar(table, "class", "accuracy", title="Accuracy").encoded(),
+        "report.html": document,
+        "clip.mp4": b"no video",
+    }
+    for name, body in files.items():
+        publish(settings, database, running, name, body)
+    page.goto("/runs/1?tab=media")
+    bars = page.get_by_role("img", name="Accuracy")
+    expect(bars).to_have_attribute("data-drawn", "1")
+    expect(card_of(page, "bars.plot.json").locator(".tag")).to_have_text("Figure")
+    frame = page.frame_locator("iframe[title='Document report.html']")
+    expect(frame.get_by_role("heading", name="Report")).to_be_visible()
+    heading = frame.get_by_role("heading", name="Report")
+    expect(heading).to_have_css("color", "rgb(1, 2, 3)")
+    expect(card_of(page, "clip.mp4")).to_contain_text("Not on the server")
+    assert list(found_on(page)) == []
+
+
 def test_full_screen_has_the_filter_and_pages_of_a_table(shown: None, page: Page) -> None:
     """F opens the focused card; there rows are filtered and paged."""
     page.goto("/runs/1?tab=media")

@@ -3,7 +3,7 @@ import { fittedPlot } from 'charts'
 import { missing } from 'media_images'
 import { count as countText, escaped, number, percent } from 'formats'
 
-/** @typedef {{plot: string, title: string, classes?: string[], counts?: number[][], lines?: {name: string, x: number[], y: number[], area: number}[]}} Content */
+/** data, layout: of a figure. @typedef {{plot: string, title: string, classes?: string[], counts?: number[][], lines?: {name: string, x: number[], y: number[], area: number}[], data?: any[], layout?: any}} Content */
 
 const AXES = { pr_curve: ['recall', 'precision', 'AP'], roc_curve: ['false-positive rate', 'true-positive rate', 'AUC'] }
 
@@ -45,8 +45,28 @@ const curves = ({ plot, lines = [] }, colors) => {
   }
 }
 
+/** A figure that a script made, in the colors of the page where it names none. @param {Content} content @param {Record<string, string>} colors */
+const scriptFigure = ({ data = [], layout = {} }, colors) => {
+  const axes = Object.fromEntries(['xaxis', 'yaxis'].map((name) => [name, { gridcolor: colors.grid, zerolinecolor: colors.grid, automargin: true, ...layout[name] }]))
+  return {
+    data: data.map((trace) => ({ ...trace, showlegend: trace.showlegend ?? Boolean(trace.name) })),
+    layout: { colorway: [colors.loss, ...Array.from({ length: 9 }, (_, i) => colors[`run${i + 1}`])], ...layout, ...axes, autosize: true, width: undefined },
+  }
+}
+
 /** @param {Content & {height: number}} content @param {Record<string, string>} colors */
 export const plotFigure = (content, colors) => {
+  if (content.plot === 'figure') {
+    const { data, layout } = scriptFigure(content, colors)
+    return {
+      data,
+      layout: {
+        margin: { l: 46, r: 13, t: 8, b: 34 }, ...layout, height: content.height, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+        font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
+      },
+      drawn: data.length,
+    }
+  }
   const { data, layout } = content.plot === 'confusion_matrix' ? matrix(content, colors) : curves(content, colors)
   return {
     data,
@@ -63,6 +83,7 @@ const totalsOf = ({ counts = [] }) => [counts.flat().reduce((a, b) => a + b, 0),
 
 /** The plot in words. @param {Content} content */
 export const wordsOf = ({ title, plot, counts = [], lines = [] }) => {
+  if (plot === 'figure') return title
   if (plot !== 'confusion_matrix') return `${title}: ${lines.map(({ name, area }) => `${name} ${AXES[plot][2]} ${number(area)}`).join(', ')}`
   const [total, right] = totalsOf({ counts })
   return `${title}: ${right} of ${total} examples on the diagonal`
@@ -85,10 +106,10 @@ export const createClassifierPlot = ({ body, label, say, point }) => {
     const answer = address ? await fetch(address) : null
     const content = answer?.ok ? await answer.json().catch(() => null) : null
     if (shown !== address) return
-    if (!content || !(content.plot === 'confusion_matrix' || content.plot in AXES)) return body.replaceChildren(missing())
+    if (!content || !(['confusion_matrix', 'figure'].includes(content.plot) || content.plot in AXES)) return body.replaceChildren(missing())
     if (!element.isConnected) body.replaceChildren(element)
     element.setAttribute('aria-label', wordsOf(content))
-    label(content.plot === 'confusion_matrix' ? 'Matrix' : 'Curves')
+    label({ confusion_matrix: 'Matrix', figure: 'Figure' }[content.plot] ?? 'Curves')
     say(factOf(content))
     figure.draw(content)
   }

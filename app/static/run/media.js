@@ -5,7 +5,7 @@ import { createDataTable } from 'data_table'
 import { count } from 'formats'
 import { createHistograms } from 'histograms'
 import { createLightbox } from 'lightbox'
-import { createImages, createText } from 'media_images'
+import { createDocument, createImages, createText, createVideo } from 'media_images'
 import { filesAt, lastUntil, stepsOf } from 'media_steps'
 import { root } from 'root'
 
@@ -22,6 +22,8 @@ const KINDS = {
   plot: { label: 'Plot', create: createClassifierPlot },
   histogram: { label: 'Histogram', create: createHistograms },
   audio: { label: 'Audio', create: createAudio },
+  video: { label: 'Video', create: createVideo },
+  html: { label: 'Document', create: createDocument },
   text: { label: 'Text', create: createText },
 }
 
@@ -76,7 +78,7 @@ export const createMedia = (section, table, onCount) => {
     const [title, tag, fact, slider] = ['h3', '.tag', '[data-fact]', 'footer input'].map((part) => element.querySelector(part))
     element.dataset.key = name
     element.setAttribute('aria-label', name)
-    Object.assign(title, { textContent: name.replace(/\.(csv|txt|plot\.json|histogram\.json)$/, ''), title: name })
+    Object.assign(title, { textContent: name.replace(/\.(csv|txt|html|plot\.json|histogram\.json)$/, ''), title: name })
     tag.textContent = KINDS[kind].label
     slider.setAttribute('aria-label', `Step of ${name}`)
     for (const button of element.querySelectorAll('.tools > *, footer button')) button.setAttribute('aria-label', `${name}: ${button.title.toLowerCase().replace(/ \(.\)/, '')}`)

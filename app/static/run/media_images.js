@@ -1,4 +1,4 @@
-// Pictures and texts that a run logged.
+// Pictures, videos, documents and texts that a run logged.
 import { number } from 'formats'
 
 const BYTES = 65_536 // of a text
@@ -63,4 +63,21 @@ export const createText = ({ name, body, say }) => {
     body.replaceChildren(text)
     say(Number(answer.headers.get('Content-Range')?.split('/')[1] ?? 0) > BYTES ? 'the beginning' : '')
   }
+}
+
+/** @param {MediaCard} card @returns {import('media').ShowMedia} */
+export const createVideo = ({ body }) => ([{ address, name }]) => {
+  if (!address) return body.replaceChildren(missing())
+  const video = Object.assign(document.createElement('video'), { controls: true, preload: 'metadata', src: address })
+  video.setAttribute('aria-label', `Video ${name}`)
+  video.addEventListener('error', () => video.replaceWith(missing()))
+  body.replaceChildren(video)
+}
+
+/** A document of a script, in a frame that runs nothing. @param {MediaCard} card @returns {import('media').ShowMedia} */
+export const createDocument = ({ body }) => ([{ address, name }]) => {
+  if (!address) return body.replaceChildren(missing())
+  const frame = Object.assign(document.createElement('iframe'), { src: address, title: `Document ${name}` })
+  frame.setAttribute('sandbox', '')
+  body.replaceChildren(frame)
 }

@@ -57,6 +57,20 @@ def test_file_is_sent_as_nothing_that_runs(
     assert answer.headers["content-disposition"] == disposition
 
 
+def test_a_document_is_shown_in_a_frame_that_runs_nothing(saved: None, script: TestClient) -> None:
+    """Without an origin, scripts, forms or requests."""
+    listed = script.get("/api/v1/runs/1/artifacts").json()["artifacts"]
+    [number] = [each["id"] for each in listed if each["name"] == "page.html"]
+    address = f"/runs/1/artifacts/{number}/download"
+    answer = script.get(address, headers={"sec-fetch-dest": "iframe"})
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-disposition"] == "inline"
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "sandbox", "frame-ancestors 'self'"} < set(policy)
+    top = script.get(address, headers={"sec-fetch-dest": "document"})
+    assert top.headers["content-disposition"].startswith("attachment")
+
+
 def test_part_of_a_file_is_enough_for_a_preview(saved: None, script: TestClient) -> None:
     """Ranges work as for checkpoints."""
     answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-3"})

@@ -152,14 +152,14 @@ def test_a_crash_and_a_restart(resume: str) -> None:
 
 
 def test_what_it_lacks_is_said_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Videos, spaces and servers of Trackio's own."""
+    """Traces, spaces and servers of Trackio's own."""
     trackio.init(project="it", name="run", space_id="me/space", embed=False)
-    trackio.log({"video": trackio.Video(np.zeros((2, 3, 4, 4), np.uint8), fps=2), "a": 1})
+    trackio.log({"trace": trackio.Trace([]), "a": 1})
     trackio.sync(project="it")
     trackio.finish()
     assert list(logged(runs()[0])) == ["a"]
     err = capsys.readouterr().err
-    for text in ("as trackio: init(space_id=…)", "Video is not supported", "sync is not supported"):
+    for text in ("as trackio: init(space_id=…)", "Trace is not supported", "sync is not supported"):
         assert text in err
 
 

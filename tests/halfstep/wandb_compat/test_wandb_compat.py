@@ -136,7 +136,11 @@ def test_tables_images_and_a_summary(
     picture = wandb.Image(np.full((4, 6), 0.5), caption="a digit")
     wandb.log({"examples": [picture, wandb.Image(np.zeros((2, 2, 3), np.uint8))]})
     wandb.log({"predictions": predictions, "weights": wandb.Histogram([1, 2, 2, 3], num_bins=2)})
-    wandb.log({"activations": np.arange(10.0), "note": "text", "clip": wandb.Video("a.mp4")})
+    wandb.log({"activations": np.arange(10.0), "note": "text"})
+    Path("a.mp4").write_bytes(b"video")
+    wandb.log({"clip": wandb.Video("a.mp4", caption="a clip"), "missing": wandb.Video("b.mp4")})
+    wandb.log({"page": wandb.Html("<p>here</p>"), "shape": wandb.Molecule("a.pdb")})
+    wandb.log({"bars": wandb.plot.bar(predictions, "label", "id"), "beep": wandb.Audio([0.0], 8)})
     wandb.log({"uneven": wandb.Histogram(np_histogram=([1, 3], [0, 1, 10]))})
     wandb.run.summary["best_epoch"] = 2
     wandb.alert(title="Low", text="accuracy is low", level=wandb.plot.scatter)
@@ -166,6 +170,7 @@ def test_tables_images_and_a_summary(
     assert [row["count"] for row in table("media", "uneven")] == ["1", "3"]
     files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
     assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
+    assert files >= {"clip.mp4", "clip.caption.txt", "page.html", "bars.plot.json", "beep.wav"}
     [version] = written("media").of("saved_artifact")
     assert (version["name"], version["type"]) == ("model", "model")
     [saved] = written("media").of("checkpoint")
@@ -175,7 +180,8 @@ def test_tables_images_and_a_summary(
     settings = {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
     assert described.config == settings | {"step_metric": {"val/*": "epoch"}}
     said = capsys.readouterr().err
-    assert "Video is not supported" in said
+    assert "Molecule is not supported" in said
+    assert "missing is not logged: " in said
     assert "alert: Low: accuracy is low" in said
 
 

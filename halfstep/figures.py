@@ -1,0 +1,148 @@
+"""Plotly figures for `watch.log`: those of a script, and the charts of `wandb.plot`.
+
+    table = wandb.Table(columns=["class", "accuracy"], data=rows)
+    watch.log({"val/accuracy": halfstep.plot.bar(table, "class", "accuracy")})
+
+A table is one of W&B, a pandas DataFrame, or a list of dictionaries. Nonfinite values are gaps.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from halfstep.plot import Plot
+
+#: Points of a chart that are kept, evenly spaced.
+MOST_POINTS = 10_000
+MOST_LINES = 100
+BINS = 64
+
+
+def of_plotly(figure: Any) -> Plot:
+    """Return the plot of a figure of Plotly. Raises ValueError if it is none."""
+    content = json.loads(figure.to_json())
+    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
+        raise ValueError("a figure has no data; allowed: figures of Plotly")
+    layout = content.get("layout") or {}
+    layout.pop("template", None)  # the page has colors and fonts
+    title = layout.pop("title", None)
+    text = title.get("text") if isinstance(title, dict) else title
+    return _plot(content["data"], layout, str(text or "Figure"))
+
+
+def bar(table: Any, label: str, value: str, title: str = "", split_table: bool = False) -> Plot:
+    """Return a bar for each row of a table. label, value: names of its columns."""
+    bars = {"type": "bar", "orientation": "h", "x": _column(table, value)}
+    labels = [str(each) for each in _thinned(_values(table, label))]
+    layout = _axes(value, "") | {"yaxis": {"type": "category", "autorange": "reversed"}}
+    return _plot([bars | {"y": labels}], layout, title or value)
+
+
+def histogram(table: Any, value: str, title: str = "", split_table: bool = False) -> Plot:
+    """Return a histogram of a column."""
+    given = (_number(each) for each in _values(table, value))
+    values = np.array([each for each in given if each is not None], np.float64)
+    counts, edges = np.histogram(values, BINS)
+    middles = ((edges[:-1] + edges[1:]) / 2).tolist()
+    bars = {"type": "bar", "x": middles, "y": counts.tolist()}
+    return _plot([bars], _axes(value, "count") | {"bargap": 0.05}, title or value)
+
+
+def scatter(table: Any, x: str, y: str, title: str = "", split_table: bool = False) -> Plot:
+    """Return a point for each row."""
+    points = {"type": "scatter", "mode": "markers", "marker": {"size": 5}}
+    points |= {"x": _column(table, x), "y": _column(table, y)}
+    return _plot([points], _axes(x, y), title or f"{y} over {x}")
+
+
+def line(
+    table: Any,
+    x: str,
+    y: str,
+    stroke: str | None = None,
+    title: str | None = None,
+    split_table: bool = False,
+) -> Plot:
+    """Return a line over the rows, or one for each value of the column `stroke`."""
+    rows = list(zip(_values(table, x), _values(table, y), strict=True))
+    names = [""] * len(rows) if stroke is None else [str(each) for each in _values(table, stroke)]
+    lines: dict[str, list[tuple[Any, Any]]] = {}
+    for name, row in zip(names, rows, strict=True):
+        lines.setdefault(name, []).append(row)
+    traces = [_line(name, *zip(*points, strict=True)) for name, points in lines.items()]
+    return _plot(_bounded(traces), _axes(x, y), title or f"{y} over {x}")
+
+
+def line_series(
+    xs: Any,
+    ys: Sequence[Any],
+    keys: Sequence[str] | None = None,
+    title: str = "",
+    xname: str = "x",
+    split_table: bool = False,
+) -> Plot:
+    """Return several lines. xs: one list for all lines, or one for each."""
+    ys = [list(each) for each in ys]
+    shares_xs = not (len(xs) and hasattr(xs[0], "__len__"))
+    all_xs = [list(xs)] * len(ys) if shares_xs else [list(each) for each in xs]
+    names = [str(number) for number in range(len(ys))] if keys is None else list(map(str, keys))
+    if not len(all_xs) == len(ys) == len(names):
+        given = f"{len(all_xs)} xs, {len(ys)} ys and {len(names)} keys"
+        raise ValueError(f"line_series has {given}; allowed: as many of each")
+    traces = [_line(*each) for each in zip(names, all_xs, ys, strict=True)]
+    return _plot(_bounded(traces), _axes(xname, ""), title or "Lines")
+
+
+def _line(name: str, xs: Sequence[Any], ys: Sequence[Any]) -> dict[str, Any]:
+    trace = {"type": "scatter", "mode": "lines", "name": name}
+    return trace | {"x": _numbers(xs), "y": _numbers(ys)}
+
+
+def _bounded(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(traces) > MOST_LINES:
+        raise ValueError(f"it has {len(traces)} lines; allowed: at most {MOST_LINES}")
+    return traces
+
+
+def _axes(x: str, y: str) -> dict[str, Any]:
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+
+
+def _plot(data: list[Any], layout: dict[str, Any], title: str) -> Plot:
+    return Plot({"plot": "figure", "title": title, "data": data, "layout": layout})
+
+
+def _column(table: Any, name: str) -> list[Any]:
+    return _numbers(_values(table, name))
+
+
+def _values(table: Any, name: str) -> list[Any]:
+    """Return a column. Raises ValueError if the table has none of this name."""
+    try:
+        if hasattr(table, "get_column"):
+            return list(table.get_column(name))
+        if isinstance(table, list):
+            return [row[name] for row in table]
+        return list(table[name])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"the table has no column {name!r}; allowed: its columns") from error
+
+
+def _thinned(values: Sequence[Any]) -> list[Any]:
+    count = min(len(values), MOST_POINTS)
+    return [values[at] for at in np.linspace(0, len(values) - 1, count).round().astype(int)]
+
+
+def _numbers(values: Sequence[Any]) -> list[Any]:
+    """Return values for an axis: numbers, and texts as they are."""
+    return [_number(each) for each in _thinned(values)]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
