@@ -1,7 +1,9 @@
 """The web server: uvicorn, which closes live streams at a stop instead of waiting for them."""
 
+import ctypes
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from threading import Event
 
@@ -25,6 +27,7 @@ from db.settings import Settings
 
 #: Seconds for responses in progress, such as downloads, to finish at a stop.
 GRACE_SECONDS = 3
+M_ARENA_MAX, ARENAS = -8, 2  # of glibc's mallopt
 
 
 class Server(uvicorn.Server):
@@ -72,6 +75,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, with the background tasks. Raises Conflict if the database is migrated."""
+        _limit_arenas()
         with repeating(self._works, self._stopping):
             super().run(sockets)
         if self._conflict is not None:
@@ -88,3 +92,9 @@ class Server(uvicorn.Server):
         """End the live streams first: uvicorn would wait for them until its time is up."""
         self.app.state.live.close()
         await super().shutdown(sockets)
+
+
+def _limit_arenas() -> None:
+    """Let the threads share two heaps of glibc: one each would keep what large responses took."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
