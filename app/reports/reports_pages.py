@@ -135,12 +135,17 @@ def show_report(
 @router.get("/{report_id}/edit")
 @requires(SIGNED_IN)
 def edit_report(
-    report_id: RowId, request: Request, session: Db, principal: SignedIn
+    report_id: RowId,
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    principal: SignedIn,
 ) -> HTMLResponse:
-    """Show the editor of a report."""
+    """Show the editor of a report with its preview."""
     report = writable(session, report_id)
     values = {"title": report.title, "text": report.text, "version": str(report.version)}
-    return _editor(request, principal, report, values)
+    drawn = report_html.draw(session, settings, report.text)
+    return _editor(request, principal, report, values, drawn=drawn)
 
 
 @router.post("/{report_id}")
@@ -150,6 +155,7 @@ def save_report(
     report_id: RowId,
     request: Request,
     session: Db,
+    settings: TheSettings,
     principal: SignedIn,
     title: Annotated[str, Form()] = "",
     text: Annotated[str, Form()] = "",
@@ -158,17 +164,18 @@ def save_report(
     """Save a report, or show the editor with its errors."""
     report = writable(session, report_id)
     values = {"title": title, "text": text, "version": version}
+    drawn = report_html.draw(session, settings, text[: LENGTHS["text"]])
     try:
         content = content_of(title, text)
         seen = int(version) if version.isdecimal() and len(version) < 10 else 0
         reports.edit(session, report_id, principal.user, content, version=seen)
     except Invalid as error:
-        return _editor(request, principal, report, values, error.errors)
+        return _editor(request, principal, report, values, error.errors, drawn=drawn)
     except Changed:
         values["version"] = str(report.version)
         problem = "Another user has changed this in the meantime: their text is shown below. Save"
         errors = {"text": f"{problem} again to replace it with yours."}
-        return _editor(request, principal, report, values, errors, others=report.text)
+        return _editor(request, principal, report, values, errors, others=report.text, drawn=drawn)
     return back_to(request, f"/reports/{report_id}", "The report is saved.")
 
 
@@ -288,5 +295,5 @@ def _editor(
         axes=AXES,
         series=SERIES,
         most=LENGTHS,
-        **{"drawn": None, "others": "", **more},
+        **{"others": "", **more},
     )

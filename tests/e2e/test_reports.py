@@ -65,7 +65,22 @@ def test_a_report_is_written_drawn_live_and_shared(
     page.get_by_label("Run IDs").fill(f"{ended.id}, {live.id}")
     page.get_by_label("Metrics or columns").fill("loss, step")
     page.get_by_role("button", name="Insert panel").click()
-    expect(page.get_by_label("Preview").get_by_role("table")).to_be_visible()
+    preview = page.get_by_role("region", name="Preview")
+    expect(preview.get_by_role("table")).to_be_visible()
+    expect(text).to_be_focused()
+    page.keyboard.type("\n**bold words** <i>not</i>")
+    expect(preview.locator("strong")).to_have_text("bold words")
+    expect(preview.get_by_text("<i>not</i>")).to_be_visible()
+    expect(text).to_be_focused()
+    table = preview.get_by_role("table").element_handle()
+    page.keyboard.type(" more")
+    expect(preview.get_by_text("not</i> more")).to_be_visible()
+    assert table.evaluate("e => e.isConnected"), "what did not change stays"
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        boxes = [each.bounding_box() for each in (text, preview)]
+        assert (boxes[1]["x"] > boxes[0]["x"] + 100) == (width > 1180)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.wait_for_load_state()  # the key is a script's
     page.get_by_label("Text").press("Control+Enter")
     page.wait_for_url("**/reports/1")

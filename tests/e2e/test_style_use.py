@@ -49,6 +49,8 @@ def test_each_rule_applies_somewhere(
     def look(*paths: str) -> None:
         for path in paths:
             page.goto(path)
+            if path.startswith("/compare"):
+                page.wait_for_selector(".dots .axis")
             page.evaluate(UNFOLD)
             for selector, is_used in page.evaluate(MATCHES, sorted(used)):
                 seen.add(selector)

@@ -53,7 +53,7 @@ const rowOf = (name, members) => {
 /** Ticks around values, the first and the last the ends of the axis. @param {number[]} values */
 export const dotTicks = (values) => {
   const [low, high] = [Math.min(...values), Math.max(...values)]
-  const spread = high - low || Math.abs(high) || 1
+  const spread = high - low || Math.abs(high) / 20 || 1
   const rough = spread / 3
   const power = 10 ** Math.floor(Math.log10(rough))
   const step = power * ([1, 2, 5].find((each) => each * power >= rough) ?? 10)
@@ -120,7 +120,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
     const rows = groups ? [...Map.groupBy(known, ({ group }) => group)].map(([name, members]) => rowOf(String(name), members)) : known.map((each) => rowOf(labels[each.id], [each]))
     rows.sort((a, b) => (low.includes(own) || own === 'skipped' ? a.mean - b.mean : b.mean - a.mean))
     const ticks = dotTicks(rows.flatMap(({ members, mean, deviation }) => [...members.map(({ value }) => value), mean - deviation, mean + deviation]))
-    const at = (value) => `${(100 * (value - ticks[0]) / (ticks[ticks.length - 1] - ticks[0])).toFixed(1)}%`
+    const at = (value) => `${Math.round(1000 * (value - ticks[0]) / (ticks[ticks.length - 1] - ticks[0])) / 10}%`
     const mark = (className, value, id) => `<i class="${className} line-${(places.get(id) ?? 0) % 10}" style="left: ${at(value)}"></i>`
     dots.replaceChildren(...rows.map(({ name, members, mean, deviation }) => {
       const item = document.createElement('li')

@@ -1,6 +1,12 @@
-// The editor of a report: Ctrl+Enter saves, and what is not saved is not lost by accident.
+// The editor of a report: its preview follows, a panel is inserted where the cursor is, Ctrl+Enter saves, and what is not saved is not lost by accident.
+import { inTurn } from 'http'
+
+const WAIT_MS = 300 // after the last key
+
 const form = document.querySelector('[data-report-editor]')
-const written = () => JSON.stringify([form.elements.title.value, form.elements.text.value])
+const preview = /** @type {Found} */ (document.querySelector('#preview'))
+const { title, text } = form.elements
+const written = () => JSON.stringify([title.value, text.value])
 const before = written()
 let isSent = false
 form.addEventListener('submit', () => { isSent = true })
@@ -9,4 +15,60 @@ form.addEventListener('keydown', (event) => {
 })
 addEventListener('beforeunload', (event) => {
   if (!isSent && written() !== before) event.preventDefault()
+})
+
+/** Where the line of a place ends, or the block of code that it is in. @param {string} whole @param {number} place */
+const lineEnd = (whole, place) => {
+  /** @param {number} from */
+  const next = (from) => [whole.indexOf('\n', from), whole.length].find((at) => at >= 0) ?? 0
+  const end = next(place)
+  const isInCode = (whole.slice(0, end).match(/^```/gm) ?? []).length % 2 === 1
+  return isInCode ? next(whole.indexOf('\n```', end) + 1 || whole.length) : end
+}
+
+/** The page that the server makes of the form. @param {string} action @returns {Promise<Document|null>} */
+const asked = async (action) => {
+  const body = new URLSearchParams(/** @type {any} */ (new FormData(/** @type {any} */ (form))))
+  body.set('action', action)
+  const answer = await fetch(form.querySelector('[value=preview]').getAttribute('formaction')?.split('#')[0] ?? '', { method: 'POST', body }).catch(() => null)
+  return answer?.ok || answer?.status === 422 ? new DOMParser().parseFromString(await answer.text(), 'text/html') : null
+}
+/** Show what a page has as preview; parts that are the same stay, with their pictures. @param {Document} page */
+const show = (page) => {
+  const [old, fresh] = [preview.querySelector('.report'), page.querySelector('#preview .report')]
+  if (!fresh) return
+  const parts = [...fresh.children]
+  parts.forEach((part, i) => {
+    const known = old.children[i]
+    if (known?.isEqualNode(part)) return
+    if (known && old.children.length >= parts.length) known.replaceWith(document.adoptNode(part))
+    else old.insertBefore(document.adoptNode(part), known ?? null)
+  })
+  while (old.children.length > parts.length) old.lastElementChild.remove()
+}
+const refresh = inTurn(async () => {
+  const page = await asked('preview')
+  preview.toggleAttribute('data-failed', !page)
+  if (page) show(page)
+})
+let waiting = 0
+form.addEventListener('input', ({ target }) => {
+  if (target !== text) return
+  clearTimeout(waiting)
+  waiting = setTimeout(refresh, WAIT_MS)
+})
+form.querySelector('[value=preview]').hidden = true // it comes by itself
+
+form.querySelector('[value=add]').addEventListener('click', async (event) => {
+  event.preventDefault()
+  const page = await asked('add')
+  if (!page) return
+  const fields = page.querySelector('.panel-fields')
+  form.querySelector('.panel-fields').replaceWith(document.adoptNode(fields))
+  if (fields.querySelector('[aria-invalid]')) return
+  const added = page.querySelector('#report-text').value.slice(text.value.trimEnd().length).trim()
+  const end = lineEnd(text.value, text.selectionEnd)
+  text.setRangeText(`${end ? '\n\n' : ''}${added}\n`, end, end, 'end')
+  text.focus()
+  refresh()
 })
