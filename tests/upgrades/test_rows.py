@@ -20,6 +20,7 @@ TABLES = {
     "checkpoints": "checkpoint_files",
     "run_settings": "run_config_values",
     "alert_looks": "alert_evaluations",
+    "running_backups": "backups",
 }
 COLUMNS = {
     "deed": "action",

@@ -384,4 +384,4 @@ def test_alerts_of_a_run_end_with_the_role(
     with database.reading() as session:
         row = session.get_one(Delivery, delivery_id)
         assert row.ended_at is not None
-        assert row.answer == "not sent: you no longer see this run"
+        assert row.answer == "not sent: you no longer see what it is about"

@@ -129,14 +129,14 @@ def test_backups_that_are_old_or_fail_alert(
     assert "The newest complete backup is 1 d 1 h old." in texts(database, operator)
 
 
-def test_only_admins_have_alerts_of_the_service(database: Database, operator: User) -> None:
+def test_only_admins_have_alerts_of_the_service(
+    database: Database, operator: User, tmp_path: Path
+) -> None:
     """One who is no longer an admin gets neither alerts nor deliveries."""
     with database.writing() as session:
         row = session.get_one(User, operator.id)
-        key = Path(database.engine.url.database or "x").with_name("key")
-        make_channel(
-            session, key, row, kind="slack", name="", address="https://here.example/x", forbidden=""
-        )
+        slack = {"kind": "slack", "name": "", "address": "https://here.example/x"}
+        make_channel(session, tmp_path / "key", row, **slack, forbidden="")
     rule(database, operator, "backup_old", 24)
     assert len(texts(database, operator)) == 1
     with database.writing() as session:
