@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import halfstep
-from halfstep import plot
+from halfstep import figures, plot
 from tests.halfstep.watching.watch_made import Written
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
@@ -99,10 +99,11 @@ def test_plots_and_images_in_tables_are_files(tmp_path: Path) -> None:
 
 
 def test_the_drop_in_offers_the_same_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    """`wandb.plot` has these three functions; others do nothing and print so."""
+    """`wandb.plot` has these functions, and charts of tables; others do nothing and print so."""
     wandb: Any = halfstep
     assert wandb.plot.confusion_matrix is plot.confusion_matrix
-    wandb.plot.scatter(None, "x", "y")
-    assert "plot.scatter is not supported" in capsys.readouterr().err
+    assert wandb.plot.scatter is figures.scatter
+    wandb.plot.visualize("id", None)
+    assert "plot.visualize is not supported" in capsys.readouterr().err
     with pytest.raises(AttributeError):
         wandb.plot.unknown  # noqa: B018
