@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from db.database import Database
+from db.files import checkpoints
 from db.queue import queue
 from db.settings import Settings
 from db.tables import Run, Status
@@ -14,6 +15,7 @@ from halfstep import plot
 from tests.e2e.test_access import found_on
 from tests.e2e.test_artifacts import PICTURE, publish
 from tests.site import until
+from tests.spool_made import checkpoint_of
 
 STEPS = (100, 200)
 
@@ -240,3 +242,22 @@ def test_a_run_without_media_has_no_tab_for_them(
         page.goto(address)
         expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile("^Files"))
         expect(page.get_by_role("tab", name="Media")).to_have_count(0)
+
+
+def test_checkpoints_fit_a_phone(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """The line that loads a file wraps; nothing of it is out of sight."""
+    files = [{"kind": "weights", "size_bytes": 1000, "sha256": "c0ffee" * 10}]
+    event = {"step": 5, "reason": "end", "files": files}
+    with database.writing() as session:
+        checkpoints.publish(session, 1, 1, checkpoint_of(event), ["5.safetensors"])
+        queue.end(session, 1, 1, Status.FINISHED)
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.goto("/runs/1?tab=files")
+        line = page.locator(".load code").bounding_box()
+        card = page.locator("#checkpoints").bounding_box()
+        assert line
+        assert card
+        assert line["x"] + line["width"] <= card["x"] + card["width"]

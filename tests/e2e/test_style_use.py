@@ -62,7 +62,10 @@ def test_each_rule_applies_somewhere(
     with database.writing() as session:
         panel = "```panel\ntitle: Loss\nruns: 1\nmetrics: loss\n```"
         report = reports.create(session, ada, "", Content("Panels", panel, []))
-    look(*FULL, f"/reports/{report.id}", "/runs/1?tab=media", "/runs?group=precision")
+    pages = (*FULL, f"/reports/{report.id}", "/runs/1?tab=media", "/runs?group=precision")
+    look(*pages)
+    if seen - used - {*OF_STATES}:
+        look(*pages)  # a script may have been slow
     assert len(seen) > 600
     assert sorted(seen - used - {*OF_STATES}) == []
     assert sorted({*OF_STATES} - seen) == [], "rules that are no more"
