@@ -99,6 +99,15 @@ class StepsUnreadable(HalfstepError):
         )
 
 
+class StepsNotConverted(HalfstepError):
+    """The steps of a run are still in the form of an earlier version."""
+
+    def __init__(self, run_id: int) -> None:
+        self.run_id = run_id
+        text = f"The steps of run {run_id} are being converted after an upgrade."
+        super().__init__(f"{text} Try again in a minute.")
+
+
 class StepsMissing(HalfstepError):
     """The database has only some of the steps of a run, as after a lost file."""
 
