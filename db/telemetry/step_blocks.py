@@ -77,7 +77,7 @@ class Block(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether it is a part of the tail that is not compressed."""
-        return self.content[0] == step_codec.RECORDS
+        return self.content[:1] == bytes([step_codec.RECORDS])
 
 
 # Writing
@@ -819,15 +819,30 @@ def _joined(
 ) -> Columns:
     """Return columns of the steps of blocks; a damaged one is left out and noted."""
     parts = []
-    for block in rows:
+    for is_small, some in groupby(rows, lambda block: block.is_small):
+        blocks = list(some)
+        if is_small and len(blocks) > 1:  # the parts of a tail, decoded at once
+            try:
+                content = step_codec.joined_records([block.content for block in blocks])
+                parts.append(step_codec.decode(content, names))
+                continue
+            except step_codec.Damaged:
+                pass  # which of them
+        parts += _readable(blocks, names, damaged)
+    return step_codec.joined(parts, names)
+
+
+def _readable(
+    blocks: Sequence[Block], names: Collection[str], damaged: list[StepRange] | None
+) -> Iterator[Columns]:
+    for block in blocks:
         try:
-            parts.append(step_codec.decode(block.content, names))
+            yield step_codec.decode(block.content, names)
         except step_codec.Damaged as error:
             span = f"steps {block.first:,} to {block.last:,} of run {block.run_id}"
             logger.warning("the block with %s cannot be read: %s", span, error)
             if damaged is not None and (block.first, block.last) not in damaged:
                 damaged.append((block.first, block.last))
-    return step_codec.joined(parts, names)
 
 
 def _within(columns: Columns, span: StepRange) -> Columns:

@@ -100,18 +100,24 @@ def rows(columns: Columns) -> list[dict[str, Any]]:
     return [dict(zip(NAMES, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
-def of_records(records: Records) -> Columns:
-    """Return the columns of records of the spool."""
+def of_records(records: Records, names: Collection[str] = NAMES) -> Columns:
+    """Return columns of records of the spool."""
     columns = {
-        name: records[name].astype(np.int64 if name in WHOLE else np.float64) for name in NAMES
+        name: records[name].astype(np.int64 if name in WHOLE else np.float64) for name in names
     }
-    columns["data_us"][columns["data_us"] < 0] = np.nan
+    if "data_us" in columns:
+        columns["data_us"][columns["data_us"] < 0] = np.nan
     return columns
 
 
 def encode_records(records: Records) -> bytes:
     """Return the bytes of a few steps as they are."""
     return _checked(RECORDS, records.astype(RECORD).tobytes())
+
+
+def joined_records(parts: Sequence[bytes]) -> bytes:
+    """Return the bytes of consecutive parts from `encode_records` as one. Raises Damaged."""
+    return _checked(RECORDS, b"".join(_content(part)[1] for part in parts))
 
 
 def encode(columns: Columns) -> bytes:
@@ -129,8 +135,7 @@ def decode(data: bytes, names: Collection[str] = NAMES) -> Columns:
     """Return columns of the steps in these bytes. Raises Damaged."""
     kind, content = _content(data)
     if kind == RECORDS:
-        columns = of_records(np.frombuffer(content, RECORD))
-        return {name: columns[name] for name in names}
+        return of_records(np.frombuffer(content, RECORD), names)
     if kind != COLUMNS:
         raise Damaged(f"its format is {kind}; this version reads {RECORDS} and {COLUMNS}")
     [number] = _NUMBER.unpack_from(content)

@@ -1,7 +1,9 @@
 """Blocks of steps: whatever is recorded, repeated and rolled back, they have what a list would."""
 
 import math
+import multiprocessing
 from itertools import pairwise
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from db.telemetry.step_rows import StepRow
 from db.telemetry.summaries import unpack
 from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS
 from tests.db.conftest import claim, submit
+from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, make_steps, record
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
@@ -206,6 +209,73 @@ def test_two_runs_do_not_mix(database: Database, running: Run, other: Run) -> No
             together = windows.windows_of(session, both, **limits)
             each = {run: windows.window(session, run, **limits) for run in both}
             assert repr(together) == repr({run: one for run, one in each.items() if one})
+
+
+def _record_until(url: str, run_id: int, first: int, point: int) -> None:
+    """Record flushes in a process that is killed at a statement."""
+    database = dying_database(url, point)
+    for at in range(first, 10_000, 700):
+        flush = telemetry.Flush(steps=[make_steps([1.0] * 700, first=at, skipped=[at])])
+        with database.writing() as session:
+            telemetry.record(session, run_id, 1, flush)
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_statement_leaves_whole_flushes(
+    database: Database, database_url: str, running: Run
+) -> None:
+    """Between chunk, seal and summaries: all of a flush is there, or nothing."""
+    context, first = multiprocessing.get_context("spawn"), 1
+    for point in (1, 2, 4, 9, 14, 18, 21, 25, 33):
+        database.dispose()
+        arguments = (database_url, running.id, first, point)
+        child = context.Process(target=_record_until, args=arguments)
+        child.start()
+        child.join()
+        with database.reading() as session:
+            rows = step_rows.read_rows(session, running.id, most=END)
+            run = session.get_one(Run, running.id)
+        assert len(rows) % 700 == 0
+        assert (run.step, run.skipped) == (len(rows), len(rows) // 700)
+        _check_blocks(database, running, {row.step: row for row in rows})
+        first = len(rows) + 1
+    assert first > 5000
+
+
+@pytest.mark.slow
+def test_charts_are_whole_while_steps_are_recorded(
+    database: Database, running: Run, other: Run
+) -> None:
+    """Two runs are recorded and sealed at once, and a reader always sees a prefix of each."""
+    failed: list[BaseException] = []
+
+    def record_all(run: Run) -> None:
+        try:
+            for first in range(1, 9_000, 200):
+                record(database, run, make_steps([float(run.id)] * 200, first=first))
+        except BaseException as error:
+            failed.append(error)
+
+    writers = [Thread(target=record_all, args=(run,)) for run in (running, other)]
+    for writer in writers:
+        writer.start()
+    seen = {running.id: 0, other.id: 0}
+    while any(writer.is_alive() for writer in writers):
+        with database.reading() as session:
+            found = windows.windows_of(session, list(seen), most=500)
+            connection = session.connection()
+            whole = {run: step_blocks.read_columns(connection, run, (-END, END)) for run in seen}
+        for run_id, window in found.items():
+            assert window.total == window.last >= seen[run_id]
+            assert window.series["loss"].y == [float(run_id)] * len(window.series["loss"].y)
+            np.testing.assert_array_equal(whole[run_id]["step"], np.arange(1, window.last + 1))
+            seen[run_id] = window.last
+    for writer in writers:
+        writer.join()
+    assert failed == []
+    with database.reading() as session:
+        found = windows.windows_of(session, list(seen))
+    assert {run_id: window.total for run_id, window in found.items()} == dict.fromkeys(seen, 9_000)
 
 
 def _blocks(database: Database) -> list[Any]:

@@ -2,7 +2,6 @@
 
 import math
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +39,7 @@ from db.telemetry import (
 )
 from db.telemetry.pyramid import END
 from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
+from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_steps import as_file, as_rows, rows_left
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
@@ -172,21 +172,9 @@ def test_a_stopped_conversion_continues(
 
 
 def _convert_until(url: str, run_id: int, point: int) -> None:
-    """Kill this process at the point-th statement that writes."""
-    from sqlalchemy import event
-
-    database = Database(url)
+    """Convert a run in a process that is killed at a statement."""
     step_conversion.BATCH_STEPS = 900
-    count = 0
-
-    def die(_connection: Any, _cursor: Any, statement: str, *_others: Any) -> None:
-        nonlocal count
-        count += statement.lstrip().startswith(("INSERT", "UPDATE", "DELETE", "COMMIT"))
-        if count == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    event.listen(database.engine, "before_cursor_execute", die)
-    step_conversion.convert(database, run_id)
+    step_conversion.convert(dying_database(url, point), run_id)
 
 
 @pytest.mark.slow
