@@ -104,8 +104,10 @@ class StepsNotConverted(HalfstepError):
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
-        text = f"The steps of run {run_id} are being converted after an upgrade."
-        super().__init__(f"{text} Try again in a minute.")
+        super().__init__(
+            f"The steps of run {run_id} are being converted after an upgrade. Try again in a "
+            "minute, or when its training has ended if an earlier version still records it."
+        )
 
 
 class StepsMissing(HalfstepError):

@@ -108,6 +108,8 @@ class StepConversion(OfRun, Table):
     __tablename__ = "step_conversions"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    # An attempt that was active at the upgrade: a process of the earlier version records it.
+    attempt: Mapped[int | None]
     # Number of its steps, once the conversion has begun.
     steps: Mapped[int | None] = mapped_column(BigInteger)
     # Its blocks have been read back and compared: they are read, and the rows may be deleted.

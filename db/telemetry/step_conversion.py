@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, delete, exists, or_, select, text
+from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select, text
 from sqlalchemy.orm import Session
 
 from db.database import Database
@@ -27,7 +27,7 @@ from db.errors import StepsMissing, StepsNotConverted, StepsUnreadable
 from db.files import step_files
 from db.files.step_files import StepFile, copied
 from db.files.storage import is_backup_running
-from db.tables import FrozenSteps, Run, Step, StepBlock, StepBucket, StepConversion
+from db.tables import ACTIVE, FrozenSteps, Run, Step, StepBlock, StepBucket, StepConversion
 from db.telemetry import loss_curves, step_blocks, step_codec
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES
 from db.telemetry.step_codec import NAMES, WHOLE, Columns
@@ -62,6 +62,7 @@ class _Recorded:
     file: StepFile | None
     end: int  # the last step for which the file is read
     lost: bool  # a row group of the file may be damaged
+    is_own: bool  # nobody else records the run
 
     def parts(self) -> Iterator[tuple[int, int, Columns]]:
         """Yield ranges that contain all steps: first, last, and the steps that the file has."""
@@ -128,7 +129,7 @@ def write(
                 return change(session)
         except StepsNotConverted as error:
             run_id = error.run_id
-        wait(partial(convert, database, run_id, lost=True))
+        wait(partial(convert, database, run_id, lost=True, is_own=True))
 
 
 def note_due(session: Session) -> None:
@@ -162,15 +163,28 @@ def unread(session: Session) -> list[int]:
 def due(session: Session) -> list[int]:
     """Return the runs to convert, the newest first."""
     query = select(StepConversion.run_id).join(Run, Run.id == StepConversion.run_id)
-    return list(session.scalars(query.where(~Run.erasing).order_by(Run.id.desc())))
+    query = query.where(~Run.erasing, ~_is_recorded_elsewhere())
+    return list(session.scalars(query.order_by(Run.id.desc())))
+
+
+def _is_recorded_elsewhere() -> ColumnElement[bool]:
+    """Return the condition that a process of an earlier version may still record rows."""
+    is_same = (StepConversion.attempt.is_not(None)) & (StepConversion.attempt == Run.attempt)
+    return is_same & Run.status.in_(ACTIVE)
 
 
 def convert(
-    database: Database, run_id: int, *, lost: bool = False, stopping: Event | None = None
+    database: Database,
+    run_id: int,
+    *,
+    lost: bool = False,
+    is_own: bool = False,
+    stopping: Event | None = None,
 ) -> None:
     """Convert the steps of a run, or continue that.
 
-    lost: steps of a file that is missing or damaged are left out. Raises StepsUnreadable,
+    lost: steps of a file that is missing or damaged are left out.  is_own: the caller records the
+    run; others do nothing while a process of an earlier version may. Raises StepsUnreadable,
     StepsMissing if there are fewer steps than the summaries count, StorageUnreachable, Stopped.
     """
     stopping = stopping or Event()
@@ -178,7 +192,8 @@ def convert(
     with database.reading() as session:
         conversion = session.get(StepConversion, run_id)
         row = session.scalar(select(FrozenSteps).where(FrozenSteps.run_id == run_id))
-    if conversion is None:
+        is_due = is_own or run_id in due(session)
+    if conversion is None or not is_due:
         return
     try:
         if not conversion.is_verified:
@@ -187,7 +202,7 @@ def convert(
                 if row is not None:
                     file = stack.enter_context(copied(open_store, row, lost=lost))
                     end = row.step - LATEST_ROWS
-                recorded = _Recorded(run_id, file, end, lost)
+                recorded = _Recorded(run_id, file, end, lost, is_own)
                 _copy(database, recorded, stopping)
                 _verify(database, recorded, stopping)
         _delete_rows(database, run_id, stopping)
@@ -199,7 +214,7 @@ def convert(
 def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
     run_id = recorded.run_id
     with database.writing() as session:
-        conversion = _locked(session, run_id)
+        conversion = _locked(session, recorded)
         if conversion.steps is None:
             conversion.steps = _count(session.connection(), run_id)
         last = step_blocks.last_step(session.connection(), run_id)
@@ -213,7 +228,7 @@ def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
         points = np.zeros(len(columns["step"]), loss_curves.POINT)
         points["step"], points["loss"] = columns["step"], columns["loss"]
         with database.writing() as session:
-            _locked(session, run_id)
+            _locked(session, recorded)
             connection = session.connection()
             if step_blocks.last_step(connection, run_id) != last:
                 raise _Changed
@@ -236,7 +251,7 @@ def _verify(database: Database, recorded: _Recorded, stopping: Event) -> None:
         _pause(stopping, begun)
     problem: StepsMissing | None = None
     with database.writing() as session:
-        conversion = _locked(session, run_id)
+        conversion = _locked(session, recorded)
         connection, expected = session.connection(), conversion.steps or 0
         if not is_equal or steps != step_blocks.count(connection, run_id):
             session.execute(delete(StepBlock).where(StepBlock.run_id == run_id))
@@ -288,11 +303,13 @@ def _finish(database: Database, run_id: int, row: FrozenSteps | None) -> None:
         step_files.delete(database.open_store, [key for key in (row.key, row.previous_key) if key])
 
 
-def _locked(session: Session, run_id: int) -> StepConversion:
+def _locked(session: Session, recorded: _Recorded) -> StepConversion:
     """Lock a run that is to be converted. Raises _Changed."""
-    run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
-    conversion = session.get(StepConversion, run_id, populate_existing=True)
+    run = session.get(Run, recorded.run_id, with_for_update=True, populate_existing=True)
+    conversion = session.get(StepConversion, recorded.run_id, populate_existing=True)
     if run is None or run.erasing or conversion is None or conversion.is_verified:
+        raise _Changed
+    if not recorded.is_own and conversion.attempt == run.attempt and run.status in ACTIVE:
         raise _Changed
     return conversion
 

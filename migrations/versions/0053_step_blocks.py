@@ -14,7 +14,15 @@ HAS_STEPS = """
     INSERT INTO step_conversions (run_id, is_verified) SELECT id, false FROM runs
     WHERE EXISTS (SELECT 1 FROM steps WHERE run_id = runs.id)
     OR EXISTS (SELECT 1 FROM frozen_steps WHERE run_id = runs.id)
+    OR status IN ({active})
 """
+# Processes of the earlier version may still record rows of these, until their attempt ends.
+IS_ACTIVE = """
+    UPDATE step_conversions SET attempt = (
+        SELECT attempt FROM runs WHERE id = run_id AND status IN ({active}) AND source <> 'watch'
+    )
+"""
+ACTIVE = "'starting', 'running', 'pausing', 'stopping', 'unreachable'"
 LAST_ELAPSED = """
     UPDATE runs SET last_elapsed_ms = (
         SELECT elapsed_ms FROM steps WHERE run_id = runs.id ORDER BY step DESC LIMIT 1
@@ -66,6 +74,7 @@ def upgrade() -> None:
     op.create_table(
         'step_conversions',
         sa.Column('run_id', sa.Integer(), nullable=False),
+        sa.Column('attempt', sa.Integer()),
         sa.Column('steps', sa.BigInteger()),
         sa.Column('is_verified', sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(['run_id'], ['runs.id'], name='fk_step_conversions_run_id'),
@@ -73,7 +82,8 @@ def upgrade() -> None:
     )
     op.add_column('runs', sa.Column('last_elapsed_ms', sa.BigInteger()))
     op.add_column('runs', sa.Column('lost_since', sa.BigInteger()))
-    op.execute(HAS_STEPS)
+    op.execute(HAS_STEPS.format(active=ACTIVE))
+    op.execute(IS_ACTIVE.format(active=ACTIVE))
     op.execute(LAST_ELAPSED)
     op.execute(LOST_SINCE)
 

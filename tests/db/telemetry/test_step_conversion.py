@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import obstore
 import pytest
+from alembic import command
 from obstore.store import LocalStore, MemoryStore, ObjectStore
 from sqlalchemy import func, select
 
@@ -29,6 +30,7 @@ from db.tables import (
     StepConversion,
 )
 from db.telemetry import (
+    bulk_writes,
     loss_curves,
     series,
     step_blocks,
@@ -214,6 +216,27 @@ def test_an_attempt_that_continues_converts_its_run(
         raw = series.raw_steps(session, running.id, most=END)
     assert raw["step"] == list(range(1, 2011))
     assert raw["loss"] == [1.0] * 2000 + [2.0] * 10
+
+
+def test_a_run_that_an_earlier_version_records_waits(database: Database, running: Run) -> None:
+    """Its process writes rows until its attempt ends; then all of them are converted."""
+    record(database, running, make_steps([1.0] * 3000))
+    command.downgrade(database.migrations(), "0052")
+    command.upgrade(database.migrations(), "head")
+    step_conversion.convert(database, running.id)
+    with database.writing() as session:
+        assert step_conversion.due(session) == []
+        assert step_conversion.unread(session) == [running.id]
+        steps = make_steps([2.0] * 10, first=3001)
+        columns = {name: steps[name].astype(float) for name in step_codec.NAMES}
+        columns["flags"] = columns["step_us"] = steps["step"] * 0
+        key = {"run_id": running.id}
+        bulk_writes.replace(session.connection(), Step.__table__, key, {**columns})
+        queue.end(session, running.id, running.attempt, Status.PAUSED)
+    step_conversion.convert(database, running.id)
+    with database.reading() as session:
+        raw = series.raw_steps(session, running.id, most=END)
+    assert raw["loss"] == [1.0] * 3000 + [2.0] * 10
 
 
 @pytest.mark.parametrize("problem", ["missing", "damaged"])
