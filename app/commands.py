@@ -246,15 +246,20 @@ def _check_storage(
         store = open_store(settings)
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
+            damaged = list(step_blocks.damaged(session.connection())) if deep else []
         if mend:
             mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             fields = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
             print_result(fields, text, as_json=as_json)
+        for block in damaged:
+            spanned = {"run": block.run_id, "first": block.first, "last": block.last}
+            text = f"run {block.run_id}: steps {block.first:,} to {block.last:,} are damaged"
+            print_result(spanned | {"problem": "damaged"}, text, as_json=as_json)
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
-        raise typer.Exit(1 if mismatched and not mend else 0)
+        raise typer.Exit(1 if damaged or (mismatched and not mend) else 0)
 
 
 @command

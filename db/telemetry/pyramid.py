@@ -165,26 +165,27 @@ def summed_up(
     there: Mapping[int, Summaries],
     series: tuple[Series, ...],
     is_stored: Selection = all_stored,
+    sizes: Sequence[int] = SIZES,
 ) -> tuple[Ints, Ints, list[bytes]]:
     """Return start, size and packed summary of each selected bucket of all sizes above points.
 
-    there: by size, the stored buckets that may share a parent with these.
+    there: by size, the stored buckets that may share a parent with these.  sizes: the first ones.
     """
     parts = Summaries.of(points)
-    sizes: list[Ints] = []
+    of_sizes: list[Ints] = []
     starts: list[Ints] = []
     packed: list[bytes] = []
-    for size in SIZES:
+    for size in sizes:
         buckets = merge(parts, size)
         buckets = buckets[is_stored(buckets.start, size)]
         starts.append(buckets.start)
-        sizes.append(np.full_like(buckets.start, size))
+        of_sizes.append(np.full_like(buckets.start, size))
         bucket_bytes = pack(buckets, series, size)
         packed += bucket_bytes
         others = there[size][~np.isin(there[size].start, buckets.start)]
         # Larger sizes are built from the stored, rounded summaries.
         parts = in_order([others, unpack(buckets.start, bucket_bytes, series, size)])
-    return np.concatenate(starts), np.concatenate(sizes), packed
+    return np.concatenate(starts), np.concatenate(of_sizes), packed
 
 
 def build(

@@ -465,14 +465,17 @@ class StepSource:
         if not len(columns["step"]):
             return dict.fromkeys(SIZES, none)
         there = dict.fromkeys(SIZES, none)
-        if max(size for size, _, _ in ranges) > RANGE:  # one of them may have sealed steps too
+        largest = max(size for size, _, _ in ranges)
+        if largest > RANGE:  # one of them may have sealed steps too
             span = (int(columns["step"][0]), int(columns["step"][-1]))
             above = [siblings(*span, size) for size in SIZES[2:]]
             there |= _stored_buckets(connection, run_id, above, series)
-        start, size, packed = summed_up(points_of(columns, series), there, series)
+        sizes = SIZES[: SIZES.index(largest) + 1]
+        points = points_of(columns, series)
+        start, size, packed = summed_up(points, there, series, sizes=sizes)
         return {
             each: unpack(start[size == each], list(compress(packed, size == each)), series, each)
-            for each in SIZES
+            for each in sizes
         }
 
     def _lows(self, connection: Connection, low: int, high: int) -> Summaries:
@@ -530,6 +533,15 @@ def read_columns(
         if number >= most:
             break
     return step_codec.chosen(step_codec.joined(parts), slice(0, most))
+
+
+def damaged(connection: Connection) -> Iterator[Block]:
+    """Yield the damaged blocks of all runs; reads all of them."""
+    names = (*Block._fields[:-1], "data")
+    query = select(*(_BLOCKS.c[name] for name in names)).order_by(_BLOCKS.c.run_id, _BLOCKS.c.first)
+    for row in connection.execution_options(yield_per=64).execute(query):
+        if not step_codec.is_intact(row.data):
+            yield Block(*row)
 
 
 def steps_of(block: Block) -> Columns:

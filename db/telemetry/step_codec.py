@@ -149,6 +149,14 @@ def decode(data: bytes, names: Collection[str] = NAMES) -> Columns:
     return columns
 
 
+def is_intact(data: bytes) -> bool:
+    """Return whether bytes are those that were written."""
+    try:
+        return _content(data)[0] in (RECORDS, COLUMNS, LOWS)
+    except Damaged:
+        return False
+
+
 def encode_lows(buckets: Integers, packed: Sequence[bytes]) -> bytes:
     """Return the bytes of packed summaries. buckets: their numbers, in order."""
     head, frame = _encode_integers(buckets, 1)

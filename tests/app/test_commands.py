@@ -19,7 +19,7 @@ from sqlalchemy import select, update
 
 from db.database import Database, revisions
 from db.settings import Settings
-from db.tables import AuditEvent, Run, Status, StepBucket, User
+from db.tables import AuditEvent, Run, Status, StepBlock, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.earlier_steps import as_file, rows_left
@@ -400,6 +400,22 @@ def test_a_lost_file_of_steps_is_named_by_commands(site: Site) -> None:
     assert halfstep("rebuild", "1", **environment).returncode == 0
     assert rows_left(site.database, running) == []
     assert not (site.data / key).exists()
+
+
+def test_a_deep_check_names_damaged_steps(site: Site) -> None:
+    """The command ends with 1, also with --mend: nothing can restore them."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    offer_digits(site.database)
+    running = start_run(site.database, site.owner)
+    record(site.database, running, make_steps([1.0] * 9000))
+    assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
+    with site.database.writing() as session:
+        its = StepBlock.first == 4096
+        session.execute(update(StepBlock).where(its).values(data=b"x" * 100))
+    assert halfstep("storage", "check", **environment).returncode == 0
+    ended = halfstep("storage", "check", "--deep", "--mend", **environment)
+    assert "run 1: steps 4,096 to 8,191 are damaged" in ended.stdout
+    assert ended.returncode == 1
 
 
 def test_what_operators_read_is_json_too(
