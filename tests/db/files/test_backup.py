@@ -32,9 +32,10 @@ from db.tables import (
     Table,
     User,
 )
-from db.telemetry import series, telemetry
+from db.telemetry import series, step_conversion, step_rows, telemetry
 from tests.db.conftest import submit
 from tests.db.files.backup_made import contents, empty_database
+from tests.db.telemetry.earlier_steps import as_rows
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.spool_made import artifact_of, checkpoint_of
 
@@ -286,6 +287,24 @@ def test_every_column_of_every_table_is_restored(
     for name in before.keys() - ended - derived:
         assert after[name] == before[name], name
     assert not ended & after.keys()
+
+
+def test_steps_of_a_backup_by_an_earlier_version_are_converted(
+    database: Database, running: Run, tmp_path: Path
+) -> None:
+    """It has rows of all steps, and no blocks."""
+    record(database, running, make_steps([1.0] * 300))
+    as_rows(database, running)
+    back_up(database, MemoryStore(), tmp_path / "backup")
+    for name in ("step_blocks", "step_conversions", "loss_curves"):
+        (tmp_path / "backup" / "tables" / f"{name}.jsonl.gz").unlink()
+    target = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    target.migrate()
+    restore(target, MemoryStore(), tmp_path / "backup")
+    step_conversion.convert(target, running.id)
+    with target.reading() as session:
+        assert len(step_rows.read_rows(session, running.id, most=1000)) == 300
+    target.dispose()
 
 
 def test_summaries_are_the_same_after_a_restore(
