@@ -44,8 +44,8 @@ RANGE = SIZES[2]
 LEAST_STEPS = RANGE // 2
 #: From so many steps on a part of the tail is compressed.
 COMPRESSED_STEPS = 256
-#: The parts of the tail are joined each time that it has passed so many step numbers.
-JOINED_STEPS = 512
+#: Parts of the tail are joined when it passes a multiple of so many steps and has so many of them.
+JOINED_STEPS, JOINED_PARTS = 512, 32
 FLAGS = SKIPPED | NONFINITE_LOSS | NOT_STEPPED
 
 _BLOCKS: Any = StepBlock.__table__
@@ -183,7 +183,7 @@ def _append(
     if has_tail and begun // JOINED_STEPS < last // JOINED_STEPS:
         tail = _tail(connection, run_id)
         parts = list(dropwhile(lambda block: not block.is_small, tail))
-        if len(parts) > 1:
+        if len(parts) >= JOINED_PARTS:
             its = (_BLOCKS.c.run_id == run_id, _BLOCKS.c.first >= parts[0].first)
             connection.execute(delete(_BLOCKS).where(*its))
             columns, records = step_codec.joined([_joined(parts, NAMES), columns]), None

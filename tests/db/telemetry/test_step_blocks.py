@@ -162,16 +162,25 @@ def test_the_same_steps_give_the_same_sealed_blocks(database: Database, running:
     assert [row for row in _blocks(database) if row.is_sealed] == sealed
 
 
-def test_the_tail_is_joined_while_it_grows(database: Database, running: Run) -> None:
-    """A chart of a slow training need not read thousands of parts."""
-    steps = make_steps([1.0] * 3000)
-    record(database, running, *np.split(steps, range(10, 3000, 10)))
-    assert len(_blocks(database)) < 100
+@pytest.mark.parametrize(("steps_of_flush", "stride"), [(10, 1), (1, 1), (1, 1000)])
+def test_the_tail_is_joined_while_it_grows(
+    database: Database, running: Run, steps_of_flush: int, stride: int
+) -> None:
+    """A chart of a slow training, or of one that logs seldom, need not read thousands of parts."""
+    number = 700 * steps_of_flush if stride == 1 else 300
+    steps = make_steps([1.0] * number)
+    steps["step"] *= stride
+    flushes = np.split(steps, range(steps_of_flush, number, steps_of_flush))
+    with database.writing() as session:
+        for flush in flushes:
+            step_blocks.write(session.connection(), running.id, flush)
+    assert len([row for row in _blocks(database) if not row.is_sealed]) < 250
+    assert stride == 1 or len(_blocks(database)) < 50
     with database.writing() as session:
         step_blocks.join_tail(session.connection(), running.id)
-    assert len(_blocks(database)) == 1
+    assert len([row for row in _blocks(database) if not row.is_sealed]) == 1
     with database.reading() as session:
-        assert len(step_rows.read_rows(session, running.id, most=END)) == 3000
+        assert len(step_rows.read_rows(session, running.id, most=END)) == number
 
 
 def test_a_damaged_block_costs_its_steps_only(database: Database, running: Run) -> None:
