@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryFile
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -24,7 +22,7 @@ from app.trash.disk import disk
 from db import database_copy
 from db.access import accounts, audit
 from db.database import Database, open_database, revisions
-from db.errors import Conflict, HalfstepError, Invalid, NotFound
+from db.errors import Conflict, Invalid, NotFound
 from db.files import pruning
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
@@ -35,8 +33,7 @@ from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from db.telemetry import freeze, frozen_steps, metric_pyramids, pyramid
-from db.telemetry.unfreeze import unfreeze
+from db.telemetry import metric_pyramids, step_blocks, step_conversion
 from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
@@ -112,6 +109,7 @@ def _print_due_migrations(*, as_json: bool) -> None:
     """Print the revision of the database, and the migrations, copy and space that it needs."""
     with installed(migrates=False) as (_settings, database):
         known, revision = revisions(), database.revision()
+        steps = step_conversion.count_due(database, revision)
         due = [each for each in known if revision is not None and each > revision]
         needed = free = 0
         if due and database.file is not None:
@@ -122,7 +120,11 @@ def _print_due_migrations(*, as_json: bool) -> None:
     if needed:
         copied, space = size_text(needed), size_text(free)
         text += f"\nA copy of the database is made before: {copied}, of which {space} are free."
-    found = {"database": database.name, "revision": revision, "due": due}
+    if steps:
+        taken = size_text(steps * step_conversion.STEP_BYTES)
+        text += f"\nA server then converts about {steps:,} steps of runs, in the background; this "
+        text += f"takes up to {taken} more in the database until the rows are deleted."
+    found = {"database": database.name, "revision": revision, "due": due, "steps": steps}
     print_result(found | {"needed_bytes": needed, "free_bytes": free}, text, as_json=as_json)
 
 
@@ -142,7 +144,7 @@ def _list_storage(
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
             count, total = runs.count(session), runs.stored_bytes(session)
-            contents, (frozen, frozen_bytes) = trash.contents(session), frozen_steps.usage(session)
+            contents = trash.contents(session)
         for run, owner in largest:
             fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = size_text(run.stored_bytes)
@@ -152,7 +154,6 @@ def _list_storage(
         text = (
             f"{size_text(total)} of {count:,} runs, those shown included\n"
             f"{size_text(contents.stored_bytes)} of {contents.runs:,} deleted ones in the trash"
-            f"\n{size_text(frozen_bytes)} of frozen steps of {frozen:,} runs"
         )
         if space:
             free, whole = (
@@ -161,7 +162,6 @@ def _list_storage(
             )
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
         summed = {"runs": count, "stored_bytes": total, "trash": asdict(contents)}
-        summed["frozen"] = {"runs": frozen, "stored_bytes": frozen_bytes}
         print_result(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 
@@ -237,7 +237,7 @@ def _check_storage(
     ] = False,
     lost: Annotated[
         bool,
-        typer.Option("--lost", help="With --mend: proceed even if no file of frozen steps exists"),
+        typer.Option("--lost", help="With --mend: proceed even if no file of steps exists"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -246,57 +246,20 @@ def _check_storage(
         store = open_store(settings)
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
+            damaged = list(step_blocks.damaged(session.connection())) if deep else []
         if mend:
             mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             fields = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
             print_result(fields, text, as_json=as_json)
+        for block in damaged:
+            spanned = {"run": block.run_id, "first": block.first, "last": block.last}
+            text = f"run {block.run_id}: steps {block.first:,} to {block.last:,} are damaged"
+            print_result(spanned | {"problem": "damaged"}, text, as_json=as_json)
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
-        raise typer.Exit(1 if mismatched and not mend else 0)
-
-
-@storage.command("unfreeze")
-def _unfreeze(
-    chosen: Annotated[
-        list[int] | None, typer.Argument(metavar="[RUN]...", min=1, help="Numbers of runs")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All runs with frozen steps")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Move the steps of frozen runs back into the database; exit with 1 if any is left."""
-    with installed() as (settings, database):
-        if bool(chosen) == every:
-            raise Invalid({"RUN, --all": "name runs, or use --all"})
-        if days := settings.freeze_days:
-            default = "" if settings.freeze_after_days else "not set, by default "
-            text = f"{default}{number(days)}: a server freezes them again; allowed: 0, also for "
-            text += "servers"
-            raise Invalid({"HALFSTEP_FREEZE_AFTER_DAYS": text})
-        with database.reading() as session:
-            frozen = frozen_steps.run_ids(session)
-        store, is_complete, stopping = open_store(settings), True, Event()
-        on_signals(lambda *_signal: stopping.set())
-        for run_id in chosen or frozen:
-            try:
-                moved = unfreeze(database, store, run_id, stopping=stopping)
-            except freeze.Stopped as error:
-                text = (
-                    f"stopped at run {run_id}; all steps are readable. Run this again to continue"
-                )
-                raise Conflict(text) from error
-            except HalfstepError as error:  # of this run; others can be moved
-                is_complete, fields = False, {"run": run_id, "moved": False, "error": str(error)}
-                print_result(fields, f"run {run_id}: {error}", as_json=as_json)
-                continue
-            text = "its steps are in the database" if moved else "had no frozen steps"
-            print_result({"run": run_id, "moved": moved}, f"run {run_id}: {text}", as_json=as_json)
-        with database.writing() as session:
-            runs_named = map(str, chosen) if chosen else ["--all"]
-            audit.note_typed(session, "storage unfreeze", *runs_named)
-        if not is_complete:
-            raise typer.Exit(1)
+        raise typer.Exit(1 if damaged or (mismatched and not mend) else 0)
 
 
 @command
@@ -313,7 +276,7 @@ def backup(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Back up while everything runs; exit with 1 if a file of frozen steps is left out."""
+    """Back up while everything runs; exit with 1 if a file of steps is left out."""
     with installed(migrates=False) as (settings, database):
         if not database.is_current():  # a backup must not change the database
             raise Conflict(
@@ -391,19 +354,16 @@ def rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
-    with installed() as (settings, database), TemporaryFile(dir=settings.data) as copy:
-        store = open_store(settings)
-        files = freeze.copied_steps(database, store, run, copy)  # no lock waits for a bucket
+    with installed() as (_settings, database):
+        step_conversion.convert(database, run)
         with database.writing() as session:
-            session.connection(execution_options={"step_files": files})
             row = runs.get(session, run, lock=True)  # blocks its recorder
-            pyramid.rebuild(session, run, lost=lost)
+            step_blocks.rebuild(session.connection(), run, lost=lost)
             metric_pyramids.rebuild(session, run)
             audit.note_typed(session, "rebuild", f"run {run}")
-            skipped = pyramid.count_skips(session.connection(), run)
-            steps = f"{row.step:,} steps, {skipped:,} of them skipped"
+            steps = f"{row.step:,} steps, {row.skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt the data of its charts: {steps}"
-        fields = {"run": run, "name": row.name, "steps": row.step, "skipped": skipped}
+        fields = {"run": run, "name": row.name, "steps": row.step, "skipped": row.skipped}
         print_result(fields, text, as_json=as_json)
 
 

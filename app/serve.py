@@ -12,7 +12,7 @@ import uvicorn
 from app.alerts.alert_delivery import AlertDelivery
 from app.artifacts import artifact_uploads
 from app.files import weight_uploads
-from app.files.freeze_job import FreezeJob
+from app.files.step_conversion_job import StepConversionJob
 from app.http.connections import TimeoutProtocol
 from app.main import create_app
 from app.periodic_tasks import repeating
@@ -40,8 +40,6 @@ class Server(uvicorn.Server):
         self._conflict: Conflict | None = None
         seen = alert_evaluation.Seen(folder=settings.data)
         alert = partial(alert_evaluation.evaluate, database, seen, settings.address)
-        freeze_job = FreezeJob(settings, database, self._stopping)
-        freeze_job.log_default()
         #: Background tasks and their intervals in seconds.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
             "sweep_submission": (
@@ -57,7 +55,7 @@ class Server(uvicorn.Server):
                 3600.0,
             ),
             "backup": (partial(scheduled_backups.back_up_if_due, settings, database), 60.0),
-            "freeze": (freeze_job.freeze_due, 60.0),
+            "step_conversion": (StepConversionJob(database, self._stopping).convert_due, 5.0),
             "database_revision": (self._check_revision, 5.0),
             "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),
         }

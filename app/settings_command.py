@@ -42,7 +42,7 @@ def rows(read: Settings) -> list[SettingRow]:
     listed = []
     for name, field in Settings.model_fields.items():
         variable = f"{variables.PREFIX}{name.upper()}"
-        value = read.freeze_days if name == "freeze_after_days" else getattr(read, name)
+        value = getattr(read, name)
         source = "environment" if variable in environment else "default"
         listed.append(SettingRow(variable, _text(value), source, _text(field.default)))
     for name in sorted(variables.OF_SCRIPTS):

@@ -88,7 +88,7 @@ def show(
 def _settings(data: Path, port: int) -> Settings:
     """Return settings of a server of its own, whatever the environment says of another one."""
     own = {"database_url": "", "storage_url": "", "public_url": "", "oidc_issuer": ""}
-    return Settings(data=data, host=HOST, port=port, freeze_after_days=0, **own)  # type: ignore[arg-type]
+    return Settings(data=data, host=HOST, port=port, **own)  # type: ignore[arg-type]
 
 
 class Mirror:

@@ -1,4 +1,4 @@
-"""Bytes that a step takes on disk in SQLite: its row and index entries, its share of the pyramid.
+"""Bytes that a step takes on disk in SQLite: its share of blocks, flagged rows and the pyramid.
 
 Scaler events are rows of their own, some 40 bytes each, and are shown beside: how many there are
 depends on the scaler. Here every 500th step is skipped, which makes three of them.
@@ -10,8 +10,7 @@ from benchmarks import databases, synthetic
 from benchmarks.report import report
 from db.database import Database
 
-#: 60 for what was recorded before there were waits for data; 3 for those, see decision 1.
-BAR = 60 + 3
+BAR = 11
 
 #: Whole pages of each table or index, what is free in them included.
 SIZE = text("SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE :table")
@@ -42,7 +41,11 @@ def _row(database: Database, steps: int) -> tuple[str, ...]:
     with database.reading() as session:
         parts = [
             sum(session.execute(SIZE, {"table": name}).scalar_one() for name in names) / steps
-            for names in (("steps", "ix_steps_%"), ("step_buckets",), ("%scaler_events%",))
+            for names in (
+                ("steps", "ix_steps_%", "%step_blocks%"),
+                ("step_buckets",),
+                ("%scaler_events%",),
+            )
         ]
     rows, stones, events = parts
     return f"{steps:,}", f"{rows:.1f}", f"{stones:.1f}", f"{rows + stones:.1f}", f"{events:.1f}"

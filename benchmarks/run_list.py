@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import httpx2
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import insert, text
 
 from benchmarks import databases
@@ -23,9 +24,11 @@ from benchmarks.site import serving_from
 from db.access import accounts
 from db.database import Database
 from db.runs import config_values
-from db.tables import LatestMetric, Metric, Run, RunConfigValue, Status, Step
+from db.tables import LatestMetric, Metric, Run, RunConfigValue, Status
+from db.telemetry import loss_curves, step_blocks
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
+from halfstep.telemetry.spool import STEP_DTYPE
 
 RUNS, STEPS, BATCH = 10_000, 50, 500
 TRAINED_EVERY, WAITING = 5, 50
@@ -74,7 +77,9 @@ def fill(database: Database, count: int = RUNS) -> None:
             settings = [row for run in made for row in config_values.rows_of(run)]
             session.execute(insert(RunConfigValue), settings)
             measured = [run.id for run in made if run.step]
-            session.execute(insert(Step), [row for each in measured for row in _steps(each, rng)])
+            for each in measured:
+                step_blocks.write(session.connection(), each, steps := _steps(rng))
+                loss_curves.add(session.connection(), each, steps)
             points = [row for each in measured for row in _points(each, rng)]
             session.execute(insert(Metric), [{**point, "elapsed_ms": 1} for point in points])
             latest = [point for point in points if point["step"] == STEPS]
@@ -113,17 +118,17 @@ def _run(
         steps_total=STEPS,
         skipped=int(rng.integers(0, 20)) if has_steps else 0,
         loss=float(rng.lognormal()) if has_steps else None,
+        last_elapsed_ms=STEPS * 5 if has_steps else None,
         scale=65536.0 if has_steps else None,
     )
 
 
-def _steps(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-    same = {"run_id": run_id, "step_us": 5000, "scale": 65536.0, "flags": 0}
-    losses = rng.lognormal(size=STEPS).tolist()
-    return [
-        {**same, "step": step, "elapsed_ms": step * 5, "loss": loss}
-        for step, loss in enumerate(losses, start=1)
-    ]
+def _steps(rng: np.random.Generator) -> NDArray[Any]:
+    steps = np.zeros(STEPS, STEP_DTYPE)
+    steps["step"] = np.arange(1, STEPS + 1)
+    steps["elapsed_ms"], steps["step_us"] = steps["step"] * 5, 5000
+    steps["loss"], steps["scale"] = rng.lognormal(size=STEPS), 65536.0
+    return steps
 
 
 def _points(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from db.database import Database, open_database
 from db.queue import workers
 from db.runs import runs
 from db.settings import Settings
-from db.tables import Run, Step, User
+from db.tables import Run, StepBlock, User
 
 RUNS, POLL_SECONDS, TICK_SECONDS = 20, 0.005, 0.5
 BAR_P50, BAR_P95, BAR_OFFER = 0.5, 1.0, 4.0
@@ -135,7 +135,7 @@ def _start(database: Database, owner: User) -> float:
     begun = time.perf_counter()
     with database.writing() as session:
         run_id = runs.submit(session, owner, Run(recipe="digits", config=CONFIG)).id
-    _await(lambda: _has(database, select(Step.step).where(Step.run_id == run_id)))
+    _await(lambda: _has(database, select(StepBlock.first).where(StepBlock.run_id == run_id)))
     seconds = time.perf_counter() - begun
     unfinished = select(Run.id).where(Run.id == run_id, Run.ended_at.is_(None))
     _await(lambda: not _has(database, unfinished))

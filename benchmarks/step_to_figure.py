@@ -9,12 +9,11 @@ import math
 import sys
 from bisect import bisect_left
 
-from sqlalchemy import select
-
 from benchmarks.following import Followed, follow
 from benchmarks.report import report
 from benchmarks.site import Site, serving
-from db.tables import Step
+from db.telemetry import step_rows
+from db.telemetry.pyramid import END
 
 STEPS, SECONDS = 100_000, 15
 RATES, THROTTLING = (50, 300), (1, 4, 6)
@@ -69,8 +68,8 @@ def main() -> None:
 
 def _delays(site: Site, followed: Followed) -> list[float]:
     with site.database.reading() as session:
-        ended = select(Step.step, Step.elapsed_ms).where(Step.run_id == 1, Step.step > STEPS)
-        steps = session.execute(ended.order_by(Step.step)).all()
+        rows = step_rows.read_rows(session, 1, first=STEPS + 1, most=END)
+        steps = [(row.step, row.elapsed_ms) for row in rows]
     drawn = [min(frame.panels) for frame in followed.frames]
     return sorted(
         followed.frames[bisect_left(drawn, step)].moment - moment

@@ -2,9 +2,9 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,8 +29,7 @@ from db.turns import Turns
 
 if TYPE_CHECKING:
     from alembic.config import Config
-
-    from db.files.step_files import StepFiles
+    from obstore.store import ObjectStore
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 #: PostgreSQL's timeout for an idle transaction: a client that is stopped or cut off within one
@@ -38,7 +37,7 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 IDLE_MILLISECONDS = 30_000
 #: Timeout for SQLite's write lock.
 BUSY_SECONDS = 30
-#: How long to retry a bucket that does not answer, for steps of an ended run.
+#: How long to retry a bucket that does not answer, for a file of steps.
 RETRY_SECONDS = 5.0
 #: Key in a connection's record while it holds the turn of its process's writers.
 TURN = "writer's turn"
@@ -59,8 +58,9 @@ class Database:
     connection. Raises Invalid if the URL is not valid; connects on first use.
     """
 
-    def __init__(self, url: str, step_files: "StepFiles | None" = None) -> None:
-        """step_files: reader of the steps of ended runs, which their file has."""
+    def __init__(self, url: str, open_store: "Callable[[], ObjectStore] | None" = None) -> None:
+        """open_store: opens the store, for files of steps that earlier versions wrote."""
+        self.open_store = open_store
         try:
             parsed = make_url(url)
             backend = parsed.get_backend_name()
@@ -68,7 +68,6 @@ class Database:
                 raise ArgumentError(f"the backend {backend!r} is neither sqlite nor postgresql")
             self.turns = Turns()  # of SQLite's writers in this process
             self.engine = _engine(url, backend, self.turns)
-            self.engine.update_execution_options(step_files=step_files)
         except (ArgumentError, NoSuchModuleError) as error:
             raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
         # Without the query of the URL, which may contain a password too.
@@ -232,10 +231,9 @@ def open_database(settings: Settings) -> Database:
         message = f"{settings.data} cannot be written: {error.strerror}"
         raise Invalid({"HALFSTEP_DATA": message}) from error
     from db.files.object_store import open_store
-    from db.files.step_files import StepFiles
 
-    store = partial(open_store, settings, retry_seconds=RETRY_SECONDS)
-    return Database(settings.database_url, StepFiles(store))
+    store = cache(partial(open_store, settings, retry_seconds=RETRY_SECONDS))
+    return Database(settings.database_url, store)
 
 
 def is_outage(error: Exception) -> bool:

@@ -99,6 +99,17 @@ class StepsUnreadable(HalfstepError):
         )
 
 
+class StepsNotConverted(HalfstepError):
+    """The steps of a run are still in the form of an earlier version."""
+
+    def __init__(self, run_id: int) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"The steps of run {run_id} are being converted after an upgrade. Try again in a "
+            "minute, or when its training has ended if an earlier version still records it."
+        )
+
+
 class StepsMissing(HalfstepError):
     """The database has only some of the steps of a run, as after a lost file."""
 

@@ -28,8 +28,6 @@ from halfstep.field_errors import reason
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 #: Settings that a placement requires.
 NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
-#: Default of freeze_after_days with SQLite and files in the data folder.
-FREEZE_DAYS = 7.0
 #: Limit of users reserved for runs.
 MOST_USERS = 10_000
 
@@ -387,16 +385,6 @@ class Settings(BaseSettings):
     backup_keep: Annotated[
         int, Field(ge=1, le=1000, description="How many of these backups are kept, the newest ones")
     ] = 7
-    freeze_after_days: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            allow_inf_nan=False,
-            description="Days after the end of a run until its steps move from the database into a "
-            "Parquet file in the storage; 0: never; not set: 7 with SQLite and files in the data "
-            "folder, else 0",
-        ),
-    ] = None
     reserve_disk_gb: Annotated[
         float,
         Field(
@@ -504,27 +492,6 @@ class Settings(BaseSettings):
     def default_database(self) -> Path:
         """Path of SQLite's file in the data folder."""
         return self.data / "halfstep.db"
-
-    @property
-    def freeze_days(self) -> float:
-        """Days after the end of a run until its steps move into a file; 0: never."""
-        if self.freeze_after_days is not None:
-            return self.freeze_after_days
-        return FREEZE_DAYS if self._has_files_beside_database() else 0.0
-
-    def _has_files_beside_database(self) -> bool:
-        """Return whether each copy of the data folder has this database, and files of no other.
-
-        Otherwise frozen steps would move to where an operator may have no backup of them, or where
-        a server on a copy of the database deletes files that this one still needs.
-        """
-        from sqlalchemy import make_url  # takes as long as all the rest of this module
-
-        url = make_url(self.database_url)
-        if url.get_backend_name() != "sqlite" or self.storage_url:
-            return False
-        database, steps = self.default_database, self.data / "steps"
-        return Path(url.database or "").resolve() == database and steps.resolve() == steps
 
     @property
     def path_prefix(self) -> str:

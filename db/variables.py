@@ -20,6 +20,10 @@ RENAMED = {
     "WALLS": "SANDBOX",
     "WEIGHTS": "WEIGHTS_DIRS",
 }
+#: Settings that have no effect any more, and why.
+RETIRED = {
+    "FREEZE_AFTER_DAYS": "the database stores steps in compressed blocks, and no files of steps",
+}
 #: Not settings of server and worker: of clients, watched scripts and recipes.
 OF_SCRIPTS = {"URL", "TOKEN", "MODE", "CONSOLE", "SYSTEM", "GIT", "CODE", "CACHE", "RECIPES"}
 OF_SCRIPTS |= {"EMULATE_FP8"}
@@ -46,6 +50,8 @@ def problems(environment: Mapping[str, str], settings: Iterable[str]) -> dict[st
             continue
         if name in RENAMED:
             found[variable] = f"renamed to {PREFIX}{RENAMED[name]}; set that instead"
+        elif name in RETIRED:
+            found[variable] = f"retired: {RETIRED[name]}. Unset it"
         elif not (name.startswith(DEFERRED) or _is_allowed(variable, allowed, environment)):
             near = get_close_matches(name, [*known, *RENAMED], n=1)
             hint = f"did you mean {PREFIX}{RENAMED.get(near[0], near[0])}? " if near else ""

@@ -15,15 +15,14 @@ from typing import Any
 
 import httpx2
 import psutil
-from sqlalchemy import func, select
 
 from db.database import Database
 from db.errors import DatabaseUnreachable
 from db.queue import queue, workers
 from db.runs import runs
 from db.settings import Settings
-from db.tables import Run, Status, Step, User
-from db.telemetry import series
+from db.tables import Run, Status, User
+from db.telemetry import series, step_blocks
 from halfstep.cli.main import main
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
@@ -137,8 +136,7 @@ class Site:
 
     def count_steps(self, run_id: int) -> int:
         with self.database.reading() as session:
-            query = select(func.count()).where(Step.run_id == run_id)
-            return session.scalars(query).one()
+            return step_blocks.count(session.connection(), run_id)
 
     def history(self, run_id: int) -> list[str]:
         with self.database.reading() as session:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from app.compare.comparison import LABELS, MISSING, Column, Comparison, differences
 from app.compare.equivalence import PairedTest, compare_pairs
-from db.errors import Invalid, StepsUnreadable, StorageUnreachable
+from db.errors import Invalid, StepsNotConverted
 from db.runs import curves, groups
 from db.runs.curves import CurveRange
 from db.tables import Status
@@ -425,10 +425,8 @@ class _Pairing:
             return _Measured({}, self._why("no curve of {}", without))
         try:
             return self._means(columns) if self.parity.value == "area" else self._times(columns)
-        except StorageUnreachable:
-            return _Measured({}, "the storage of steps does not answer")
-        except StepsUnreadable:
-            return _Measured({}, "the file with the steps of a run is missing or damaged")
+        except StepsNotConverted:
+            return _Measured({}, "the steps of a run are being converted after an upgrade")
 
     def _last(self, columns: Sequence[Column]) -> _Measured:
         found = ((column, _last_value(column, self.parity.metric)) for column in columns)

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 from db.database import Database
 from db.errors import Ended, Invalid
 from db.tables import ENDED, LARGEST_COUNT, Run, User
-from db.telemetry import frozen_steps, ingest
-from db.telemetry.frozen_steps import rows_at
+from db.telemetry import ingest, step_conversion
 from db.telemetry.recording import Item
+from db.telemetry.step_rows import rows_at
 from halfstep.session.nesting import flat
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
 from halfstep.telemetry.events import Event, Metric, Resumed
@@ -85,7 +85,7 @@ def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
             lines=lines if first == 0 else [],
             metrics=metrics[first : first + TRANSACTION_ITEMS],
         )
-        problems += frozen_steps.write(database, record)
+        problems += step_conversion.write(database, record)
     problems.sort(key=lambda problem: problem.line)
     sound = {line.number for line in lines} - {problem.line for problem in problems}
     return Logged(lines=len(sound), problems=problems[:MOST_PROBLEMS])

@@ -13,7 +13,7 @@ from app.http.security_headers import PIECE_BYTES
 from db.database import Database, is_outage
 from db.errors import HalfstepError, Invalid
 from db.tables import User
-from db.telemetry import frozen_steps, ingest
+from db.telemetry import ingest, step_conversion
 from halfstep.telemetry.plain_json import shown
 from halfstep.telemetry.spool import SpoolPart, Unrecordable
 
@@ -120,4 +120,4 @@ def _record(
         ingest.check_position(run, at, writer, position.sequence, position.offset)
         ingest.record(session, run, at, items, end=end, writer=writer, remarks=remarks)
 
-    frozen_steps.write(database, record)
+    step_conversion.write(database, record)

@@ -73,6 +73,7 @@ STATUS_CODES: dict[type[Exception], int] = {
     secrets.Unreadable: 500,
     errors.StepsMissing: 500,
     errors.StepsUnreadable: 500,
+    errors.StepsNotConverted: 503,
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
     errors.StorageFull: 507,

@@ -33,7 +33,7 @@ from app.telemetry.suggested_actions import AdvisedFinding, advised
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
-from db.errors import NotFound, StepsUnreadable, StorageUnreachable
+from db.errors import NotFound
 from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
 from db.queue import pending_reasons
@@ -272,10 +272,7 @@ def _facts(session: Session, run: Run, summary: RunSummary) -> str:
 
 def _first_charts(session: Session, summary: RunSummary, run: Run) -> dict[str, str]:
     """Return the charts and their legends that the page shows until plotly is loaded."""
-    try:
-        charts = static_charts(session, run, is_scaled=summary.is_scaled)
-    except (StepsUnreadable, StorageUnreachable):
-        return {}
+    charts, _damaged = static_charts(session, run, is_scaled=summary.is_scaled)
     parts = {"chart": "run/_static_chart.html", "lines": "run/_static_lines.html"}
     return {
         f"{part}_{row}": fragment(template, chart=chart)

@@ -12,7 +12,7 @@ from app.html.formats import scale
 from db.files import checkpoints
 from db.health import causes, findings
 from db.tables import FLAGGED, Run, ScalerEvent, Step
-from db.telemetry import frozen_steps, series
+from db.telemetry import series, step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.statements import text_of
@@ -87,7 +87,7 @@ def _last_streak(steps: Sequence[int], run: Run, first_skip: int | None) -> int 
 def _loss(session: Session, run: Run, lost: int | None) -> Iterator[tuple[str, str]]:
     if lost is None:
         return
-    before = next(iter(frozen_steps.rows_at(session, run.id, [lost - 1])), None)
+    before = next(iter(step_rows.rows_at(session, run.id, [lost - 1])), None)
     known = f"{number(before.with_nan().loss)} at step {count(lost - 1)}, " if before else ""
     yield "Loss", f"{known}not finite at step {count(lost)}"
 

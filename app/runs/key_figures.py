@@ -11,7 +11,7 @@ from sqlalchemy import Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from db.tables import ENDED, LatestMetric, Run, ScalerEvent, Step
-from db.telemetry import frozen_steps, latest_metrics, series
+from db.telemetry import latest_metrics, series, step_rows
 from halfstep.number_formats import count, number
 from halfstep.telemetry.flags import SKIPPED
 
@@ -87,7 +87,7 @@ class ScalerCard:
 def key_figures(session: Session, run: Run) -> KeyFigures:
     """Return the figures as of the run's last step."""
     at = {"first": run.step, "last": run.step, "most": 1}
-    last = frozen_steps.read_rows(session, run.id, **at) if run.step else []
+    last = step_rows.read_rows(session, run.id, **at) if run.step else []
     last = [row.with_nan() for row in last]
     norm, clipped = (last[0].grad_norm, last[0].grad_norm_clipped) if last else (None, None)
     return KeyFigures(

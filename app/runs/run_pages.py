@@ -21,7 +21,7 @@ from app.projects.project_transfer import elsewhere
 from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
-from app.runs.static_charts import static_charts
+from app.runs.static_charts import damage_text, static_charts
 from app.runs.stepless_figures import SteplessFigures, stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values, precision_diffs, precision_plans
@@ -32,7 +32,6 @@ from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db import clock
 from db.access.permissions import Permission
-from db.errors import StepsUnreadable, StorageUnreachable
 from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings
 from db.health.spikes import spikes
@@ -87,10 +86,8 @@ def show_run(
     stepless = stepless_figures(session, run)
     charts, steps_problem = None, ""  # no charts in a view that the server does not draw
     if _is_usual_view(request, run) and arranged.has_usual_charts:
-        try:
-            charts = static_charts(session, run, is_scaled=summary.is_scaled)
-        except (StepsUnreadable, StorageUnreachable) as error:
-            steps_problem = str(error)
+        charts, damaged = static_charts(session, run, is_scaled=summary.is_scaled)
+        steps_problem = damage_text(damaged)
     return page(
         request,
         "run/run.html",

@@ -94,6 +94,10 @@ class SeriesWindow(BaseModel):
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Annotated[Ticks, Field(description="Steps with a non-finite loss")]
+    damaged: Annotated[
+        list[list[int]],
+        Field(description="First and last step of each damaged block, whose steps are left out"),
+    ] = []
 
 
 class SeriesPage(SeriesWindow):
@@ -251,6 +255,7 @@ def _window(
         metrics=_lines(measured),
         skips=_ticks(window.skips, before=skips_before),
         nonfinite=_ticks(loss.nonfinite),
+        damaged=[list(span) for span in window.damaged],
     )
 
 

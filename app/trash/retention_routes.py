@@ -23,7 +23,6 @@ from db.files import retention
 from db.files.pruning import PINNED, Pruning, Rules
 from db.files.retention import FIELDS, Preview
 from db.tables import RetentionRule
-from db.telemetry import frozen_steps
 
 api = APIRouter(prefix="/retention", tags=["people"])
 pages = APIRouter(prefix="/retention")
@@ -195,7 +194,6 @@ def _page(
         row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
     ]
     rules = retention.listed(session)
-    frozen_runs, frozen_bytes = frozen_steps.usage(session)
     return page(
         request,
         "trash/retention.html",
@@ -209,6 +207,4 @@ def _page(
         errors=errors or {},
         preview=preview,
         confirmation=confirmation,
-        frozen_runs=frozen_runs,
-        frozen_bytes=frozen_bytes,
     )

@@ -10,7 +10,6 @@ from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, TheSettings
 from app.trash.disk import disk
 from db.runs import runs, trash
-from db.telemetry import frozen_steps
 
 router = APIRouter(tags=["workers"])
 
@@ -31,10 +30,6 @@ class Storage(BaseModel):
         int, Field(description="Files of runs in the trash, not included in stored_bytes")
     ]
     trash_runs: int
-    frozen_bytes: Annotated[
-        int, Field(description="Files of frozen steps, not included in stored_bytes")
-    ]
-    frozen_runs: int
 
 
 @router.get("/storage")
@@ -42,12 +37,9 @@ class Storage(BaseModel):
 def get_storage(session: Db, settings: TheSettings, _principal: SignedIn) -> Storage:
     """Return the storage used by runs, and the free disk space."""
     space, in_trash = disk(settings), trash.contents(session)
-    frozen_runs, frozen_bytes = frozen_steps.usage(session)
     return Storage(
         disk=DiskSpace(**vars(space)) if space else None,
         stored_bytes=runs.stored_bytes(session),
         trash_bytes=in_trash.stored_bytes,
         trash_runs=in_trash.runs,
-        frozen_bytes=frozen_bytes,
-        frozen_runs=frozen_runs,
     )

@@ -12,7 +12,6 @@ from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.trash.disk import disk
 from db.runs import runs, trash
-from db.telemetry import frozen_steps
 
 router = APIRouter()
 
@@ -24,7 +23,6 @@ def show_storage(
 ) -> HTMLResponse:
     """Show the size of the data folder, and what of it belongs to runs."""
     entries = sorted(_sizes(settings.data).items(), key=lambda entry: -entry[1])
-    frozen_runs, frozen_bytes = frozen_steps.usage(session)
     return page(
         request,
         "trash/storage.html",
@@ -35,8 +33,6 @@ def show_storage(
         disk=disk(settings),
         stored_bytes=runs.stored_bytes(session),
         trash_contents=trash.contents(session),
-        frozen_runs=frozen_runs,
-        frozen_bytes=frozen_bytes,
     )
 
 

@@ -70,20 +70,14 @@ def _nonfinite(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     return _pairs(session, query.where(Run.id.in_(_ids(some_runs)), *recent).group_by(Step.run_id))
 
 
-def _lost(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+def _lost(_session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     """Return the first step from which on no loss of a finished run was finite."""
     lost = [
         run
         for run in some_runs
         if run.status == Status.FINISHED and run.last_flags & NONFINITE_LOSS
     ]
-    is_finite = Step.flags.op("&")(NONFINITE_LOSS) == 0
-    newest = select(Step.step).where(Step.run_id == Run.id, is_finite)
-    newest = newest.order_by(Step.step.desc()).limit(1).correlate(Run)
-    oldest = select(func.min(Step.step)).where(Step.run_id == Run.id).correlate(Run)
-    since = func.coalesce(newest.scalar_subquery() + 1, oldest.scalar_subquery())
-    query = select(Run.id, since).where(Run.id.in_(_ids(lost)))
-    return _pairs(session, query) if lost else {}
+    return {run.id: run.lost_since for run in lost}
 
 
 def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
@@ -95,11 +89,9 @@ def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     """Return the time of each run's last step or status change, whichever was later."""
-    last = select(Step.elapsed_ms).where(Step.run_id == Run.id)
-    last = last.order_by(Step.step.desc()).limit(1).correlate(Run)
     changed = select(RunStatus.time).where(RunStatus.run_id == Run.id)
     changed = changed.order_by(RunStatus.id.desc()).limit(1).correlate(Run)
-    columns = (Run.id, Run.started_at, last.scalar_subquery(), changed.scalar_subquery())
+    columns = (Run.id, Run.started_at, Run.last_elapsed_ms, changed.scalar_subquery())
     rows = session.execute(select(*columns).where(Run.id.in_(_ids(some_runs))))
     return {
         run_id: max((started_at or 0.0) + (elapsed_ms or 0) / 1000, changed_at or 0.0)

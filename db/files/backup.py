@@ -32,7 +32,7 @@ from db.database import Database
 from db.errors import Conflict, Invalid
 from db.files import uploads
 from db.files.object_store import get_file, is_plain, put_file
-from db.files.step_files import STEPS, StepFiles, check_has_steps
+from db.files.step_files import STEPS, check_has_steps
 from db.files.storage import Stored
 from db.tables import (
     ApiToken,
@@ -52,11 +52,12 @@ from db.tables import (
     SharedRun,
     SignInLink,
     SignInSession,
+    StepBlock,
     StepBucket,
     User,
 )
 from db.tables import Table as Base
-from db.telemetry import metric_pyramids, pyramid
+from db.telemetry import metric_pyramids, step_blocks, step_conversion
 
 FORMAT = 1
 ROWS = 1000
@@ -285,7 +286,6 @@ def restore(
     for key, path in keys.items():  # before the rows that name them, and without locks
         put_file(store, key, path)
     with database.writing() as session:
-        session.connection(execution_options={"step_files": StepFiles(lambda: store)})
         _check_empty(session, database)
         for table in (*NOT_SAVED, *reversed(TABLES)):
             session.execute(table.delete())
@@ -303,8 +303,12 @@ def restore(
             ArtifactEntry.version_id == ArtifactVersion.id, ArtifactEntry.blob_id.is_(None)
         )
         session.execute(update(ArtifactVersion).where(is_lacking).values(completed_at=None))
+        if not _table_file(folder, StepBlock.__table__).exists():  # of an earlier version
+            step_conversion.note_due(session)
+        waiting = set(step_conversion.unread(session))
         for run_id in session.scalars(select(Run.id)).all():
-            pyramid.rebuild(session, run_id)
+            if run_id not in waiting:
+                step_blocks.rebuild(session.connection(), run_id, lost=True)
             metric_pyramids.rebuild(session, run_id)
         if revoke:
             for secret in (SharedRun, SharedLink, ApiToken):
@@ -379,7 +383,7 @@ def _check_empty(session: Session, database: Database) -> None:
 def _write_table(session: Session, table: Table, folder: Path) -> int:
     count = 0
     encode = {column.name: CODECS[column.type.python_type][0] for column in table.columns}
-    with gzip.open(folder / "tables" / f"{table.name}.jsonl.gz", "wt") as file:
+    with gzip.open(_table_file(folder, table), "wt") as file:
         query = select(table).order_by(*table.primary_key)
         with session.execute(query.execution_options(yield_per=ROWS)) as result:
             for row in result.mappings():
@@ -389,11 +393,15 @@ def _write_table(session: Session, table: Table, folder: Path) -> int:
 
 
 def _read_table(table: Table, folder: Path) -> Iterator[dict[str, Any]]:
-    path = folder / "tables" / f"{table.name}.jsonl.gz"
+    path = _table_file(folder, table)
     decode = {column.name: CODECS[column.type.python_type][1] for column in table.columns}
     if path.exists():
         with gzip.open(path, "rt") as file:
             yield from (_converted(json.loads(line), decode) for line in file)
+
+
+def _table_file(folder: Path, table: Any) -> Path:
+    return folder / "tables" / f"{table.name}.jsonl.gz"
 
 
 def _converted(row: Mapping[str, Any], codec: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:

@@ -21,12 +21,14 @@ from db.files.object_store import PAGE_FILES, delete_files
 from db.files.step_files import STEPS
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
-from db.tables import IN_TRASH, AuditEvent, Run, Trial
+from db.tables import IN_TRASH, AuditEvent, Run, StepBlock, Trial
 from db.tables import Table as Base
 from halfstep import untrusted_files
 
 #: Rows per transaction: SQLite has one writer, and other writers must not wait long.
 BATCH_ROWS = 20_000
+#: A block of steps is as large as so many other rows.
+ROWS_OF_BLOCK = 200
 #: Columns that are cleared; owner, number and times stay.
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("name", "note", "tags", "project"), ""),
@@ -99,15 +101,16 @@ def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:
 
 def _delete_rows(database: Database, table: Table, run_id: int, stopping: Event) -> None:
     """Delete a run's rows of a table in batches, with a pause as long as each batch took."""
-    key = [column for column in table.primary_key if column.name != "run_id"]
+    key = [column for column in table.primary_key if column.name != "run_id"] or [table.c.run_id]
     mine = [table.c.run_id == run_id]
+    rows = max(1, BATCH_ROWS // ROWS_OF_BLOCK) if table is StepBlock.__table__ else BATCH_ROWS
     last: Any = ()
     while last is not None:
         if last:  # otherwise PostgreSQL scans the deleted rows again
             mine[1:] = [tuple_(*key) >= tuple_(*last)]
         begun = time.monotonic()
         with database.writing() as session:
-            further = select(*key).where(*mine).order_by(*key).offset(BATCH_ROWS).limit(1)
+            further = select(*key).where(*mine).order_by(*key).offset(rows).limit(1)
             last = session.execute(further).one_or_none()
             batch = [*mine, tuple_(*key) < tuple_(*last)] if last else mine
             session.execute(delete(table).where(*batch))

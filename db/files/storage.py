@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import obstore
 from obstore.store import ObjectStore
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from db.clock import now
@@ -27,9 +27,8 @@ from db.tables import (
     FrozenSteps,
     ReportImage,
     Run,
-    Step,
 )
-from db.telemetry import pyramid
+from db.telemetry import step_blocks
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -70,7 +69,6 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     skipped = tuple(f"runs/{run_id}/" for run_id in in_training)
     result: list[Mismatch] = []
     orphans: list[str] = []
-    refrozen: set[str] = set()  # folders with a new file of steps
     seen: dict[type[Checked], set[int]] = {
         table: set() for table in (CheckpointFile, Artifact, FrozenSteps, Blob, ReportImage)
     }
@@ -84,18 +82,11 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
         orphans += [
             key for key in unnamed if not key.startswith(skipped) and not _is_new(files[key])
         ]
-        refrozen |= {
-            _folder(key)
-            for key, file in files.items()
-            if key.startswith(f"{STEPS}/") and is_recent(file)
-        }
     for table in seen:
         for row in _unseen(session, table, seen[table]):
             result.append(Mismatch(row.key, "the file is missing", row))
-    # `db.telemetry.freeze` keeps the file before a new one for as long.
-    orphans = sorted(key for key in orphans if _folder(key) not in refrozen)
     is_needed = _steps_needed(session)
-    orphans = [key for key in orphans if not (key.startswith(f"{STEPS}/") and is_needed(key))]
+    orphans = sorted(key for key in orphans if not (key.startswith(f"{STEPS}/") and is_needed(key)))
     return result + [Mismatch(key, "no row names the file", None) for key in orphans]
 
 
@@ -112,7 +103,7 @@ def mend(
     recorded = sum(isinstance(mismatch.row, FrozenSteps) for mismatch in mismatched)
     if recorded and not lost and not next(iter(obstore.list(store, prefix=STEPS)), None):
         raise Conflict(
-            f"The storage has no file of frozen steps, but {recorded:,} are recorded: check that "
+            f"The storage has no file of steps, but {recorded:,} are recorded: check that "
             "its disk is mounted, and that HALFSTEP_DATA or HALFSTEP_STORAGE_URL names it. Nothing "
             "was deleted. If the files are lost, add --lost."
         )
@@ -193,8 +184,8 @@ def _steps_needed(session: Session) -> Callable[[str], bool]:
             select(FrozenSteps.id).where(FrozenSteps.run_id == run.id)
         ):
             return False
-        rows = session.scalar(select(func.count()).where(Step.run_id == run.id)) or 0
-        return rows < pyramid.count_steps(session.connection(), run.id)
+        connection = session.connection()
+        return step_blocks.count(connection, run.id) < step_blocks.summarized(connection, run.id)
 
     return lacks_steps
 
@@ -213,10 +204,6 @@ def _is_new(file: "ObjectMeta") -> bool:
     """Return whether the row of content may not be committed yet."""
     has_late_row = file["path"].startswith((f"{BLOBS}/", f"{REPORTS}/", f"{STEPS}/"))
     return has_late_row and is_recent(file)
-
-
-def _folder(key: str) -> str:
-    return key.rpartition("/")[0]
 
 
 def _may_have_row(key: str) -> bool:

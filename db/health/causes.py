@@ -19,7 +19,7 @@ from db.health.advice_words import AdviceWords
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
 from db.health.scaling_health import Figures, ScalingHealth, has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
-from db.telemetry import frozen_steps
+from db.telemetry import step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.defect import Defect
@@ -152,7 +152,7 @@ def _first_nonfinite_step(session: Session, run: Run, step: int | None) -> tuple
     """Return the first step that was not finite, and whether its loss was. step: of a loss."""
     if step is None:
         return None
-    before = frozen_steps.rows_at(session, run.id, [step - 1])
+    before = step_rows.rows_at(session, run.id, [step - 1])
     was_nan = any(math.isnan(row.with_nan().grad_norm or 0.0) for row in before)
     return (step - 1, True) if was_nan else (step, False)
 
@@ -162,7 +162,7 @@ def _finite_again(session: Session, run: Run, step: int, last: int | None) -> in
 
     It is the next or the last one.  last: the last step, if its loss is finite.
     """
-    rows = frozen_steps.read_rows(session, run.id, first=step, most=2)
+    rows = step_rows.read_rows(session, run.id, first=step, most=2)
     if not rows or rows[0].with_nan().grad_norm is not None:
         return None
     finite = [row.step for row in rows if row.loss is not None and math.isfinite(row.loss)]
@@ -215,8 +215,7 @@ def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
     for step in session.scalars(query.order_by(RunNode.attempt.desc()).limit(5)):
         if step is None:
             continue
-        scales = select(Step.scale).where(Step.run_id == run.id, Step.step.in_((step, step + 1)))
-        pair = session.scalars(scales.order_by(Step.step)).all()
+        pair = [row.scale for row in step_rows.rows_at(session, run.id, (step, step + 1))]
         if len(pair) == 2 and pair[0] and pair[1] and pair[1] > 2 * pair[0]:
             return step, pair[0], pair[1]
     return None

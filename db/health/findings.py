@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, precision_findings, weights_findings
@@ -16,8 +15,8 @@ from db.health.losses import Risen, risen
 from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
-from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Status, Step, Worker
-from db.telemetry import latest_metrics, series
+from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Status, Worker
+from db.telemetry import latest_metrics, series, step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.finding import EXPLAINING, OF_PRECISION, Finding
@@ -443,9 +442,10 @@ def _nan_steps(session: Session, run: Run) -> int:
         return 0
     if run.source != RECIPE and run.skipped < run.own_steps:  # its script may log no loss
         return 0
-    first = select(Step.loss).where(Step.run_id == run.id).order_by(Step.step).limit(1)
+    first = next(iter(step_rows.read_rows(session, run.id, most=1)), None)
+    is_infinite = first is not None and math.isinf(first.loss or 0.0)
     has_a_number = comparisons.lowest_losses(session, [run.id])
-    return 0 if has_a_number or math.isinf(session.scalar(first) or 0.0) else run.own_steps
+    return 0 if has_a_number or is_infinite else run.own_steps
 
 
 def _over_storage(evidence: Evidence) -> Iterator[Finding]:

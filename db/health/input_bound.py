@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from sqlalchemy import bindparam, case, func, select
+import numpy as np
 from sqlalchemy.orm import Session
 
-from db.tables import Run, Step
+from db.tables import Run
+from db.telemetry import step_blocks
+from db.telemetry.step_codec import Columns
 
 WINDOW = 100
 #: Share of the time of a step, or of all steps: less than that is the cost of handing over a batch.
@@ -41,18 +41,15 @@ def data_wait(session: Session, run: Run) -> DataWait | None:
 
 def data_waits(session: Session, run_ids: Collection[int]) -> dict[int, DataWait]:
     """Return the data waits of runs, in one query, without those that are unknown."""
-    return {
-        run_id: DataWait(steps, count, float(data_us) / max(float(step_us), 1.0))
-        for run_id, steps, count, data_us, step_us in session.connection().execute(
-            _sums_query(), {"run_ids": list(run_ids)}
-        )
-    }
+    latest = step_blocks.latest(session.connection(), run_ids, ("data_us", "step_us"), steps=WINDOW)
+    waits = {run_id: _data_wait(columns) for run_id, columns in latest.items()}
+    return {run_id: wait for run_id, wait in waits.items() if wait is not None}
 
 
-@cache
-def _sums_query() -> Any:
-    waited = case((Step.data_us >= REAL_SHARE * Step.step_us, 1), else_=0)
-    sums = (func.count(), func.sum(waited), func.sum(Step.data_us), func.sum(Step.step_us))
-    latest = (Step.run_id == Run.id) & (Step.step > Run.step - WINDOW)
-    query = select(Run.id, *sums).join(Step, latest & Step.data_us.is_not(None))
-    return query.where(Run.id.in_(bindparam("run_ids", expanding=True))).group_by(Run.id)
+def _data_wait(columns: Columns) -> DataWait | None:
+    is_known = ~np.isnan(columns["data_us"])
+    data_us, step_us = columns["data_us"][is_known], columns["step_us"][is_known]
+    if not len(data_us):
+        return None
+    waited = int(np.count_nonzero(data_us >= REAL_SHARE * step_us))
+    return DataWait(len(data_us), waited, float(data_us.sum()) / max(float(step_us.sum()), 1.0))

@@ -10,7 +10,7 @@ from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.tables import FLAGGED, Run, Step
-from db.telemetry import frozen_steps
+from db.telemetry import step_rows
 from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED, SKIPPED
 
 ROWS_READ = 100  # the first ones and the last ones
@@ -98,10 +98,10 @@ def growth_before(session: Session, run: Run, step: int) -> Growth | None:
     A loss that begins near 0, as of PPO or GRPO, grows in sound training as well.
     """
     first = (run.parent_step or 0) + 1
-    begun = frozen_steps.read_rows(
+    begun = step_rows.read_rows(
         session, run.id, first=first, last=min(first + FIRST_STEPS, step) - 1, most=FIRST_STEPS
     )
-    before = frozen_steps.read_rows(
+    before = step_rows.read_rows(
         session, run.id, first=max(first, step - STEPS_BEFORE), last=step - 1, most=STEPS_BEFORE
     )
     losses, latest = _magnitudes(begun), _magnitudes(before)[-1:]
@@ -112,7 +112,7 @@ def growth_before(session: Session, run: Run, step: int) -> Growth | None:
     return Growth(at, least, step, last) if has_diverged else None
 
 
-def _magnitudes(rows: Sequence[frozen_steps.StepRow]) -> list[tuple[float, int]]:
+def _magnitudes(rows: Sequence[step_rows.StepRow]) -> list[tuple[float, int]]:
     """Return the finite losses of some steps without their signs, and the steps."""
     finite = [row for row in rows if row.loss is not None and math.isfinite(row.loss)]
     return [(abs(row.loss or 0.0), row.step) for row in finite]
@@ -122,10 +122,9 @@ def risen(session: Session, run: Run) -> Risen | None:
     """Return a run's first and latest loss if the latest is more than twice as large."""
     if run.own_steps < RISEN_STEPS or run.loss is None:
         return None
-    mine = select(Step.step, Step.loss, Step.lr).where(Step.run_id == run.id)
-    first = session.execute(mine.order_by(Step.step).limit(1)).first()
-    last = session.execute(mine.order_by(Step.step.desc()).limit(1)).first()
-    if first is None or last is None or None in (first.loss, last.loss):
+    first = next(iter(step_rows.read_rows(session, run.id, most=1)), None)
+    last = step_rows.last_row(session, run.id)
+    if first is None or last is None or first.loss is None or last.loss is None:
         return None
     if not math.isfinite(first.loss) or not math.isfinite(last.loss):
         return None

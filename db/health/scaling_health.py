@@ -191,16 +191,16 @@ def _latest_skips_query() -> Any:
         skips = skips.where(skipped).order_by(Step.step.desc()).limit(1)
         return skips.correlate(Run).scalar_subquery()
 
-    at_end = select(Step.elapsed_ms).where(Step.run_id == Run.id, Step.step == Run.step)
-    end = at_end.correlate(Run).scalar_subquery()
-
     def latest(table: Any, kind: str) -> Any:
         query = select(table.step).where(table.run_id == Run.id, table.kind == kind)
         query = query.where(table.step > Run.step - WINDOW).order_by(table.step.desc()).limit(1)
         return query.correlate(Run).scalar_subquery()
 
     by_hand, replaced = latest(ScalerEvent, "set"), latest(Diagnosis, "scaler_replaced")
-    columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand, replaced)
+    columns = (
+        *(newest(Step.step), newest(Step.elapsed_ms)),
+        *(Run.last_elapsed_ms, by_hand, replaced),
+    )
     # First, since PostgreSQL takes the types of columns from the first two parts.
     ends = select(Run.id, Run.step * null(), Run.step * null(), *columns).where(mine)
     return union_all(ends, recent, grown)

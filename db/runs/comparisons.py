@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
-from db.tables import NOT_DELETED, LatestMetric, Run, StepBucket
-from db.telemetry.pyramid import SIZES, STEP_SERIES
-from db.telemetry.windows import extremes
+from db.tables import NOT_DELETED, LatestMetric, Run
+from db.telemetry import step_blocks
+from db.telemetry.pyramid import STEP_SERIES
 
 #: Limit of generations of forks that are followed to count examples.
 GENERATIONS = 20
@@ -60,14 +61,13 @@ def _drawn() -> Select[Any]:
 
 
 def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float]:
-    """Return the lowest finite loss of each run that has one, from its largest buckets."""
-    table = StepBucket
-    query = select(table.run_id, table.summary).order_by(table.run_id)
-    query = query.where(table.run_id.in_(run_ids), table.size == SIZES[-1])
-    rows = session.execute(query).all()
-    keys, packed = [row.run_id for row in rows], [row.summary for row in rows]
-    lows = extremes(keys, packed, STEP_SERIES, "loss")
-    return {run_id: low for run_id, low, _high, _count in lows if low is not None}
+    """Return the lowest finite loss of each run that has one."""
+    at = [series.name for series in STEP_SERIES].index("loss")
+    lows = {
+        run_id: np.fmin.reduce(summaries.low[:, at])
+        for run_id, summaries in step_blocks.largest(session.connection(), run_ids).items()
+    }
+    return {run_id: float(low) for run_id, low in lows.items() if np.isfinite(low)}
 
 
 def examples(session: Session, some_runs: Sequence[Run]) -> dict[int, Examples]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from db.runs import comparisons
 from db.tables import Metric
-from db.telemetry import frozen_steps, windows
+from db.telemetry import step_rows, windows
 from db.telemetry.windows import Line, Ticks
 
 LOSS = "loss"
@@ -231,7 +231,7 @@ def _with_losses(session: Session, run_ids: Collection[int], name: str) -> Colle
 
 def _elapsed_ms(session: Session, run_id: int, name: str, step: int) -> int | None:
     """Return the time of a step of a curve, from the table of which `_lines` has it."""
-    rows = frozen_steps.rows_at(session, run_id, [step]) if name == LOSS else []
+    rows = step_rows.rows_at(session, run_id, [step]) if name == LOSS else []
     if rows and rows[0].loss is not None:
         return rows[0].elapsed_ms
     query = select(Metric.elapsed_ms).where(

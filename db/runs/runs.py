@@ -42,7 +42,7 @@ from db.tables import (
     Status,
     User,
 )
-from db.telemetry import latest_metrics, pyramid
+from db.telemetry import latest_metrics, step_blocks
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Uploaders report every few seconds; a longer silence than this is shown.
@@ -563,7 +563,7 @@ def set_status(
         run.first_since = run.reservation = None
     if status in ENDED:
         run.ended_at = clock.current(session)
-        pace = pyramid.steps_per_second(session.connection(), run.id)
+        pace = step_blocks.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
     if status not in ACTIVE:
         notifications.notify(session, notifications.SIGNED_IN)

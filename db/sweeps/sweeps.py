@@ -16,8 +16,8 @@ from db.errors import Conflict, NotFound
 from db.queue import run_control
 from db.runs import runs
 from db.runs.outcomes import run_outcome
-from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
-from db.telemetry import latest_metrics
+from db.tables import ENDED, Metric, Run, Status, Sweep, Trial, User
+from db.telemetry import latest_metrics, step_rows
 from halfstep.telemetry.plain_json import JsonObject
 
 RUNNING, PAUSED, CANCELLED, FAILED = "running", "paused", "cancelled", "failed"
@@ -166,13 +166,11 @@ def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[in
 
 def value_from(session: Session, metric: str, run_id: int, step: int) -> float | None:
     """Return the first finite value of a metric, or of the loss, from a step on."""
-    table: type[Step | Metric] = Step if metric == LOSS else Metric
-    value = Step.loss if metric == LOSS else Metric.value
-    query = select(value).where(table.run_id == run_id, table.step >= step)
-    query = query.where(func.abs(value) <= LARGEST)
-    if metric != LOSS:
-        query = query.where(Metric.name == metric)
-    return session.scalar(query.order_by(table.step).limit(1))
+    if metric == LOSS:
+        return step_rows.first_loss(session, run_id, step)
+    query = select(Metric.value).where(Metric.run_id == run_id, Metric.step >= step)
+    query = query.where(Metric.name == metric, func.abs(Metric.value) <= LARGEST)
+    return session.scalar(query.order_by(Metric.step).limit(1))
 
 
 def due(session: Session) -> list[int]:

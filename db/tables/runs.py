@@ -144,6 +144,10 @@ class Run(OfProject, Table):
     zero_steps: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     # Flags of its last step.
     last_flags: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    # Time of its last recorded step.
+    last_elapsed_ms: Mapped[int | None] = mapped_column(BigInteger)
+    # The step from which on no loss was finite, if the last one was not.
+    lost_since: Mapped[int | None] = mapped_column(BigInteger)
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
     # Contents of a step, as in the spool's event of that name.

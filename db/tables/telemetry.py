@@ -16,15 +16,18 @@ FLAGGED = {
     "skipped": text(f"(flags & {SKIPPED}) <> 0"),
     "nonfinite": text(f"(flags & {NONFINITE_LOSS}) <> 0"),
 }
+#: Condition on blocks of steps, with the exact text of their index.
+IN_TAIL = text("NOT is_sealed")
 #: Device number of samples of the machine itself.
 HOST = -1
 
 
 class Step(OfRun, Table):
-    """One attempted step.
+    """A step that was skipped or not stepped, or whose loss is not finite.
 
-    elapsed_ms, step_us and data_us are integers, since SQLite stores these in 2 to 4 bytes and a
-    float in 8. The partial indexes contain only flagged steps, so they are fast in long runs too.
+    A copy of what `step_blocks` has, for queries of such steps in SQL. The partial indexes are fast
+    whatever a run has. Rows of all steps are of an earlier version: their run is in
+    `step_conversions`.
     run_id has no foreign key, which PostgreSQL would check row by row, at half the speed; writers
     of steps hold a lock on the run's row.
     """
@@ -63,11 +66,62 @@ class Step(OfRun, Table):
     data_us: Mapped[int | None] = mapped_column(BigInteger)
 
 
+class StepBlock(OfRun, Table):
+    """Consecutive steps of a run; `db.telemetry.step_codec` has the format of its bytes.
+
+    The blocks of a run do not overlap. A sealed one has all steps of one or several ranges of 4,096
+    step numbers; the others, the tail of the run, are the steps of its latest flushes.
+    """
+
+    __tablename__ = "step_blocks"
+    __table_args__ = (
+        Index(
+            "ix_step_blocks_tail", "run_id", "first", sqlite_where=IN_TAIL, postgresql_where=IN_TAIL
+        ),
+    )
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    first: Mapped[int] = mapped_column(BigInteger, primary_key=True)  # its first step
+    last: Mapped[int] = mapped_column(BigInteger)  # its last step
+    steps: Mapped[int]  # number of steps
+    is_sealed: Mapped[bool]
+    lows: Mapped[bytes | None]  # summaries of 64 steps, if it is sealed
+    data: Mapped[bytes]
+
+
+class LossCurve(OfRun, Table):
+    """The loss of the first step in each range of `stride` steps, for lists of runs."""
+
+    __tablename__ = "loss_curves"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    stride: Mapped[int] = mapped_column(BigInteger)  # a power of two
+    points: Mapped[bytes]  # see db.telemetry.loss_curves
+
+
+class StepConversion(OfRun, Table):
+    """A run whose steps an earlier version recorded, until they are in blocks.
+
+    Its steps are rows of `steps`, or in the file that `frozen_steps` names, or in both.
+    """
+
+    __tablename__ = "step_conversions"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    # An attempt that was active at the upgrade: a process of the earlier version records it.
+    attempt: Mapped[int | None]
+    # Number of its steps, once the conversion has begun.
+    steps: Mapped[int | None] = mapped_column(BigInteger)
+    # Its blocks have been read back and compared: they are read, and the rows may be deleted.
+    is_verified: Mapped[bool] = mapped_column(default=False)
+
+
 class StepBucket(OfRun, Table):
     """A summary of `size` steps, from step bucket * size on: one level of the pyramid.
 
-    Sizes are 64, 512, 4096, …; edges are multiples of the size, so they never move. summary is
-    packed by db.telemetry.summaries: as columns it would take twice the bytes.
+    Sizes are 512, 4096, …; edges are multiples of the size, so they never move. Only sealed blocks
+    are summarized here. summary is packed by db.telemetry.summaries: as columns it would take twice
+    the bytes.
     """
 
     __tablename__ = "step_buckets"
@@ -255,18 +309,15 @@ class Artifact(StoredFile):
 
 
 class FrozenSteps(StoredFile):
-    """The Parquet file with the steps of a run that has ended, whose rows were deleted.
+    """The Parquet file of an earlier version with steps of a run that is in `step_conversions`.
 
-    A row of `steps` takes precedence over the file. Some rows stay, see `db.telemetry.freeze`.
-    step is the last step of the file that counts: an attempt that continues the run lowers it, one
-    that starts from scratch below all steps.
+    A row of `steps` takes precedence over the file. step is the last step of the file that counts.
     """
 
     __tablename__ = "frozen_steps"
     __table_args__ = (UniqueConstraint("run_id"),)
 
     footer_sha256: Mapped[str]  # checked when the file is opened; its pages have checksums
-    attempt: Mapped[int]  # the run's last attempt when the file was written
-    previous_key: Mapped[str | None]  # of the file before this one, until it is deleted
-    # Whether the rows, and the file before this one, are deleted.
+    attempt: Mapped[int]
+    previous_key: Mapped[str | None]  # of an earlier file, which may not be deleted yet
     is_settled: Mapped[bool] = mapped_column(default=False)

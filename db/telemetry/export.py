@@ -14,7 +14,8 @@ from sqlalchemy import ColumnElement, FromClause, func, select, tuple_
 
 from db.database import Database
 from db.tables import Metric, ScalerEvent, Step
-from db.telemetry.frozen_steps import END, StepRow, read_rows
+from db.telemetry.pyramid import END
+from db.telemetry.step_rows import StepRow, read_rows
 from halfstep.telemetry.plain_json import json_safe
 
 PAGE_ROWS = 20_000

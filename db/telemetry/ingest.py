@@ -29,7 +29,6 @@ from db.tables import (
     Run,
     RunNode,
     Status,
-    Step,
     User,
     WatchedAttempt,
 )
@@ -391,8 +390,7 @@ def _last_moment(session: Session, run: Run) -> float:
 
     This may be long before the upload. Infinity if unknown.
     """
-    last = select(Step.elapsed_ms).where(Step.run_id == run.id, Step.step == run.step)
-    elapsed_ms = session.scalar(last)
+    elapsed_ms = run.last_elapsed_ms
     if elapsed_ms is None:
         logged = select(func.max(Metric.elapsed_ms)).where(Metric.run_id == run.id)
         elapsed_ms = session.scalar(logged)

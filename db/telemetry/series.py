@@ -5,18 +5,8 @@ from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Row,
-    Select,
-    bindparam,
-    cast,
-    false,
-    func,
-    or_,
-    select,
-)
+import numpy as np
+from sqlalchemy import ColumnElement, Row, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.paging import Page, page
@@ -28,20 +18,18 @@ from db.tables import (
     Artifact,
     CheckpointFile,
     Diagnosis,
-    FrozenSteps,
     LogLine,
     Metric,
     Run,
     RunStatus,
     ScalerEvent,
     Step,
+    StepBlock,
 )
-from db.telemetry import frozen_steps
-from db.telemetry.frozen_steps import StepRow
+from db.telemetry import loss_curves, step_rows
+from db.telemetry.step_rows import StepRow
 from halfstep.telemetry.plain_json import json_safe
 
-#: Rows that one query looks up by key: SQLite allows 32,766 parameters.
-LOOKED_UP = 30_000
 SPARKLINE_POINTS = 60
 
 
@@ -206,7 +194,7 @@ def raw_steps(
 
     Non-finite values are "NaN", "Infinity" or "-Infinity".
     """
-    stored = frozen_steps.read_rows(session, run_id, first=first, last=last, most=most)
+    stored = step_rows.read_rows(session, run_id, first=first, last=last, most=most)
     rows = [row.with_nan() for row in stored]
     columns = zip(*rows, strict=True) if rows else [()] * len(StepRow._fields)
     return {
@@ -259,70 +247,24 @@ def _first_skip_query() -> Select[Any]:
 def sparklines(
     session: Session, some_runs: Collection[Run], points: int = SPARKLINE_POINTS
 ) -> dict[int, list[Any]]:
-    """Return each run's loss at evenly spaced steps.
-
-    The query looks up primary keys, so its cost does not depend on the length of a run. With very
-    many runs each gets fewer points, still in one query.
-    """
-    points = min(points, LOOKED_UP // max(len(some_runs), 1))
-    # One condition per run: thousands of pairs exceed PostgreSQL's stack depth limit.
-    conditions = [
-        (Step.run_id == run.id) & Step.step.in_(evenly_spaced(run, points))
-        for run in some_runs
-        if run.own_steps
-    ]
-    query = select(Step.run_id, Step.loss).where(or_(false(), *conditions))
-    losses: dict[int, list[Any]] = {run.id: [] for run in some_runs}
-    if conditions:
-        for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
-            losses[run_id].append(json_safe(loss))
-    # Of a frozen run, rows have the losses at SPARKLINE_POINTS steps, until it continues. A list
-    # of runs reads no file: that would make it slow, and an outage of the store would end it.
-    short = [run for run in some_runs if len(losses[run.id]) < min(points, run.own_steps)]
-    its = select(FrozenSteps.run_id).where(FrozenSteps.run_id.in_([run.id for run in short]))
-    frozen = set(session.scalars(its)) if short else set()
-    for run in short:
-        if run.id in frozen:
-            losses[run.id] = _losses_near(session, run, points)
-    return losses
+    """Return each run's loss at about evenly spaced steps; its cost depends on no run's length."""
+    ids = [run.id for run in some_runs if run.own_steps]
+    curves = loss_curves.read(session.connection(), ids) if ids else {}
+    return {
+        run.id: _drawn(run, curves[run.id], points) if run.id in curves else [] for run in some_runs
+    }
 
 
-def _losses_near(session: Session, run: Run, points: int) -> list[Any]:
-    """Return the losses of the rows at evenly spaced steps, or of the last row before each."""
-    count = min(points, run.own_steps)
-    span, gaps = run.own_steps - 1, max(count - 1, 1)
-    given = {"run_id": run.id, "first": run.step - span, "span": span, "gaps": gaps, "count": count}
-    rows = session.connection().execute(_near_query(), given)
-    return [json_safe(loss) for _step, loss in rows]
-
-
-@cache
-def _near_query() -> Any:
-    number = select(cast(0, BigInteger).label("at")).cte("numbers", recursive=True)
-    following = number.c.at + 1
-    number = number.union_all(select(following).where(following < bindparam("count")))
-    first, span, gaps = (bindparam(name, type_=BigInteger) for name in ("first", "span", "gaps"))
-    before = (
-        select(Step.step)
-        .where(
-            Step.run_id == bindparam("run_id"),
-            Step.step.between(first, first + (2 * number.c.at * span + gaps) // (2 * gaps)),
-        )
-        .order_by(Step.step.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    found = select(before.label("step")).select_from(number).subquery()
-    query = select(Step.step, Step.loss).where(Step.run_id == bindparam("run_id"))
-    return query.where(Step.step.in_(select(found.c.step))).order_by(Step.step)
-
-
-def evenly_spaced(run: Run, points: int) -> list[int]:
-    """Return evenly spaced steps from a run's first own step to its last."""
+def _drawn(run: Run, curve: loss_curves.Points, points: int) -> list[Any]:
+    """Return the losses of a curve at evenly spaced steps, or of the last point before each."""
+    steps, losses = curve["step"], curve["loss"].tolist()
+    if steps[-1] < run.step:
+        steps, losses = np.append(steps, run.step), [*losses, run.known_loss]
     count, first = min(points, run.own_steps), run.step - run.own_steps + 1
-    return sorted(
-        {first + round(i * (run.own_steps - 1) / max(count - 1, 1)) for i in range(count)}
-    )
+    spaced = [first + round(i * (run.own_steps - 1) / max(count - 1, 1)) for i in range(count)]
+    found = np.unique(np.searchsorted(steps, spaced, side="right") - 1).tolist()
+    drawn = [losses[index] for index in found if index >= 0]
+    return [None if loss is None or loss != loss else json_safe(loss) for loss in drawn]
 
 
 def log_lines(
@@ -366,8 +308,10 @@ def _newest_query() -> Select[Any]:
         of_run = column.class_.run_id == bindparam("run_id")
         return select(func.coalesce(func.max(column), 0)).where(of_run).scalar_subquery()
 
-    columns = {"step": Step.step, **KEYS}
-    return select(*(newest(column).label(name) for name, column in columns.items()))
+    of_run = StepBlock.run_id == bindparam("run_id")
+    last = select(StepBlock.last).where(of_run).order_by(StepBlock.first.desc()).limit(1)
+    step = func.coalesce(last.scalar_subquery(), 0).label("step")
+    return select(step, *(newest(column).label(name) for name, column in KEYS.items()))
 
 
 def _newest_id(session: Session, table: Any, run_id: int, step: int) -> int:

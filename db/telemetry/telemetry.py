@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from db.clock import now
 from db.queue.queue import lock_active_attempt
 from db.tables import (
+    FLAGGED,
     IS_NOT_STEPPED,
     ControlRequest,
     Diagnosis,
@@ -30,10 +31,15 @@ from db.tables import (
     SystemSample,
     Table,
 )
-from db.telemetry import bulk_writes, frozen_steps, latest_metrics, metric_pyramids, pyramid
+from db.telemetry import (
+    bulk_writes,
+    latest_metrics,
+    loss_curves,
+    metric_pyramids,
+    step_blocks,
+)
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.metric_pyramids import NEVER
-from db.telemetry.summaries import Points
 from halfstep.number_formats import number
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
@@ -133,16 +139,26 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     connection = session.connection()
     if flush.steps:
         steps = _in_order(np.concatenate(flush.steps))
-        _replace_steps(connection, run_id, steps)
+        steps = _canonical(steps)
+        are_new = step_blocks.write(connection, run_id, steps)
+        loss_curves.add(connection, run_id, steps)
         _count(run, steps)
         _summarise(run, steps)
-        run.skipped = pyramid.count_skips(connection, run_id)
+        skips = int(np.count_nonzero(steps["flags"] & SKIPPED))
+        run.skipped = run.skipped + skips if are_new else _count_skips(connection, run_id)
     if run.not_stepped or any((batch["flags"] & NOT_STEPPED).any() for batch in flush.steps):
         run.not_stepped = _count_not_stepped(connection, run_id)
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
     _upsert(connection, SystemSample, [_sample_row(run_id, sample) for sample in flush.samples])
     run.revision += 1
+
+
+def _count_skips(connection: Connection, run_id: int) -> int:
+    """Count the skipped steps of a run."""
+    query = select(func.count(Step.step)).where(Step.run_id == run_id, FLAGGED["skipped"])
+    hinted = query.with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+    return connection.scalar(hinted) or 0
 
 
 def _count_not_stepped(connection: Connection, run_id: int) -> int:
@@ -203,17 +219,19 @@ def take_back(session: Session, run_id: int, attempt: int, event: events.RolledB
 
 def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[str] = ()) -> None:
     """Delete the records after a step. retained: kinds of diagnoses that are not deleted."""
-    frozen_steps.truncate(session.connection(), run.id, after=after)
-    for table in (Step, ScalerEvent, Metric):
+    connection = session.connection()
+    step_blocks.truncate(connection, run.id, after=after)
+    loss_curves.truncate(connection, run.id, after=after)
+    for table in (ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
-    latest_metrics.take_back(session.connection(), run.id, after=after)
+    latest_metrics.take_back(connection, run.id, after=after)
     diagnoses = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
     session.execute(diagnoses.where(Diagnosis.kind.not_in(retained)))
-    pyramid.truncate(session.connection(), run.id, after=after)
     metric_pyramids.truncate(session, run.id)
     run.step = after
-    run.skipped = pyramid.count_skips(session.connection(), run.id)
-    run.not_stepped, run.zero_steps = _count_not_stepped(session.connection(), run.id), 0
+    run.skipped = _count_skips(connection, run.id)
+    run.not_stepped, run.zero_steps = _count_not_stepped(connection, run.id), 0
+    run.last_elapsed_ms, run.lost_since = step_blocks.end_of(connection, run.id)
 
 
 def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
@@ -232,33 +250,16 @@ def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return latest_first[np.unique(latest_first["step"], return_index=True)[1]]
 
 
-def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, Any]) -> None:
-    """Write steps, given in order, and the pyramid above them."""
-    whole = {name: steps[name].astype(np.int64) for name in ("step", "elapsed_ms", "step_us")}
-    loss, scale, norm, clipped, lr = (
-        steps[name].astype(np.float64)
-        for name in ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
-    )
-    data = steps["data_us"].astype(np.float64)
-    data[data < 0] = np.nan  # unknown
-    # NULL where clipping changed nothing: the norms are equal.
-    clipped[clipped == norm] = np.nan
+def _canonical(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return steps as they are stored."""
+    steps = steps.copy()
+    clipped = steps["grad_norm_clipped"]
+    clipped[clipped == steps["grad_norm"]] = np.nan  # the clip changed nothing
     # The index finds nonfinite losses by their flag, so the flag must match the loss.
-    flags = steps["flags"].astype(np.int64) & ~NONFINITE_LOSS
-    flags[~np.isfinite(loss) & (flags & UNKNOWN_LOSS == 0)] |= NONFINITE_LOSS
-    floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
-    columns = {**whole, **floats, "lr": lr, "flags": flags, "data_us": data}
-    # No other writer adds steps: the run is locked.
-    last, frozen = frozen_steps.last_row_and_file(connection, run_id)
-    are_new = last is None or int(whole["step"][0]) > last
-    bulk_writes.replace(
-        connection, Step.__table__, {"run_id": run_id}, {**columns}, are_new=are_new
-    )
-
-    columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
-    values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
-    points = Points(whole["step"], whole["elapsed_ms"], flags, values)
-    pyramid.update_recorded(connection, pyramid.source_of(run_id, frozen), points)
+    flags = steps["flags"] & ~np.uint32(NONFINITE_LOSS)
+    flags[~np.isfinite(steps["loss"]) & (flags & UNKNOWN_LOSS == 0)] |= NONFINITE_LOSS
+    steps["flags"] = flags
+    return steps
 
 
 def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:
@@ -281,6 +282,12 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
     others = np.flatnonzero(~is_zero)
     before = run.zero_steps if not len(others) else -1 - int(others[-1])
     run.zero_steps = before + len(is_zero)
+    run.last_elapsed_ms = int(last["elapsed_ms"])
+    finite = np.flatnonzero(steps["flags"] & NONFINITE_LOSS == 0)
+    if len(finite) == len(steps) or (len(finite) and finite[-1] == len(steps) - 1):
+        run.lost_since = None
+    elif len(finite) or run.lost_since is None:
+        run.lost_since = int(steps["step"][finite[-1] + 1 if len(finite) else 0])
     run.scale = _number(last["scale"])
     run.steps_per_second = _speed(run, steps["step_us"][-SPEED_STEPS:])
 

@@ -6,11 +6,11 @@ powers of two and their edges multiples of the size, so they never move while th
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import groupby, pairwise
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +26,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, FrozenSteps, LatestMetric, Metric, Run, ScalerEvent, Step
-from db.telemetry import frozen_steps, latest_metrics, metric_pyramids
-from db.telemetry.frozen_steps import FILE_COLUMNS, Frozen
-from db.telemetry.pyramid import (
-    END,
-    SIZES,
-    BucketRange,
-    Source,
-    StepRange,
-    metric_of,
-    read_ahead,
-    read_buckets,
-    read_points,
-    read_points_of_runs,
-    source_of,
-)
-from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
+from db.tables import FLAGGED, LatestMetric, Metric, ScalerEvent
+from db.telemetry import latest_metrics, metric_pyramids, step_blocks
+from db.telemetry.pyramid import END, SIZES, BucketRange, Source, StepRange, metric_of
+from db.telemetry.step_blocks import StepSource
+from db.telemetry.summaries import Ints, Points, Summaries, in_order, merge
 from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
 from halfstep.telemetry.plain_json import json_safe
 
+AnySource: TypeAlias = Source | StepSource
 #: Rows read by one query: more or longer runs are read a few at a time.
 ROWS = 40_000
 NORMS = frozenset({"grad_norm", "grad_norm_clipped"})
@@ -99,6 +88,8 @@ class Window:
     series: dict[str, Line]
     elapsed_ms: Line
     skips: Ticks
+    # Steps in blocks that are damaged, as first and last step.
+    damaged: list[StepRange] = field(default_factory=list)
 
 
 def window(
@@ -133,13 +124,8 @@ def windows_of(
     series_names = None if names is None else {"loss", *names}
     if series_names and series_names & NORMS:
         series_names.add("lr")  # without one, a norm is unknown, see `_is_unknown`
-    there = []
-    for run_id, first_row, last_row, *file in connection.execute(
-        _spans_of_runs(), {"run_ids": list(run_ids), **limits}
-    ).all():
-        frozen = frozen_steps.loaded(connection, file)
-        if (span := _joined((first_row, last_row), frozen, first, last)) is not None:
-            there.append((source_of(run_id, frozen, series_names), span))
+    spans = step_blocks.spans(connection, run_ids, (limits["first"], limits["last"]))
+    there = [(StepSource.of(run_id, series_names), span) for run_id, span in spans.items()]
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
         for stretch in _read(connection, there, limits, most)
@@ -169,6 +155,7 @@ def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Wi
         series=lines,
         elapsed_ms=stretch.elapsed_ms(),
         skips=skips,
+        damaged=sorted(stretch.source.damaged) if isinstance(stretch.source, StepSource) else [],
     )
 
 
@@ -254,48 +241,8 @@ def measured_by_run(
     }
 
 
-def extremes(
-    keys: list[Any], packed: list[bytes], series: tuple[Series, ...], name: str
-) -> Iterator[tuple[Any, float | None, float | None, int]]:
-    """Yield each key with finite extremes and step count of a series, from largest buckets.
-
-    keys: one per bucket, equal keys adjacent.
-    """
-    if not packed:
-        return
-    parts = unpack(np.zeros(len(packed), np.int64), packed, series, SIZES[-1])
-    first = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
-    index = [candidate.name for candidate in series].index(name)
-    low = np.fmin.reduceat(parts.low[:, index], first)
-    high = np.fmax.reduceat(parts.high[:, index], first)
-    count = np.add.reduceat(parts.steps, first)
-    for at, *both, points in zip(first, low.tolist(), high.tolist(), count.tolist(), strict=True):
-        lowest, highest = (value if np.isfinite(value) else None for value in both)
-        yield keys[at], lowest, highest, points
-
-
-def _joined(
-    rows: tuple[Any, Any], frozen: Frozen | None, first: int | None, last: int | None
-) -> StepRange | None:
-    """Return the first and last step of the rows and of the file between two limits."""
-    limits = _limits(first, last)
-    is_limited = first is not None or last is not None  # the ends of a file are rows
-    ends = frozen.ends((limits["first"], limits["last"])) if frozen and is_limited else None
-    steps = [step for step in (*rows, *(ends or ())) if step is not None]
-    return (min(steps), max(steps)) if steps else None
-
-
 def _limits(first: int | None, last: int | None) -> dict[str, int]:
     return {"first": -END if first is None else first, "last": END if last is None else last}
-
-
-@cache
-def _spans_of_runs() -> Any:
-    """Select the lowest and highest existing step of each run between first and last."""
-    points = Step.__table__.c
-    ends = _ends(points.step, points.run_id == Run.id)
-    query = select(Run.id, *ends, *FILE_COLUMNS).outerjoin(FrozenSteps)
-    return query.where(Run.id.in_(bindparam("run_ids", expanding=True)))
 
 
 @cache
@@ -318,7 +265,7 @@ def _ends(step: ColumnElement[int], *same: ColumnElement[bool]) -> list[ScalarSe
 
 def _read(
     connection: Connection,
-    there: list[tuple[Source, StepRange]],
+    there: Sequence[tuple[AnySource, StepRange]],
     limits: dict[str, int],
     most: int,
 ) -> Iterator["_Raw | _Stretch"]:
@@ -333,8 +280,9 @@ def _read(
         short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
         size = max(1, ROWS // (2 * most))
         for at in range(0, len(short), size):
-            sources = [spans[run_id][0] for run_id in short[at : at + size]]
-            raw = read_points_of_runs(connection, sources, (limits["first"], limits["last"]))
+            sources: list[Any] = [spans[run_id][0] for run_id in short[at : at + size]]
+            window = (limits["first"], limits["last"])
+            raw = sources[0].read_points_of_runs(connection, sources, window)
             for source, points in raw:
                 _, span = spans.pop(source.key["run_id"])
                 yield _drawn(source, span, points, most)
@@ -343,41 +291,40 @@ def _read(
 
 
 def _long(
-    connection: Connection, source: Source, span: StepRange, limits: dict[str, int], most: int
+    connection: Connection, source: AnySource, span: StepRange, limits: dict[str, int], most: int
 ) -> "_Raw | _Stretch":
     """Read a long span from the pyramid, or all of its steps if only few exist."""
     first, last = span
     bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
-    is_whole = source.points is Step.__table__ and limits == _limits(None, None)
+    is_whole = isinstance(source, StepSource) and limits == _limits(None, None)
     if is_whole:  # no bucket has steps outside of it
         ranges, stones = [(first, first), (last, last)], [(bucket, first // bucket, last // bucket)]
     else:
         ranges, stones = _decompose(first, last, bucket)
-        read_ahead(source, ranges, stones)
-    points = read_points(connection, source, ranges)
-    below = read_buckets(connection, source, stones)
+    points = source.read_points(connection, ranges)
+    below = source.read_buckets(connection, stones)
     parts = in_order([Summaries.of(points), *below.values()]) if not is_whole else below[bucket]
-    if bucket == SIZES[0] and 2 * len(below[bucket]) < (last - first) // bucket:
-        bucket, parts = _without_lost_file(connection, source, span, parts)
+    if bucket == SIZES[0] and 2 * len(below.get(bucket, ())) < (last - first) // bucket:
+        bucket, parts = _without_lost_steps(connection, source, span, parts)
     if parts.steps.sum() <= 2 * most:
-        return _drawn(source, span, read_points(connection, source, [span]), most)
+        return _drawn(source, span, source.read_points(connection, [span]), most)
     return _Stretch.of(source, span, points, parts, bucket, most)
 
 
-def _without_lost_file(
-    connection: Connection, source: Source, span: StepRange, parts: Summaries
+def _without_lost_steps(
+    connection: Connection, source: AnySource, span: StepRange, parts: Summaries
 ) -> tuple[int, Summaries]:
-    """Return size and summaries of larger buckets if the smallest are in a file that is lost."""
+    """Return size and summaries of larger buckets if these count steps that are lost."""
     first, last = span
     size, larger = SIZES[:2]
-    if source.points is not Step.__table__ or source.frozen is not None:
+    if not isinstance(source, StepSource):
         return size, parts
-    wider = read_buckets(connection, source, [(larger, first // larger, last // larger)])[larger]
+    wider = source.read_buckets(connection, [(larger, first // larger, last // larger)])[larger]
     is_lost = wider.steps.sum() > parts.steps.sum() + 2 * larger  # beyond both ends of the span
     return (larger, wider) if is_lost else (size, parts)
 
 
-def _drawn(source: Source, span: StepRange, points: Points, most: int) -> "_Raw | _Stretch":
+def _drawn(source: AnySource, span: StepRange, points: Points, most: int) -> "_Raw | _Stretch":
     if len(points) <= most:
         return _Raw(source, span, points)
     return _Stretch.of(source, span, points, Summaries.of(points), 2, most)
@@ -387,7 +334,7 @@ def _drawn(source: Source, span: StepRange, points: Points, most: int) -> "_Raw 
 class _Raw:
     """Raw steps, all of them drawn."""
 
-    source: Source
+    source: AnySource
     span: StepRange
     points: Points
     bucket = 1
@@ -440,7 +387,7 @@ class _Raw:
 class _Stretch:
     """Summaries of a span of steps and the bucket size to draw them in."""
 
-    source: Source
+    source: AnySource
     span: StepRange
     edges: Points  # all points, or those at the two ends
     parts: Summaries
@@ -449,7 +396,7 @@ class _Stretch:
     @classmethod
     def of(
         cls,
-        source: Source,
+        source: AnySource,
         span: StepRange,
         edges: Points,
         parts: Summaries,
@@ -469,17 +416,18 @@ class _Stretch:
     def lines(self) -> Iterator[tuple[str, Line]]:
         """Yield each series as a line of the extremes of each bucket and the two ends."""
         parts, edges = self.parts, self.edges
+        ends = [0, -1] if len(edges) else []  # none if both are in damaged blocks
         for index, series in enumerate(self.source.series):
             is_measured = series.name in MEASURED
             nonfinite = self.ticks(parts.nonfinite[:, index]) if is_measured else Ticks()
             x, where = np.unique(
                 np.concatenate(
-                    [parts.low_step[:, index], parts.high_step[:, index], edges.step[[0, -1]]]
+                    [parts.low_step[:, index], parts.high_step[:, index], edges.step[ends]]
                 ),
                 return_index=True,
             )
             values = np.concatenate(
-                [parts.low[:, index], parts.high[:, index], edges.values[[0, -1], index]]
+                [parts.low[:, index], parts.high[:, index], edges.values[ends, index]]
             )[where]
             drawn = np.isfinite(values)
             mean = parts.mean[:, index] if series.mean else np.array([])
@@ -578,7 +526,8 @@ def _scale(
         ScalerEvent.kind != "skip",
     )
     few = changes.with_only_columns(ScalerEvent.step).limit(most).subquery()
-    if connection.execute(select(func.count()).select_from(few)).scalar_one() > most - 2:
+    number = connection.execute(select(func.count()).select_from(few)).scalar_one()
+    if number > most - 2 or not len(stretch.edges):
         return sampled
     at = [series.name for series in stretch.source.series].index("scale")
     ends: list[float] = stretch.edges.values[[0, -1], at].tolist()

@@ -316,6 +316,7 @@ class ComparedSeries(TypedDict):
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Ticks  # Steps with a non-finite loss
+    damaged: list[list[int]]  # First and last step of each damaged block, whose steps are left out
     examples: Examples | None  # Null if unknown
 
 
@@ -1464,6 +1465,7 @@ class SeriesPage(TypedDict):
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Ticks  # Steps with a non-finite loss
+    damaged: list[list[int]]  # First and last step of each damaged block, whose steps are left out
     metrics_total: int  # On all pages
     metrics_next: str | None  # `metric_after` of the next page; null on the last
     cursor: str  # Position for live updates
@@ -1543,8 +1545,6 @@ class Storage(TypedDict):
     stored_bytes: int  # Checkpoints and artifacts of all runs
     trash_bytes: int  # Files of runs in the trash, not included in stored_bytes
     trash_runs: int
-    frozen_bytes: int  # Files of frozen steps, not included in stored_bytes
-    frozen_runs: int
 
 
 class SweepDetail(TypedDict):

@@ -19,10 +19,10 @@ from sqlalchemy import select, update
 
 from db.database import Database, revisions
 from db.settings import Settings
-from db.tables import AuditEvent, Run, Status, StepBucket, User
+from db.tables import AuditEvent, Run, Status, StepBlock, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
-from tests.db.telemetry.frozen_made import end, freeze_run, rows_of
+from tests.db.telemetry.earlier_steps import as_file, rows_left
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.marks import extended
 from tests.site import (
@@ -363,13 +363,13 @@ def test_rebuild_recomputes_the_summary(site: Site) -> None:
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
-    record(site.database, running, make_steps([1.0] * 300, skipped=[7, 70]))
+    record(site.database, running, make_steps([1.0] * 9000, skipped=[7, 70]))
     stones = select(StepBucket.size, StepBucket.bucket, StepBucket.summary)
     with site.database.writing() as session:
         before = set(session.execute(stones).all())
         session.execute(update(StepBucket).values(summary=b""))
     ended = halfstep("rebuild", "1", **environment)
-    assert "300 steps, 2 of them skipped" in ended.stdout
+    assert "9,000 steps, 2 of them skipped" in ended.stdout
     with site.database.reading() as session:
         assert set(session.execute(stones).all()) == before
     ended = halfstep("rebuild", "7", **environment)
@@ -377,55 +377,45 @@ def test_rebuild_recomputes_the_summary(site: Site) -> None:
     assert ended.stderr == "halfstep: There is no run 7.\n"
 
 
-def test_frozen_steps_move_back_by_the_command(site: Site) -> None:
-    """Only where no server freezes them again; before, a wrong folder deletes no record."""
+def test_a_lost_file_of_steps_is_named_by_commands(site: Site) -> None:
+    """A wrong folder deletes no record; `rebuild` converts the run first."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
-    environment["HALFSTEP_FREEZE_AFTER_DAYS"] = "0"
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
     record(site.database, running, make_steps([1.0] * 700))
-    end(site.database, running)
-    row = freeze_run(site.database, LocalStore(site.data), running, site.data)
-    rows = rows_of(site.database, running)
+    key = as_file(site.database, LocalStore(site.data), running)
     (site.data / "steps").rename(site.data / "away")
     ended = halfstep("storage", "check", "--mend", **environment)
-    assert (ended.returncode, "no file of frozen steps, but 1 are" in ended.stderr) == (1, True)
+    assert (ended.returncode, "no file of steps, but 1 are" in ended.stderr) == (1, True)
     assert "has no file in the folder 'steps'" in halfstep("rebuild", "1", **environment).stderr
-    (site.data / "away").rename(site.data / "steps")
-    assert halfstep("rebuild", "1", **environment).returncode == 0
-    ended = halfstep(
-        "storage", "unfreeze", "1", **environment | {"HALFSTEP_FREEZE_AFTER_DAYS": "7"}
-    )
-    assert "7: a server freezes them again; allowed: 0" in ended.stderr
-    assert "not set" not in ended.stderr
-    assert "name runs, or use --all" in halfstep("storage", "unfreeze", **environment).stderr
-    assert rows_of(site.database, running) == rows < 300
-    other = start_run(site.database, site.owner)
-    record(site.database, other, make_steps([1.0] * 700))
-    end(site.database, other)
-    freeze_run(site.database, LocalStore(site.data), other, site.data)
-    (site.data / row.key).rename(site.data / "kept")
-    (site.data / row.key).write_bytes(b"damaged")
-    ended = halfstep("storage", "unfreeze", "--all", **environment)
-    assert (ended.returncode, rows_of(site.database, other)) == (1, 700)
-    assert f"run {running.id}: The steps of a run" in ended.stdout
-    assert f"run {other.id}: its steps are in the database" in ended.stdout
-    ended = halfstep("backup", str(site.data / "damaged"), **environment)
-    assert (ended.returncode, row.key in ended.stdout) == (1, True)
-    for path in (site.data / "steps").rglob("*.parquet"):
-        path.unlink()
     ended = halfstep("backup", str(site.data / "none"), **environment)
     assert (ended.returncode, "no file in the folder 'steps'" in ended.stderr) == (1, True)
     assert not (site.data / "none").exists()
-    (site.data / "kept").replace(site.data / row.key)
-    ended = halfstep("storage", "unfreeze", "--all", **environment)
-    assert ended.stdout == "run 1: its steps are in the database\n"
-    assert rows_of(site.database, running) == 700
-    assert (site.data / row.key).exists()  # a page may still read it
-    ended = halfstep("storage", "unfreeze", "1", "--json", **environment)
-    assert json.loads(ended.stdout) == {"run": 1, "moved": False}
-    ended = halfstep("storage", "unfreeze", "99", **environment)
-    assert (ended.returncode, ended.stdout) == (1, "run 99: There is no run 99.\n")
+    (site.data / "away").rename(site.data / "steps")
+    (site.data / key).rename(site.data / "kept")
+    (site.data / key).write_bytes(b"damaged")
+    ended = halfstep("backup", str(site.data / "damaged"), **environment)
+    assert (ended.returncode, key in ended.stdout) == (1, True)
+    (site.data / "kept").replace(site.data / key)
+    assert halfstep("rebuild", "1", **environment).returncode == 0
+    assert rows_left(site.database, running) == []
+    assert not (site.data / key).exists()
+
+
+def test_a_deep_check_names_damaged_steps(site: Site) -> None:
+    """The command ends with 1, also with --mend: nothing can restore them."""
+    environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
+    offer_digits(site.database)
+    running = start_run(site.database, site.owner)
+    record(site.database, running, make_steps([1.0] * 9000))
+    assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
+    with site.database.writing() as session:
+        its = StepBlock.first == 4096
+        session.execute(update(StepBlock).where(its).values(data=b"x" * 100))
+    assert halfstep("storage", "check", **environment).returncode == 0
+    ended = halfstep("storage", "check", "--deep", "--mend", **environment)
+    assert "run 1: steps 4,096 to 8,191 are damaged" in ended.stdout
+    assert ended.returncode == 1
 
 
 def test_what_operators_read_is_json_too(

@@ -32,7 +32,6 @@ def test_values_have_their_source_and_default(
     assert rows["HALFSTEP_TRASH_DAYS"] == {"value": "90", "source": "environment", "default": "7"}
     assert rows["HALFSTEP_SANDBOX"] == {"value": "yes", "source": "environment", "default": "no"}
     assert rows["HALFSTEP_PORT"] == {"value": "8000", "source": "default", "default": "8000"}
-    assert rows["HALFSTEP_FREEZE_AFTER_DAYS"]["value"] == "7"
     assert type_command("settings") == 0
     assert "HALFSTEP_TRASH_DAYS" in capsys.readouterr().out
 

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from app.show import _settings
 from tests import warm
 from tests.site import SECONDS, halfstep, heeded, until
 
@@ -90,12 +89,6 @@ def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> Non
         )
         assert changed.status_code == 403
     assert contents(tmp_path / "halfstep-runs") == before
-
-
-def test_runs_of_a_folder_are_not_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The database is temporary, whatever is set for another server."""
-    monkeypatch.setenv("HALFSTEP_FREEZE_AFTER_DAYS", "7")
-    assert _settings(tmp_path, 8000).freeze_days == 0
 
 
 def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:

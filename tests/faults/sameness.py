@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from sqlalchemy import select
 
 from db.files import checkpoints
 from db.runs import runs
-from db.tables import Status, Step
+from db.tables import Status
+from db.telemetry import step_rows
+from db.telemetry.pyramid import END
 from tests.site import Site
 
 
@@ -32,18 +33,9 @@ def assert_same(site: Site, run_id: int, other_id: int) -> None:
 
 def records(site: Site, run_id: int) -> list[tuple[Any, ...]]:
     """All that was recorded of each step but its times, which differ."""
-    columns = (
-        Step.step,
-        Step.loss,
-        Step.scale,
-        Step.grad_norm,
-        Step.grad_norm_clipped,
-        Step.lr,
-        Step.flags,
-    )
     with site.database.reading() as session:
-        query = select(*columns).where(Step.run_id == run_id).order_by(Step.step)
-        return [tuple(row) for row in session.execute(query)]
+        rows = step_rows.read_rows(session, run_id, most=END)
+    return [row._replace(elapsed_ms=0, step_us=0, data_us=None) for row in rows]
 
 
 def final_state(site: Site, run_id: int) -> dict[str, Any]:

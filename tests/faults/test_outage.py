@@ -5,11 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import make_url, select
+from sqlalchemy import make_url
 
 from db.files import checkpoints
 from db.runs import runs
-from db.tables import Status, Step
+from db.tables import Status
+from db.telemetry import step_rows
+from db.telemetry.pyramid import END
 from tests.conftest import postgresql_control
 from tests.faults.conftest import COUNTS, IS_FULL, often, only_in_full
 from tests.site import GATED, Site, is_running, until
@@ -61,10 +63,9 @@ def ratio(site: Site, ids: list[int], began: float, ended: float) -> float:
     for run_id in ids:
         started_at = site.run(run_id).started_at or 0
         with site.database.reading() as session:
-            query = select(Step.elapsed_ms, Step.step_us).where(Step.run_id == run_id)
-            for elapsed_ms, step_us in session.execute(query):
-                away = began < started_at + elapsed_ms / 1000 < ended
-                (during if away else other).append(step_us)
+            for row in step_rows.read_rows(session, run_id, most=END):
+                away = began < started_at + row.elapsed_ms / 1000 < ended
+                (during if away else other).append(row.step_us)
     return statistics.median(during) / statistics.median(other)
 
 

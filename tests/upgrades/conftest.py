@@ -5,13 +5,18 @@ import lzma
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import LocalStore
 from sqlalchemy import MetaData, create_engine
 
 from db.database import Database
+from db.telemetry import step_rows
+from db.telemetry.pyramid import END
+from db.telemetry.step_rows import StepRow
 from tests import swept
 from tests.conftest import postgresql_binaries, postgresql_user
 from tests.upgrades.build import INSTALLATIONS
@@ -40,11 +45,22 @@ class Old:
         engine.dispose()
         return rows
 
+    @contextmanager
+    def database(self) -> Iterator[Database]:
+        """Yield the database of this version."""
+        database = Database(self.url, lambda: LocalStore(self.data))
+        yield database
+        database.dispose()
+
     def migrate(self) -> None:
         """Migrate the database to this version."""
-        database = Database(self.url)
-        database.migrate()
-        database.dispose()
+        with self.database() as database:
+            database.migrate()
+
+    def steps(self, run_id: int) -> list[StepRow]:
+        """Return the steps of a run, as this version reads them."""
+        with self.database() as database, database.reading() as session:
+            return step_rows.read_rows(session, run_id, most=END)
 
     def replace_database(self, name: str) -> None:
         """Put another SQLite database of the folder of installations in place."""

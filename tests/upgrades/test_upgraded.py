@@ -76,6 +76,7 @@ def test_interrupted_runs_go_on_to_the_bit(old: Old) -> None:
             site.send("POST", f"/runs/{site.run(name)['id']}/resumption")
         for name in [*names, "stopped", "killed", "queued", "command"]:
             site.wait(name)
+        until(lambda: not site.old.rows()["step_conversions"])
         wholes = {name: name.replace("paused", "whole") for name in names} | {
             "stopped": "whole gpt",
             "queued": "whole own",
@@ -89,9 +90,9 @@ def _bits(site: Upgraded, name: str) -> dict[str, Any]:
     run = site.run(name)
     checkpoints = site.send("GET", f"/runs/{run['id']}/checkpoints")
     files = checkpoints if isinstance(checkpoints, list) else checkpoints["checkpoints"]
-    rows = [row for row in site.old.rows()["steps"] if row["run_id"] == run["id"]]
+    rows = site.old.steps(run["id"])
     # Norms are summed in another order since 58406ad5: their last bit may differ.
-    steps = {row["step"]: (row["loss"], row["scale"], row["lr"]) for row in rows}
+    steps = {row.step: (row.loss, row.scale, row.lr) for row in rows}
     weights = {
         each["kind"]: each["sha256"]
         for each in files

@@ -24,7 +24,7 @@ from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
 from db.tables import COMMAND, TRAIN
-from db.telemetry import frozen_steps, series, telemetry
+from db.telemetry import series, step_conversion, telemetry
 from db.telemetry.recording import BlobId, Recording, in_words
 from halfstep import untrusted_files
 from halfstep.clock import clock
@@ -220,8 +220,8 @@ class Recorder:
                 return []
             return checkpoints.prune(session, self._run_id, self._attempt, self._policy)
 
-        pruned = frozen_steps.write(
-            self._database, write, wait=lambda read: wait_for(read, meanwhile)
+        pruned = step_conversion.write(
+            self._database, write, wait=lambda convert: wait_for(convert, meanwhile)
         )
         # Rows first: no row may refer to a deleted file.
         if self._is_in_place:

@@ -8,22 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from obstore.store import LocalStore
 from sqlalchemy import delete, update
 from starlette.testclient import TestClient
 
-from app.main import create_app
 from db.database import Database
-from db.errors import StorageUnreachable
-from db.files.step_files import StepFiles
-from db.settings import Settings
 from db.tables import Run, RunNode, Status, User
-from db.telemetry import freeze
 from tests.app.compare.any_runs_made import trained
 from tests.app.compare.seeds_made import FP16, FP32, seeded, two_precisions
 from tests.app.compare.shared_links_made import opened
 from tests.app.conftest import start_run
-from tests.db.telemetry.frozen_made import freeze_run
+from tests.db.telemetry.earlier_steps import as_rows
 from tests.db.telemetry.telemetry_made import make_metric
 
 pytestmark = pytest.mark.usefixtures("offered")
@@ -565,52 +559,21 @@ def test_a_metric_beyond_the_first_hundred_is_compared(
     assert "None of these runs has" not in page
 
 
-@pytest.mark.parametrize("problem", ["missing", "damaged", "unreachable"])
 @pytest.mark.parametrize("value", ["area", "time_to_target"])
-def test_steps_that_cannot_be_read_are_a_reason(
-    make: Callable[..., Run],
-    database: Database,
-    database_url: str,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    script: TestClient,
-    value: str,
-    problem: str,
+def test_steps_that_are_being_converted_are_a_reason(
+    make: Callable[..., Run], database: Database, script: TestClient, value: str
 ) -> None:
     """Of the groups whose runs these are; the others are compared, and so are last values."""
-    monkeypatch.setattr(freeze, "LEAST_STEPS", 10)
     for precision in ("fp32", "fp16", "bf16"):
         for seed in range(2):
             make(precision, seed, None, steps=500, loss=1.0 + len(precision) / 10 + seed / 100)
-    folder = tmp_path / "store"
-    store = LocalStore(folder, mkdir=True)
     with database.reading() as session:
         run = session.get_one(Run, 3)
-    key = freeze_run(database, store, run, tmp_path).key
-    if problem == "missing":  # and not all files: then it would be the wrong storage
-        (folder / key).rename(folder / key.replace(".parquet", "-other.parquet"))
-    elif problem == "damaged":
-        (folder / key).write_bytes(b"PAR1" * 1000)
-
-    def opened() -> LocalStore:
-        if problem == "unreachable":
-            raise StorageUnreachable
-        return store
-
-    own = Database(database_url, StepFiles(opened))
-    with TestClient(
-        create_app(settings, own),
-        base_url="http://localhost",
-        headers=script.headers,
-    ) as reader:
-        query: dict[str, Any] = {"metric": "loss", "value": value, "target": 1.5}
-        groups = parity(reader, "1,2,3,4,5,6", **query)["groups"]
-        last = parity(reader, "1,2,3,4,5,6", metric="loss")["groups"]
-    own.dispose()
-    expected = {
-        "unreachable": "the storage of steps does not answer",
-    }.get(problem, "the file with the steps of a run is missing or damaged")
+    as_rows(database, run)
+    query: dict[str, Any] = {"metric": "loss", "value": value, "target": 1.5}
+    groups = parity(script, "1,2,3,4,5,6", **query)["groups"]
+    last = parity(script, "1,2,3,4,5,6", metric="loss")["groups"]
+    expected = "the steps of a run are being converted after an upgrade"
     assert groups[0]["result"]["reason"] == expected
     assert not groups[1]["result"]["reason"].startswith("the ")
     assert [group["pairs"][0]["value"] for group in last] == pytest.approx([1.4, 1.4])

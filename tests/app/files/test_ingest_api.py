@@ -22,8 +22,9 @@ from db.files.object_store import open_store
 from db.files.storage import mismatches
 from db.runs import history, runs
 from db.settings import Settings
-from db.tables import CheckpointFile, Metric, Run, Status, Step, User, WatchedAttempt
-from db.telemetry import ingest, series, telemetry
+from db.tables import CheckpointFile, Metric, Run, Status, User, WatchedAttempt
+from db.telemetry import ingest, series, step_rows, telemetry
+from db.telemetry.pyramid import END
 from halfstep.telemetry import events
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
 from tests.app.uploading import Uploader, described, write_token
@@ -87,8 +88,7 @@ def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
 
 def steps_of(database: Database, run_id: int = 1) -> list[int]:
     with database.reading() as session:
-        steps = select(Step.step).where(Step.run_id == run_id).order_by(Step.step)
-        return list(session.scalars(steps))
+        return [row.step for row in step_rows.read_rows(session, run_id, most=END)]
 
 
 def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:

@@ -15,7 +15,9 @@ from app.files.json_lines import MOST_LINES
 from app.http import rate_limit
 from app.http.rate_limit import RateLimit, RateLimited
 from db.database import Database
-from db.tables import Metric, Step, User
+from db.tables import Metric, User
+from db.telemetry import step_rows
+from db.telemetry.pyramid import END
 from tests.app.uploading import write_token
 
 pytestmark = pytest.mark.sql
@@ -48,10 +50,10 @@ def log(client: TestClient, *lines: Any, run: int = 1) -> dict[str, Any]:
 def recorded(database: Database, run: int = 1) -> tuple[list[Any], list[Any]]:
     """Return the step rows and the metric points."""
     with database.reading() as session:
-        rows = select(Step.step, Step.loss, Step.lr).where(Step.run_id == run).order_by(Step.step)
+        rows = step_rows.read_rows(session, run, most=END)
         points = select(Metric.step, Metric.name, Metric.value).where(Metric.run_id == run)
         return (
-            [tuple(row) for row in session.execute(rows)],
+            [(row.step, row.loss, row.lr) for row in rows],
             sorted(tuple(row) for row in session.execute(points)),
         )
 

@@ -1,19 +1,14 @@
 """Single numbers of curves, compared with the same numbers of all points."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from obstore.store import MemoryStore
 
 from db.database import Database
 from db.runs import curves
 from db.runs.curves import CurveRange, NotComparable
 from db.tables import Run, User, Worker
-from db.telemetry import freeze
 from tests.db.conftest import claim, submit
-from tests.db.telemetry.frozen_made import end, freeze_run, reading_files
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.marks import extended
 
@@ -211,28 +206,3 @@ def test_a_metric_called_loss_is_read_where_steps_have_none(
         assert [found[each.id].values for each in (both, only)] == [[3.0, 2.0, 1.0], [7.0, 1.0]]
         seconds = curves.seconds_until(session, [both.id, only.id], "loss", 2.5, is_low=True)
         assert seconds == {both.id: 0.01, only.id: 0.04}
-
-
-def test_curves_of_frozen_runs_are_the_same(
-    database: Database, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their steps are in a file."""
-    monkeypatch.setattr(freeze, "LEAST_STEPS", 10)
-    record(database, run, make_steps(_falling(3_000).tolist()))
-    end(database, run)
-
-    def numbers(of: Database) -> list[object]:
-        with of.reading() as session:
-            curve = curves.read_curves(session, [run.id], "loss")[run.id]
-            targets = (3.0, 2.0, 1.2, 0.9, -9.0)
-            times = [
-                curves.seconds_until(session, [run.id], "loss", each, is_low=True)
-                for each in targets
-            ]
-            return [curve, *times]
-
-    store = MemoryStore()
-    with reading_files(database, store) as other:
-        before = numbers(other)
-        freeze_run(database, store, run, tmp_path)
-        assert numbers(other) == before

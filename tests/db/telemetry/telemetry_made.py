@@ -9,7 +9,17 @@ from numpy.typing import NDArray
 from sqlalchemy import delete
 
 from db.database import Database
-from db.tables import LatestMetric, Metric, MetricBucket, Run, ScalerEvent, Step, StepBucket
+from db.tables import (
+    LatestMetric,
+    LossCurve,
+    Metric,
+    MetricBucket,
+    Run,
+    ScalerEvent,
+    Step,
+    StepBlock,
+    StepBucket,
+)
 from db.telemetry import telemetry
 from halfstep.telemetry import events as spooled
 from halfstep.telemetry.events import StepEvent
@@ -93,7 +103,8 @@ def step_event(fields: dict[str, Any]) -> StepEvent:
 def forget(database: Database, run: Run) -> None:
     """Delete all rows of a run, for the next example of a property test."""
     with database.writing() as session:
-        for table in (Step, StepBucket, Metric, MetricBucket, LatestMetric, ScalerEvent):
+        of_steps = (Step, StepBlock, StepBucket, LossCurve)
+        for table in (*of_steps, Metric, MetricBucket, LatestMetric, ScalerEvent):
             session.execute(delete(table).where(table.run_id == run.id))
 
 

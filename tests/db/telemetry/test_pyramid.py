@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.tables import LatestMetric, MetricBucket, Run, StepBucket
-from db.telemetry import metric_pyramids, pyramid, telemetry, windows
+from db.telemetry import metric_pyramids, pyramid, step_blocks, windows
+from db.telemetry.step_blocks import StepSource
 from db.telemetry.summaries import Points, Summaries, layout, merge, unpack
 from halfstep.telemetry.spool import UNKNOWN_US
 from tests.db.telemetry.telemetry_made import forget, make_metric, make_steps, record
@@ -23,90 +23,6 @@ anyhow = settings(
     max_examples=settings.default.max_examples // 2,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-losses = st.lists(
-    st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -0.0, 0.0]),
-    min_size=1,
-    max_size=200,
-)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Draw a run's final steps, and batches that lead there by any cuts, replays and re-runs."""
-    first = draw(st.sampled_from([1, 60, 500, 4090, 262_100]))
-    values = draw(losses)
-    skipped = draw(st.sets(st.integers(first, first + len(values) - 1), max_size=20))
-    final = make_steps(values, first=first, skipped=skipped)
-    cut = draw(st.lists(st.integers(0, len(values)), max_size=4))
-    batches = [part for part in np.split(final, sorted(cut)) if len(part)]
-    # Steps of an earlier attempt, which the final ones replace.
-    stale = make_steps([7.0] * len(values), first=first)[draw(st.integers(0, len(values))) :]
-    replayed = draw(st.lists(st.sampled_from(batches), max_size=2))
-    return final, [part for part in (stale, *batches, *replayed) if len(part)]
-
-
-@pytest.mark.slow
-@given(history=histories())
-@anyhow
-def test_stones_are_what_the_raw_steps_say(
-    database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
-) -> None:
-    """Counts, extremes and where they are agree with the raw steps for any batches and replays."""
-    final, batches = history
-    forget(database, running)
-    record(database, running, *batches)
-    with database.reading() as session:
-        for size in pyramid.SIZES:
-            found = pyramid.read_buckets(
-                session.connection(),
-                pyramid.steps_of(session.connection(), running.id),
-                [(size, 0, pyramid.END)],
-            )[size]
-            buckets = final["step"] // size
-            assert found.start.tolist() == (np.unique(buckets) * size).tolist()
-            for row, bucket in enumerate(np.unique(buckets)):
-                _assert_summed_up(found, row, final[buckets == bucket])
-
-
-def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
-    assert found.steps[row] == len(steps)
-    assert found.skips[row] == np.count_nonzero(steps["flags"] & 1)
-    assert found.elapsed_ms[row] == steps["elapsed_ms"].max()
-    for index, series in enumerate(pyramid.STEP_SERIES):
-        finite = np.isfinite(steps[series.name])
-        values = steps[series.name][finite]
-        assert found.nonfinite[row, index] == np.count_nonzero(~finite)
-        if not len(values):
-            assert np.isnan(found.low[row, index])
-            continue
-        assert found.low[row, index] == values.min()
-        assert found.high[row, index] == values.max()
-        numbers = steps["step"][finite]
-        assert found.low_step[row, index] == numbers[values == values.min()].min()
-        assert found.high_step[row, index] == numbers[values == values.max()].max()
-        if series.mean:
-            spread = float(np.abs(values.astype(float)).max())
-            rounding = max(1e-6 * spread, 2.0**-149)  # of fp32, whose smallest number that is
-            assert abs(found.mean[row, index] - values.astype(float).mean()) <= rounding
-
-
-@pytest.mark.slow
-@given(history=histories())
-@anyhow
-@pytest.mark.one_database
-def test_rebuilding_gives_the_same_bytes(
-    database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
-) -> None:
-    """A rebuilt pyramid is identical to one written batch by batch."""
-    forget(database, running)
-    record(database, running, *history[1], events=[make_metric(s, s / 3) for s in (1, 70, 900)])
-    written = _stones(database)
-    with database.writing() as session:
-        _rebuild(session, running.id)
-    assert _stones(database) == written
-    assert written
-
-
 metric_points = st.tuples(
     st.sampled_from(["a", "b", "c/d", "\N{SNOWMAN}" * 100]),
     st.sampled_from([0, 1, 63, 64, 500, 4090, 262_100, 2**40, 2**60]),
@@ -139,29 +55,6 @@ def test_metrics_summarized_together_equal_those_summarized_one_by_one(
         rows = session.execute(select(LatestMetric.name, LatestMetric.step, LatestMetric.value))
         known = {name: (step, math.nan if value is None else value) for name, step, value in rows}
     assert str(sorted(known.items())) == str(sorted(latest.items()))
-
-
-@pytest.mark.slow
-@given(history=histories(), data=st.data())
-@anyhow
-def test_truncating_equals_a_rebuild(
-    database: Database,
-    running: Run,
-    history: tuple[NDArray[Any], list[NDArray[Any]]],
-    data: st.DataObject,
-) -> None:
-    """Forgetting the steps beyond one rebuilds only the end, and no stone keeps any of them."""
-    final, batches = history
-    forget(database, running)
-    metrics = [make_metric(s, s / 3) for s in (1, 70, 900, 262_200)]
-    record(database, running, *batches, events=metrics)
-    after = data.draw(st.integers(0, int(final["step"][-1]) + 1))
-    with database.writing() as session:
-        telemetry.truncate(session, running.id, running.attempt, after=after)
-    left = _stones(database)
-    with database.writing() as session:
-        _rebuild(session, running.id)
-    assert _stones(database) == left
 
 
 def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
@@ -256,7 +149,7 @@ def test_mean_of_numbers_whose_sum_overflows() -> None:
 
 
 def _rebuild(session: Session, run_id: int) -> None:
-    pyramid.rebuild(session, run_id)
+    step_blocks.rebuild(session.connection(), run_id)
     metric_pyramids.rebuild(session, run_id)
 
 
@@ -269,37 +162,14 @@ def _stones(database: Database) -> list[tuple[Any, ...]]:
         ]
 
 
-def test_summaries_made_before_a_series_was_kept_are_read(database: Database, running: Run) -> None:
-    """They have none of its values, and merge with those that do; all else is as it was."""
-    steps = make_steps([1.0 + step % 3 for step in range(300)])
-    record(database, running, steps)
-    with database.writing() as session:
-        source = pyramid.steps_of(session.connection(), running.id)
-        for row in session.scalars(select(StepBucket).where(StepBucket.bucket == 0)):
-            length = layout(pyramid.STEP_SERIES[:-1], row.size).itemsize
-            row.summary = row.summary[:length]
-    everything = [(size, 0, 300 // size) for size in pyramid.SIZES]
-    with database.reading() as session:
-        found = pyramid.read_buckets(session.connection(), source, everything)
-    small = found[64]
-    assert np.isnan(small.low[0, -1])
-    assert small.nonfinite[:, -1].tolist() == [63, 0, 0, 0, 0]
-    assert small.low[0, 0] == 1.0
-    whole = merge(small, pyramid.END)
-    known = steps["data_us"][steps["step"] >= 64]
-    assert (whole.low[0, -1], whole.high[0, -1]) == (known.min(), known.max())
-    assert whole.mean[0, -1] == pytest.approx(known.mean())
-    assert np.isnan(found[512].high[0, -1])
-
-
 def test_a_series_without_known_values_has_no_extremes(database: Database, running: Run) -> None:
     """Whole-number columns have no NaN: a count of 0 says that there is no value."""
     steps = make_steps([1.0] * 130)
     steps["data_us"][:64] = UNKNOWN_US
     record(database, running, steps)
     with database.reading() as session:
-        source = pyramid.steps_of(session.connection(), running.id)
-        [found] = pyramid.read_buckets(session.connection(), source, [(64, 0, 2)]).values()
+        source = StepSource.of(running.id)
+        [found] = source.read_buckets(session.connection(), [(64, 0, 2)]).values()
     assert np.isnan(found.high[0, -1])
     assert found.nonfinite[:, -1].tolist() == [63, 1, 0]
     assert found.low[1, -1] == steps["data_us"][64:127].min()

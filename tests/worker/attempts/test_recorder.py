@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from threading import Event, Timer
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from app.runs.summary import summarise
 from db.database import Database
 from db.errors import StorageUnreachable
 from db.files.object_store import open_store
-from db.files.step_files import StepFiles
 from db.health import findings
 from db.queue import queue
 from db.runs import runs
@@ -42,7 +41,6 @@ from db.tables import (
     User,
     Worker,
 )
-from db.telemetry import freeze
 from db.telemetry.recording import Recording
 from db.telemetry.series import Cursor, changes, log_lines, raw_steps
 from db.telemetry.windows import window
@@ -51,7 +49,7 @@ from halfstep.telemetry.events import Sample
 from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
-from tests.db.telemetry.frozen_made import Gate, change_meanwhile
+from tests.db.telemetry.earlier_steps import as_file
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
 from tests.halfstep.telemetry.events_made import HONEST
 from tests.site import until
@@ -749,10 +747,10 @@ def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucke
 
 @pytest.mark.xdist_group("bucket")
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
-    attempts: Attempts, bucket: Bucket, database_url: str, tmp_path: Path, exact: bool
+def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
+    attempts: Attempts, bucket: Bucket, exact: bool
 ) -> None:
-    """Recording reads the file with its steps; nothing is quarantined without the bucket."""
+    """Its file is converted first; nothing is quarantined without the bucket."""
     attempts.storage_url = bucket.url
     spool = attempts.next()
     spool.steps(attempts.steps(1, 1500))
@@ -760,14 +758,14 @@ def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
     with attempts.database.writing() as session:
         queue.end(session, attempts.run_id, attempts.number, Status.FINISHED)
     store = open_store(attempts.settings)
-    freeze.freeze(attempts.database, store, attempts.run_id, folder=tmp_path, stopping=Event())
+    with attempts.database.reading() as session:
+        run = session.get_one(Run, attempts.run_id)
+    as_file(attempts.database, store, run)
     with attempts.database.writing() as session:
         session.get_one(Run, attempts.run_id).status = Status.QUEUED
     attempts.number = 0  # which has ended
-    files = StepFiles(partial(open_store, attempts.settings, retry_seconds=0.1))
-    attempts.database = Database(database_url, files)
-    attempts.closing.callback(attempts.database.dispose)
-    shutil.rmtree(attempts.spool)  # or its steps would be rows again
+    attempts.database.open_store = partial(open_store, attempts.settings, retry_seconds=0.1)
+    shutil.rmtree(attempts.spool)  # or its steps would be recorded again
     spool = attempts.next()
     recorder = attempts.supervisor()
     bucket.proxy.is_broken = True
@@ -781,36 +779,6 @@ def test_a_frozen_run_that_goes_back_waits_for_the_bucket(
     drain(recorder)
     repeated = span(701, 1500, 1) if exact else {}  # until the attempt has made them, too
     assert attempts.made_by() == span(1, 600, 1) | span(601, 700, 2) | repeated
-
-
-def test_a_frozen_run_that_goes_back_keeps_its_lease(
-    attempts: Attempts, database_url: str, tmp_path: Path
-) -> None:
-    """While its file is read, no transaction is open, and the supervisor can renew the lease."""
-    attempts.next().steps(attempts.steps(1, 1500))
-    drain(attempts.supervisor())
-    with attempts.database.writing() as session:
-        queue.end(session, attempts.run_id, attempts.number, Status.FINISHED)
-    store, database = open_store(attempts.settings), attempts.database
-    freeze.freeze(database, store, attempts.run_id, folder=tmp_path, stopping=Event())
-    with database.writing() as session:
-        session.get_one(Run, attempts.run_id).status = Status.QUEUED
-    attempts.number, gate = 0, Gate(store)
-    attempts.database = Database(database_url, StepFiles(gate.open_store))
-    attempts.closing.callback(attempts.database.dispose)
-    shutil.rmtree(attempts.spool)
-    spool = attempts.next()
-    recorder = attempts.supervisor()
-    spool.event(event_of(resumed(600, exact=False)))
-    spool.steps(attempts.steps(601, 700))
-
-    def meanwhile() -> None:
-        change_meanwhile(database, attempts.run_id)
-        gate.is_open.set()
-
-    until(lambda: recorder.flush(meanwhile=meanwhile))
-    assert gate.is_reached.is_set()
-    assert attempts.made_by() == span(1, 600, 1) | span(601, 700, 2)
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:
