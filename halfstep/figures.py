@@ -9,16 +9,26 @@ A table is one of W&B, a pandas DataFrame, or a list of dictionaries. Nonfinite 
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from halfstep.plot import Plot
 
 #: Points of a chart that are kept, evenly spaced.
 MOST_POINTS = 10_000
 MOST_LINES = 100
 BINS = 64
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot, as the run's page draws it; `content` is JSON."""
+
+    content: dict[str, Any]
+
+    def encoded(self) -> bytes:
+        """Return the bytes of the plot's file."""
+        return json.dumps(self.content, allow_nan=False).encode()
 
 
 def of_plotly(figure: Any) -> Plot:

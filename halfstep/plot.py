@@ -6,33 +6,32 @@
 The functions take the arguments of `wandb.plot`.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep.figures import Plot, bar, histogram, line, line_series, scatter
+
+__all__ = [
+    "Plot",
+    "bar",
+    "confusion_matrix",
+    "histogram",
+    "line",
+    "line_series",
+    "pr_curve",
+    "roc_curve",
+    "scatter",
+]
+
 MOST_CLASSES = 200
 MOST_CURVES = 20
 #: Points of a curve that are kept.
 MOST_POINTS = 500
-#: Functions of halfstep.figures.
-FIGURES = ("bar", "histogram", "line", "line_series", "scatter")
 #: Functions of `wandb.plot` that do nothing here.
 UNSERVED = ("plot_table", "visualize")
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot, as the run's page draws it; `content` is JSON."""
-
-    content: dict[str, Any]
-
-    def encoded(self) -> bytes:
-        """Return the bytes of the plot's file."""
-        return json.dumps(self.content, allow_nan=False).encode()
 
 
 def confusion_matrix(
@@ -112,10 +111,6 @@ def roc_curve(
 
 
 def __getattr__(name: str) -> Any:
-    if name in FIGURES:
-        from halfstep import figures
-
-        return getattr(figures, name)
     if name in UNSERVED:
         from halfstep.wandb_compat.unsupported import Unserved
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep import figures
+from halfstep.figures import Plot
 from halfstep.number_formats import size as size_text
-from halfstep.plot import Plot
 from halfstep.session.images import picture, pixels, png
 from halfstep.telemetry.run_folder import slug
 
@@ -166,8 +167,6 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         is_path = isinstance(value.data, Path) or value.data.endswith((".html", ".htm"))
         return "html", Path(value.data).read_bytes() if is_path else _encoded(str(value.data))
     if hasattr(value, "to_plotly_json"):
-        from halfstep import figures
-
         return "plot.json", figures.of_plotly(value).encoded()
     if _is_table(value):
         return "csv", _csv(value)

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from halfstep import figures, plot
-from halfstep.plot import Plot
+from halfstep.figures import Plot
 from halfstep.session.logged_values import Html, Video, as_file
 from halfstep.wandb_compat.media import Table
 
