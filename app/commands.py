@@ -33,7 +33,7 @@ from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from db.telemetry import metric_pyramids, step_blocks, step_conversion
+from db.telemetry import metric_pyramids, step_block_writer, step_blocks, step_conversion
 from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
@@ -358,7 +358,7 @@ def rebuild(
         step_conversion.convert(database, run)
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # blocks its recorder
-            step_blocks.rebuild(session.connection(), run, lost=lost)
+            step_block_writer.rebuild(session.connection(), run, lost=lost)
             metric_pyramids.rebuild(session, run)
             audit.note_typed(session, "rebuild", f"run {run}")
             steps = f"{row.step:,} steps, {row.skipped:,} of them skipped"

@@ -25,7 +25,7 @@ from db.access import accounts
 from db.database import Database
 from db.runs import config_values
 from db.tables import LatestMetric, Metric, Run, RunConfigValue, Status
-from db.telemetry import loss_curves, step_blocks
+from db.telemetry import loss_curves, step_block_writer
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
 from halfstep.telemetry.spool import STEP_DTYPE
@@ -78,7 +78,7 @@ def fill(database: Database, count: int = RUNS) -> None:
             session.execute(insert(RunConfigValue), settings)
             measured = [run.id for run in made if run.step]
             for each in measured:
-                step_blocks.write(session.connection(), each, steps := _steps(rng))
+                step_block_writer.write(session.connection(), each, steps := _steps(rng))
                 loss_curves.add(session.connection(), each, steps)
             points = [row for each in measured for row in _points(each, rng)]
             session.execute(insert(Metric), [{**point, "elapsed_ms": 1} for point in points])

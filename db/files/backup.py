@@ -57,7 +57,7 @@ from db.tables import (
     User,
 )
 from db.tables import Table as Base
-from db.telemetry import metric_pyramids, step_blocks, step_conversion
+from db.telemetry import metric_pyramids, step_block_writer, step_conversion
 
 FORMAT = 1
 ROWS = 1000
@@ -308,7 +308,7 @@ def restore(
         waiting = set(step_conversion.unread(session))
         for run_id in session.scalars(select(Run.id)).all():
             if run_id not in waiting:
-                step_blocks.rebuild(session.connection(), run_id, lost=True)
+                step_block_writer.rebuild(session.connection(), run_id, lost=True)
             metric_pyramids.rebuild(session, run_id)
         if revoke:
             for secret in (SharedRun, SharedLink, ApiToken):

@@ -24,7 +24,7 @@ from db.tables import (
     Status,
     Trial,
 )
-from db.telemetry import step_blocks
+from db.telemetry import step_block_writer
 from db.terminal_codes import without_codes
 
 
@@ -162,7 +162,7 @@ def end(
     Raises StaleAttempt.
     """
     run = lock_active_attempt(session, run_id, attempt)
-    step_blocks.join_tail(session.connection(), run_id)
+    step_block_writer.join_tail(session.connection(), run_id)
     reason, error = (text and without_codes(text)[:MOST_CHARACTERS] for text in (reason, error))
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED

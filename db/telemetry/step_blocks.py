@@ -1,27 +1,23 @@
-"""Steps of runs in blocks: the only writer of `step_blocks`, and the reader of all that need steps.
+"""Steps of runs in blocks: the reader of all that need steps.
 
-A flush is appended to the tail of its run. Once the tail has all steps of ranges of 4,096 step
-numbers, these are sealed: one block for each range, or for several where step numbers are sparse.
-A sealed block has its summaries of 64 steps, and `step_buckets` has those of 512 and more steps of
-sealed blocks; readers add the tail. The same steps give the same sealed blocks, however they came.
-
-Flagged steps are rows of `steps` as well.
+A run has sealed blocks and a tail of small ones. A sealed block has its summaries of 64 steps, and
+`step_buckets` has those of 512 and more steps of sealed blocks; readers add the tail.
 """
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import compress, dropwhile, groupby, pairwise, starmap
+from itertools import compress, groupby, starmap
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, func, select, text
 
-from db.errors import StepsMissing, StepsNotConverted
-from db.tables import IN_TAIL, Step, StepBlock, StepBucket, StepConversion
-from db.telemetry import bulk_writes, step_codec
+from db.errors import StepsNotConverted
+from db.tables import StepBlock, StepBucket, StepConversion
+from db.telemetry import step_codec
 from db.telemetry.pyramid import (
     END,
     SIZES,
@@ -32,7 +28,7 @@ from db.telemetry.pyramid import (
     siblings,
     summed_up,
 )
-from db.telemetry.step_codec import NAMES, Columns, Records
+from db.telemetry.step_codec import NAMES, Columns
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 
@@ -40,16 +36,9 @@ logger = logging.getLogger(__name__)
 
 #: Step numbers of a range: the edges of sealed blocks are edges of ranges.
 RANGE = SIZES[2]
-#: Steps of a sealed block, at least, except those that are sealed again.
-LEAST_STEPS = RANGE // 2
-#: From so many steps on a part of the tail is compressed.
-COMPRESSED_STEPS = 256
-#: Parts of the tail are joined when it passes a multiple of so many steps and has so many of them.
-JOINED_STEPS, JOINED_PARTS = 512, 32
 FLAGS = SKIPPED | NONFINITE_LOSS | NOT_STEPPED
 
-_BLOCKS: Any = StepBlock.__table__
-_STEPS: Any = Step.__table__
+BLOCKS: Any = StepBlock.__table__
 
 
 class Newest(NamedTuple):
@@ -80,294 +69,7 @@ class Block(NamedTuple):
         return self.content[:1] == bytes([step_codec.RECORDS])
 
 
-# Writing
-
-
-def write(connection: Connection, run_id: int, records: Records) -> bool:
-    """Write steps, given in order; return whether all of them are later than the recorded ones.
-
-    Steps that are recorded already are replaced. The caller holds the lock of the run. Raises
-    StepsNotConverted.
-    """
-    check_converted(connection, run_id)
-    newest = _newest(connection, run_id)
-    first = int(records["step"][0])
-    if newest is not None and first <= newest.end:
-        _replace(connection, run_id, step_codec.of_records(records))
-        return False
-    _append(connection, run_id, step_codec.of_records(records), records, newest)
-    return True
-
-
-def append_converted(connection: Connection, run_id: int, columns: Columns) -> None:
-    """Write steps that are later than all in blocks, and whose flagged ones are rows already."""
-    _append(connection, run_id, columns, None, _newest(connection, run_id), has_rows=True)
-
-
-def truncate(connection: Connection, run_id: int, *, after: int) -> None:
-    """Delete the steps after a step; the block that contains it becomes the tail.
-
-    Raises StepsNotConverted.
-    """
-    check_converted(connection, run_id)
-    connection.execute(delete(_BLOCKS).where(_BLOCKS.c.run_id == run_id, _BLOCKS.c.first > after))
-    connection.execute(delete(_STEPS).where(_STEPS.c.run_id == run_id, _STEPS.c.step > after))
-    newest, cut = _newest(connection, run_id), after + 1
-    if newest is not None and after < newest.end:
-        cut = min(cut, newest.first)
-        block = _overlapping(connection, run_id, (newest.first, newest.last))
-        its = (_BLOCKS.c.run_id == run_id, _BLOCKS.c.first == newest.first)
-        connection.execute(delete(_BLOCKS).where(*its))
-        columns = _within(_joined(block, NAMES), (-END, after))
-        if len(columns["step"]):
-            _insert(connection, run_id, [_part(columns)])
-    _truncate_buckets(connection, run_id, cut // RANGE * RANGE)
-
-
-def take_over_buckets(connection: Connection, run_id: int, *, lost: bool) -> None:
-    """Delete the summaries of an earlier version that blocks have, or that readers compute.
-
-    lost: steps are missing, of which the larger summaries stay.
-    """
-    of_run = StepBucket.run_id == run_id
-    connection.execute(delete(StepBucket).where(of_run, StepBucket.size == SIZES[0]))
-    if not lost:
-        _truncate_buckets(connection, run_id, _sealed_end(connection, run_id))
-
-
-def join_tail(connection: Connection, run_id: int) -> None:
-    """Join the parts of a run's tail, as at the end of an attempt."""
-    tail = _tail(connection, run_id)
-    if len(tail) > 1:
-        _delete_tail(connection, run_id)
-        _insert(connection, run_id, [_part(_joined(tail, NAMES))])
-
-
-def rebuild(connection: Connection, run_id: int, *, lost: bool = False) -> None:
-    """Compute all summaries of a run's steps again.
-
-    Raises StepsMissing if they count steps that cannot be read, unless `lost`.
-    """
-    check_converted(connection, run_id)
-    expected = summarized(connection, run_id)
-    connection.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
-    readable = 0
-    for block in blocks(connection, run_id):
-        columns = _joined([block], NAMES)
-        readable += len(columns["step"])
-        if block.is_sealed and len(columns["step"]):
-            [sealed] = _sealed(connection, run_id, [columns])
-            its = (_BLOCKS.c.run_id == run_id, _BLOCKS.c.first == block.first)
-            connection.execute(update(_BLOCKS).where(*its).values(lows=sealed["lows"]))
-    if readable < expected and not lost:
-        raise StepsMissing.of(readable, expected)
-
-
-def _append(
-    connection: Connection,
-    run_id: int,
-    columns: Columns,
-    records: Records | None,
-    newest: Newest | None,
-    *,
-    has_rows: bool = False,
-) -> None:
-    first, last = int(columns["step"][0]), int(columns["step"][-1])
-    if not has_rows:
-        _write_flagged(connection, run_id, columns)
-    has_tail = newest is not None and not newest.is_sealed
-    begun = newest.last if newest is not None and has_tail else first
-    if begun // RANGE < last // RANGE and _is_long(connection, run_id, columns, has_tail=has_tail):
-        _seal(connection, run_id, columns, has_tail=has_tail)
-        return
-    if has_tail and begun // JOINED_STEPS < last // JOINED_STEPS:
-        tail = _tail(connection, run_id)
-        parts = list(dropwhile(lambda block: not block.is_small, tail))
-        if len(parts) >= JOINED_PARTS:
-            its = (_BLOCKS.c.run_id == run_id, _BLOCKS.c.first >= parts[0].first)
-            connection.execute(delete(_BLOCKS).where(*its))
-            columns, records = step_codec.joined([_joined(parts, NAMES), columns]), None
-    _insert(connection, run_id, [_part(columns, records)])
-
-
-def _is_long(connection: Connection, run_id: int, columns: Columns, *, has_tail: bool) -> bool:
-    """Return whether a tail has enough steps to be sealed, with those that are added."""
-    number = func.coalesce(func.sum(_BLOCKS.c.steps), 0)
-    query = select(number).where(_BLOCKS.c.run_id == run_id, IN_TAIL)
-    before = int(connection.scalar(query) or 0) if has_tail else 0
-    return before + len(columns["step"]) >= LEAST_STEPS
-
-
-def _seal(connection: Connection, run_id: int, columns: Columns, *, has_tail: bool) -> None:
-    """Seal all complete ranges of the tail and of the steps after it."""
-    if has_tail:
-        tail = _tail(connection, run_id)
-        _delete_tail(connection, run_id)
-        columns = step_codec.joined([_joined(tail, NAMES), columns])
-    groups = _groups(columns)
-    rest = groups.pop()
-    if groups and len(groups[-1]["step"]) < LEAST_STEPS:
-        rest = step_codec.joined([groups.pop(), rest])
-    _insert(connection, run_id, [*_sealed(connection, run_id, groups), _part(rest)])
-
-
-def _groups(columns: Columns) -> list[Columns]:
-    """Split steps at the edges of ranges into blocks of at least LEAST_STEPS; the last is open.
-
-    The one before it may be smaller.
-    """
-    at = columns["step"] // RANGE
-    edges = [0, *(np.flatnonzero(np.diff(at)) + 1).tolist()]
-    starts = [0]
-    for edge in edges[1:-1]:
-        if edge - starts[-1] >= LEAST_STEPS:
-            starts.append(edge)
-    if edges[-1] > starts[-1]:
-        starts.append(edges[-1])
-    ends = [*starts[1:], len(at)]
-    return [
-        step_codec.chosen(columns, slice(start, end))
-        for start, end in zip(starts, ends, strict=True)
-    ]
-
-
-def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
-    """Write steps among recorded ones; the blocks that they touch are written anew."""
-    steps = columns["step"]
-    span = (int(steps[0]) // RANGE * RANGE, (int(steps[-1]) // RANGE + 1) * RANGE - 1)
-    touched = _overlapping(connection, run_id, span)
-    recorded = _joined(touched, NAMES)
-    is_other = ~np.isin(recorded["step"], steps)
-    merged = step_codec.joined([step_codec.chosen(recorded, is_other), columns])
-    merged = step_codec.chosen(merged, np.argsort(merged["step"], kind="stable"))
-    if step_codec.are_equal(merged, recorded):
-        return
-    _delete_flagged(connection, run_id, steps)
-    _write_flagged(connection, run_id, columns)
-    end = _sealed_end(connection, run_id)
-    if touched:
-        between = _BLOCKS.c.first.between(touched[0].first, touched[-1].first)
-        connection.execute(delete(_BLOCKS).where(_BLOCKS.c.run_id == run_id, between))
-    is_sealed = merged["step"] < end
-    rows = []
-    if is_sealed.any():
-        groups = _groups(step_codec.chosen(merged, is_sealed))
-        if len(groups) > 1 and len(groups[-1]["step"]) < LEAST_STEPS:
-            groups[-2:] = [step_codec.joined(groups[-2:])]
-        rows += _sealed(connection, run_id, groups)
-    tail = step_codec.chosen(merged, ~is_sealed)
-    if not len(tail["step"]):
-        _insert(connection, run_id, rows)
-        return
-    _insert(connection, run_id, [*rows, _part(tail)])
-    begun = connection.scalar(select(func.min(_BLOCKS.c.first)).where(*_in_tail(run_id)))
-    last, none = last_step(connection, run_id), step_codec.empty()
-    is_complete = begun is not None and last is not None and begun // RANGE < last // RANGE
-    if is_complete and _is_long(connection, run_id, none, has_tail=True):
-        _seal(connection, run_id, none, has_tail=True)
-
-
-def _part(columns: Columns, records: Records | None = None) -> dict[str, Any]:
-    """Return a row of the tail. records: the same steps as the spool has them."""
-    if records is not None and len(records) < COMPRESSED_STEPS:
-        data = step_codec.encode_records(records)
-    else:
-        data = step_codec.encode(columns)
-    return _row(columns) | {"is_sealed": False, "lows": None, "data": data}
-
-
-def _row(columns: Columns) -> dict[str, Any]:
-    steps = columns["step"]
-    return {"first": int(steps[0]), "last": int(steps[-1]), "steps": len(steps)}
-
-
-def _insert(connection: Connection, run_id: int, rows: Sequence[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(_insert_query(), [{"run_id": run_id, **row} for row in rows])
-
-
-@cache
-def _insert_query() -> Any:
-    return insert(_BLOCKS)
-
-
-def _delete_tail(connection: Connection, run_id: int) -> None:
-    connection.execute(delete(_BLOCKS).where(*_in_tail(run_id)))
-
-
-def _in_tail(run_id: int) -> tuple[Any, Any]:
-    return _BLOCKS.c.run_id == run_id, IN_TAIL
-
-
-def _write_flagged(connection: Connection, run_id: int, columns: Columns) -> None:
-    is_flagged = (columns["flags"] & FLAGS) != 0
-    if is_flagged.any():
-        flagged: dict[str, bulk_writes.Column] = {**step_codec.chosen(columns, is_flagged)}
-        bulk_writes.replace(connection, _STEPS, {"run_id": run_id}, flagged)
-
-
-def _delete_flagged(connection: Connection, run_id: int, steps: Ints) -> None:
-    span = _STEPS.c.step.between(int(steps[0]), int(steps[-1]))
-    recorded = connection.scalars(select(_STEPS.c.step).where(_STEPS.c.run_id == run_id, span))
-    replaced = np.intersect1d(np.array(recorded.all(), np.int64), steps).tolist()
-    for at in range(0, len(replaced), RANGE):
-        its = (_STEPS.c.run_id == run_id, _STEPS.c.step.in_(replaced[at : at + RANGE]))
-        connection.execute(delete(_STEPS).where(*its))
-
-
-def _sealed(connection: Connection, run_id: int, groups: Sequence[Columns]) -> list[dict[str, Any]]:
-    """Return the rows of sealed blocks, and write their summaries of 512 and more steps."""
-    if not groups:
-        return []
-    points = points_of(step_codec.joined(groups), STEP_SERIES)
-    first, last = int(points.step[0]), int(points.step[-1])
-    there = _stored_buckets(
-        connection, run_id, [siblings(first, last, size) for size in SIZES[2:]], STEP_SERIES
-    )
-    there |= dict.fromkeys(SIZES[:2], there[SIZES[-1]][:0])  # a block has all steps of these
-    start, size, packed = summed_up(points, there, STEP_SERIES)
-    is_low = size == SIZES[0]
-    number = int(is_low.sum())  # they come first
-    columns: dict[str, bulk_writes.Column] = {
-        "size": size[number:],
-        "bucket": (start // size)[number:],
-        "summary": packed[number:],
-    }
-    bulk_writes.replace(connection, StepBucket.__table__, {"run_id": run_id}, columns)
-    buckets, rows = start[:number] // SIZES[0], []
-    for group in groups:
-        its = _row(group)
-        low, high = np.searchsorted(
-            buckets, [its["first"] // SIZES[0], its["last"] // SIZES[0] + 1]
-        ).tolist()
-        lows = step_codec.encode_lows(buckets[low:high], packed[low:high])
-        rows.append(its | {"is_sealed": True, "lows": lows, "data": step_codec.encode(group)})
-    return rows
-
-
-def _truncate_buckets(connection: Connection, run_id: int, end: int) -> None:
-    """Delete the summaries of steps from the end of the sealed blocks on."""
-    for size in SIZES[1:]:
-        # A larger summary than a range is computed below if it has steps before the end.
-        beyond = (StepBucket.size == size, StepBucket.bucket >= end // size)
-        connection.execute(delete(StepBucket).where(StepBucket.run_id == run_id, *beyond))
-    for below, size in pairwise(SIZES[2:]):
-        if not end % size:
-            continue
-        lower = (below, end // size * size // below, end // below)
-        parts = _stored_buckets(connection, run_id, [lower], STEP_SERIES)[below]
-        if not len(parts):
-            continue
-        whole = merge(parts, size)
-        columns: dict[str, bulk_writes.Column] = {
-            "size": np.full(len(whole), size),
-            "bucket": whole.start // size,
-            "summary": pack(whole, STEP_SERIES, size),
-        }
-        bulk_writes.replace(connection, StepBucket.__table__, {"run_id": run_id}, columns)
-
-
-def _newest(connection: Connection, run_id: int, until: int = END) -> Newest | None:
+def newest_block(connection: Connection, run_id: int, until: int = END) -> Newest | None:
     """Return the last block that begins until a step."""
     given = {"run_id": run_id, "until": until}
     row = connection.execute(_newest_query(), given).cursor.fetchone()
@@ -376,19 +78,9 @@ def _newest(connection: Connection, run_id: int, until: int = END) -> Newest | N
 
 @cache
 def _newest_query() -> Any:
-    query = select(_BLOCKS.c.first, _BLOCKS.c.last, _BLOCKS.c.is_sealed)
-    of_run = (_BLOCKS.c.run_id == bindparam("run_id"), _BLOCKS.c.first <= bindparam("until"))
-    return query.where(*of_run).order_by(_BLOCKS.c.first.desc()).limit(1)
-
-
-def _sealed_end(connection: Connection, run_id: int) -> int:
-    """Return the first step that no sealed block can have."""
-    query = select(_BLOCKS.c.last).where(_BLOCKS.c.run_id == run_id, _BLOCKS.c.is_sealed)
-    last = connection.scalar(query.order_by(_BLOCKS.c.first.desc()).limit(1))
-    return -END if last is None else (last // RANGE + 1) * RANGE
-
-
-# Reading
+    query = select(BLOCKS.c.first, BLOCKS.c.last, BLOCKS.c.is_sealed)
+    of_run = (BLOCKS.c.run_id == bindparam("run_id"), BLOCKS.c.first <= bindparam("until"))
+    return query.where(*of_run).order_by(BLOCKS.c.first.desc()).limit(1)
 
 
 @dataclass(frozen=True)
@@ -409,7 +101,7 @@ class StepSource:
         """Read the steps of ranges, which do not overlap."""
         run_id, names = self.key["run_id"], _names_of(self.series)
         parts = [
-            _within(self._joined(_overlapping(connection, run_id, span), names), span)
+            within(self._joined(overlapping(connection, run_id, span), names), span)
             for span in ranges
             if span[0] <= span[1]
         ]
@@ -424,7 +116,7 @@ class StepSource:
         rows = _overlapping_of_runs(connection, list(by_run), span)
         for run_id, of_run in groupby(rows, lambda block: block.run_id):
             source = by_run[run_id]
-            columns = _within(source._joined(list(of_run), _names_of(source.series)), span)
+            columns = within(source._joined(list(of_run), _names_of(source.series)), span)
             if len(columns["step"]):
                 yield source, points_of(columns, source.series)
 
@@ -436,7 +128,7 @@ class StepSource:
         ranges = [each for each in ranges if each[1] <= each[2]]
         if not ranges:
             return {}
-        stored = _stored_buckets(
+        stored = stored_buckets(
             connection, run_id, [each for each in ranges if each[0] != SIZES[0]], self.series
         )
         tail = self._tail(connection, ranges)
@@ -454,13 +146,13 @@ class StepSource:
         return by_size
 
     def _joined(self, rows: Sequence[Block], names: Collection[str]) -> Columns:
-        return _joined(rows, names, self.damaged)
+        return joined_steps(rows, names, self.damaged)
 
     def _tail(self, connection: Connection, ranges: Sequence[BucketRange]) -> dict[int, Summaries]:
         """Return the buckets of each size that have steps of the tail, as if it were sealed."""
         run_id, series = self.key["run_id"], self.series
         last = max((high + 1) * size - 1 for size, _, high in ranges)
-        columns = self._joined(_tail(connection, run_id, last), _names_of(series))
+        columns = self._joined(tail_blocks(connection, run_id, last), _names_of(series))
         none = unpack(np.empty(0, np.int64), [], series, SIZES[0])
         if not len(columns["step"]):
             return dict.fromkeys(SIZES, none)
@@ -469,7 +161,7 @@ class StepSource:
         if largest > RANGE:  # one of them may have sealed steps too
             span = (int(columns["step"][0]), int(columns["step"][-1]))
             above = [siblings(*span, size) for size in SIZES[2:]]
-            there |= _stored_buckets(connection, run_id, above, series)
+            there |= stored_buckets(connection, run_id, above, series)
         sizes = SIZES[: SIZES.index(largest) + 1]
         points = points_of(columns, series)
         start, size, packed = summed_up(points, there, series, sizes=sizes)
@@ -483,7 +175,7 @@ class StepSource:
         size = SIZES[0]
         span = (low * size, (high + 1) * size - 1)
         numbers, packed = [np.empty(0, np.int64)], list[bytes]()
-        for block in _overlapping(connection, self.key["run_id"], span, content="lows"):
+        for block in overlapping(connection, self.key["run_id"], span, content="lows"):
             if block.is_sealed:
                 found, summaries = self._lows_of(connection, block)
                 is_within = (found >= low) & (found <= high)
@@ -497,7 +189,7 @@ class StepSource:
             return step_codec.decode_lows(block.content)
         except step_codec.Damaged:
             span = (block.first, block.last)
-            columns = self._joined(_overlapping(connection, block.run_id, span), NAMES)
+            columns = self._joined(overlapping(connection, block.run_id, span), NAMES)
             low = merge(Summaries.of(points_of(columns, STEP_SERIES)), SIZES[0])
             return low.start // SIZES[0], pack(low, STEP_SERIES, SIZES[0])
 
@@ -528,7 +220,7 @@ def read_columns(
     """Return the first `most` steps of a range."""
     parts, number = [], 0
     for block in blocks(connection, run_id, span):
-        parts.append(_within(_joined([block], NAMES), span))
+        parts.append(within(joined_steps([block], NAMES), span))
         number += len(parts[-1]["step"])
         if number >= most:
             break
@@ -538,7 +230,7 @@ def read_columns(
 def damaged(connection: Connection) -> Iterator[Block]:
     """Yield the damaged blocks of all runs; reads all of them."""
     names = (*Block._fields[:-1], "data")
-    query = select(*(_BLOCKS.c[name] for name in names)).order_by(_BLOCKS.c.run_id, _BLOCKS.c.first)
+    query = select(*(BLOCKS.c[name] for name in names)).order_by(BLOCKS.c.run_id, BLOCKS.c.first)
     for row in connection.execution_options(yield_per=64).execute(query):
         if not step_codec.is_intact(row.data):
             yield Block(*row)
@@ -546,21 +238,21 @@ def damaged(connection: Connection) -> Iterator[Block]:
 
 def steps_of(block: Block) -> Columns:
     """Return the steps of a block; none if it is damaged."""
-    return _joined([block], NAMES)
+    return joined_steps([block], NAMES)
 
 
 def read_converted(connection: Connection, run_id: int, first: int, last: int) -> Columns:
     """Return the steps of a range of a run that is being converted."""
-    query = select(*(_BLOCKS.c[name] for name in (*Block._fields[:-1], "data")))
-    its = (_BLOCKS.c.run_id == run_id, _BLOCKS.c.first <= last, _BLOCKS.c.last >= first)
-    rows = _fetch(connection, query.where(*its).order_by(_BLOCKS.c.first), {})
-    return _within(_joined(rows, NAMES), (first, last))
+    query = select(*(BLOCKS.c[name] for name in (*Block._fields[:-1], "data")))
+    its = (BLOCKS.c.run_id == run_id, BLOCKS.c.first <= last, BLOCKS.c.last >= first)
+    rows = _fetch(connection, query.where(*its).order_by(BLOCKS.c.first), {})
+    return within(joined_steps(rows, NAMES), (first, last))
 
 
 def blocks(connection: Connection, run_id: int, span: StepRange = (-END, END)) -> Iterator[Block]:
     """Yield the blocks of a run that overlap a range of steps, in order, a few at a time."""
     first, most = span[0], 1
-    while rows := _overlapping(connection, run_id, (first, span[1]), most=most):
+    while rows := overlapping(connection, run_id, (first, span[1]), most=most):
         yield from rows
         first, most = rows[-1].last + 1, min(4 * most, 64)
 
@@ -578,8 +270,8 @@ def latest(
     found = {}
     for run_id, of_run in groupby(rows, lambda row: row[1]):
         parts = list(of_run)
-        columns = _joined([Block(*row[1:]) for row in parts], names)
-        columns = _within(columns, (parts[0][0] - steps + 1, END))
+        columns = joined_steps([Block(*row[1:]) for row in parts], names)
+        columns = within(columns, (parts[0][0] - steps + 1, END))
         if len(columns["step"]):
             found[run_id] = columns
     return found
@@ -597,7 +289,7 @@ def largest(connection: Connection, run_ids: Collection[int]) -> dict[int, Summa
         parts[run_id] = [unpack(start, list(packed), STEP_SERIES, SIZES[-1])]
     tails = _fetch(connection, _tails_query(), {"run_ids": list(run_ids)})
     for run_id, tail in groupby(tails, lambda block: block.run_id):
-        points = points_of(_joined(list(tail), NAMES), STEP_SERIES)
+        points = points_of(joined_steps(list(tail), NAMES), STEP_SERIES)
         parts.setdefault(run_id, []).append(Summaries.of(points))
     return {run_id: in_order(some) for run_id, some in parts.items()}
 
@@ -615,8 +307,8 @@ def steps_per_second(connection: Connection, run_id: int) -> float | None:
 def end_of(connection: Connection, run_id: int) -> tuple[int | None, int | None]:
     """Return the time of the last step, and the step from which on no loss was finite, if any."""
     elapsed_ms, lost_since, end = None, None, END
-    while (newest := _newest(connection, run_id, end)) is not None:
-        columns = _joined(_overlapping(connection, run_id, (newest.first, newest.last)), NAMES)
+    while (newest := newest_block(connection, run_id, end)) is not None:
+        columns = joined_steps(overlapping(connection, run_id, (newest.first, newest.last)), NAMES)
         is_lost = columns["flags"] & NONFINITE_LOSS != 0
         if elapsed_ms is None and len(is_lost):
             elapsed_ms = int(columns["elapsed_ms"][-1])
@@ -631,7 +323,7 @@ def end_of(connection: Connection, run_id: int) -> tuple[int | None, int | None]
 
 def count(connection: Connection, run_id: int) -> int:
     """Count the recorded steps of a run."""
-    query = select(func.coalesce(func.sum(_BLOCKS.c.steps), 0)).where(_BLOCKS.c.run_id == run_id)
+    query = select(func.coalesce(func.sum(BLOCKS.c.steps), 0)).where(BLOCKS.c.run_id == run_id)
     return int(connection.scalar(query) or 0)
 
 
@@ -643,7 +335,7 @@ def summarized(connection: Connection, run_id: int) -> int:
 
 def last_step(connection: Connection, run_id: int) -> int | None:
     """Return the last recorded step of a run."""
-    newest = _newest(connection, run_id)
+    newest = newest_block(connection, run_id)
     return None if newest is None else newest.last
 
 
@@ -693,12 +385,12 @@ def _span(
     steps = [
         columns["step"]
         for block in blocks(connection, run_id, limits)
-        if len((columns := _within(_joined([block], {"step"}), limits))["step"])
+        if len((columns := within(joined_steps([block], {"step"}), limits))["step"])
     ]
     return (int(steps[0][0]), int(steps[-1][-1])) if steps else None
 
 
-def _overlapping(
+def overlapping(
     connection: Connection,
     run_id: int,
     span: StepRange,
@@ -706,6 +398,7 @@ def _overlapping(
     content: str = "data",
     most: int = END,
 ) -> list[Block]:
+    """Return the blocks of a run with steps in a range, and their column `content`."""
     return _overlapping_of_runs(connection, [run_id], span, content=content, most=most)
 
 
@@ -745,7 +438,7 @@ def _check_converted(run_id: int, waits: object) -> None:
         raise StepsNotConverted(run_id)
 
 
-def _tail(connection: Connection, run_id: int, last: int = END) -> list[Block]:
+def tail_blocks(connection: Connection, run_id: int, last: int = END) -> list[Block]:
     """Return the blocks of a run's tail that begin until a step."""
     return _fetch(connection, _tail_query(), {"run_id": run_id, "last": last})
 
@@ -826,7 +519,7 @@ def _tails_query() -> Any:
     return query.bindparams(_RUN_IDS)
 
 
-def _joined(
+def joined_steps(
     rows: Sequence[Block], names: Collection[str], damaged: list[StepRange] | None = None
 ) -> Columns:
     """Return columns of the steps of blocks; a damaged one is left out and noted."""
@@ -857,7 +550,8 @@ def _readable(
                 damaged.append((block.first, block.last))
 
 
-def _within(columns: Columns, span: StepRange) -> Columns:
+def within(columns: Columns, span: StepRange) -> Columns:
+    """Return the steps of a range."""
     steps = columns["step"]
     low, high = np.searchsorted(steps, span[0]), np.searchsorted(steps, span[1], side="right")
     if low == 0 and high == len(steps):
@@ -865,7 +559,7 @@ def _within(columns: Columns, span: StepRange) -> Columns:
     return step_codec.chosen(columns, slice(low, high))
 
 
-def _stored_buckets(
+def stored_buckets(
     connection: Connection,
     run_id: int,
     ranges: Sequence[BucketRange],

@@ -28,7 +28,7 @@ from db.files import step_files
 from db.files.step_files import StepFile, copied
 from db.files.storage import is_backup_running
 from db.tables import ACTIVE, FrozenSteps, Run, Step, StepBlock, StepBucket, StepConversion
-from db.telemetry import loss_curves, step_blocks, step_codec
+from db.telemetry import loss_curves, step_block_writer, step_blocks, step_codec
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES
 from db.telemetry.step_codec import NAMES, WHOLE, Columns
 from db.telemetry.summaries import unpack
@@ -232,7 +232,7 @@ def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
             connection = session.connection()
             if step_blocks.last_step(connection, run_id) != last:
                 raise _Changed
-            step_blocks.append_converted(connection, run_id, columns)
+            step_block_writer.append_converted(connection, run_id, columns)
             loss_curves.add_points(connection, run_id, points)
         last = int(columns["step"][-1])
         _pause(stopping, begun)
@@ -263,7 +263,7 @@ def _verify(database: Database, recorded: _Recorded, stopping: Event) -> None:
             problem = StepsMissing.of(steps, expected)
         else:
             conversion.is_verified = True
-            step_blocks.take_over_buckets(connection, run_id, lost=steps < expected)
+            step_block_writer.take_over_buckets(connection, run_id, lost=steps < expected)
             run = session.get_one(Run, run_id)
             run.revision += 1
             if steps:

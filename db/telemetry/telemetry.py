@@ -36,6 +36,7 @@ from db.telemetry import (
     latest_metrics,
     loss_curves,
     metric_pyramids,
+    step_block_writer,
     step_blocks,
 )
 from db.telemetry.metric_points import MetricPoints
@@ -140,7 +141,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
     if flush.steps:
         steps = _in_order(np.concatenate(flush.steps))
         steps = _canonical(steps)
-        are_new = step_blocks.write(connection, run_id, steps)
+        are_new = step_block_writer.write(connection, run_id, steps)
         loss_curves.add(connection, run_id, steps)
         _count(run, steps)
         _summarise(run, steps)
@@ -220,7 +221,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: events.RolledB
 def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[str] = ()) -> None:
     """Delete the records after a step. retained: kinds of diagnoses that are not deleted."""
     connection = session.connection()
-    step_blocks.truncate(connection, run.id, after=after)
+    step_block_writer.truncate(connection, run.id, after=after)
     loss_curves.truncate(connection, run.id, after=after)
     for table in (ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))

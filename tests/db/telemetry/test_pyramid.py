@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.tables import LatestMetric, MetricBucket, Run, StepBucket
-from db.telemetry import metric_pyramids, pyramid, step_blocks, windows
+from db.telemetry import metric_pyramids, pyramid, step_block_writer, windows
 from db.telemetry.step_blocks import StepSource
 from db.telemetry.summaries import Points, Summaries, layout, merge, unpack
 from halfstep.telemetry.spool import UNKNOWN_US
@@ -149,7 +149,7 @@ def test_mean_of_numbers_whose_sum_overflows() -> None:
 
 
 def _rebuild(session: Session, run_id: int) -> None:
-    step_blocks.rebuild(session.connection(), run_id)
+    step_block_writer.rebuild(session.connection(), run_id)
     metric_pyramids.rebuild(session, run_id)
 
 

@@ -16,7 +16,15 @@ from sqlalchemy import select, update
 from db.database import Database
 from db.queue import queue
 from db.tables import Run, Step, StepBlock, StepBucket, User, Worker
-from db.telemetry import series, step_blocks, step_codec, step_rows, telemetry, windows
+from db.telemetry import (
+    series,
+    step_block_writer,
+    step_blocks,
+    step_codec,
+    step_rows,
+    telemetry,
+    windows,
+)
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES, summed_up
 from db.telemetry.step_blocks import RANGE, StepSource
 from db.telemetry.step_rows import StepRow
@@ -173,11 +181,11 @@ def test_the_tail_is_joined_while_it_grows(
     flushes = np.split(steps, range(steps_of_flush, number, steps_of_flush))
     with database.writing() as session:
         for flush in flushes:
-            step_blocks.write(session.connection(), running.id, flush)
+            step_block_writer.write(session.connection(), running.id, flush)
     assert len([row for row in _blocks(database) if not row.is_sealed]) < 250
     assert stride == 1 or len(_blocks(database)) < 50
     with database.writing() as session:
-        step_blocks.join_tail(session.connection(), running.id)
+        step_block_writer.join_tail(session.connection(), running.id)
     assert len([row for row in _blocks(database) if not row.is_sealed]) == 1
     with database.reading() as session:
         assert len(step_rows.read_rows(session, running.id, most=END)) == number
