@@ -81,6 +81,7 @@ def init(
     if (before := _active()) is not None:
         is_kept = reinit in (None, False, "default", "return_previous")
         if is_kept and not before._watch.is_superseded(id, name):
+            say_once("init() returns the run that is active: finish() it, or pass reinit=True")
             return before
         if reinit == "create_new":
             say_once("init(reinit='create_new') is not supported: the active run is finished first")

@@ -91,6 +91,11 @@ class Run:
         return str(self._watch.folder or ".")
 
     @property
+    def path(self) -> str:
+        """Entity, project and id, joined by slashes."""
+        return "/".join([*filter(None, [self.entity, self.project]), self.id])
+
+    @property
     def url(self) -> str | None:
         """URL of the run's page; None offline, or if the server did not respond at once."""
         return self._watch.page

@@ -17,7 +17,8 @@ from sqlalchemy import select
 
 import halfstep
 from db.database import Database
-from db.tables import Metric, Step
+from db.tables import Metric
+from db.telemetry import step_rows
 from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
@@ -347,6 +348,7 @@ def test_several_runs_of_a_sweep(without_torch: None) -> None:
     assert "it diverged" in outcome("lr-0.2")["error"]
     first = wandb.init(name="again")
     assert wandb.init(name="other") is first
+    assert first.path == first.id
     second = wandb.init(name="other", reinit=True)
     assert outcome("again")["status"] == "finished"
     second.finish(exit_code=3)
@@ -442,14 +444,16 @@ def test_steps_run_again_are_replaced_on_the_server(
                 wandb.log({"loss": offset + step, "acc": offset + step}, step=step)
             wandb.finish()
 
-    def values(column: Any, *where: Any) -> list[float]:
+    def accuracies() -> list[float]:
         with database.reading() as session:
-            query = select(column).where(*where).order_by(column.class_.run_id, column.class_.step)
-            return list(session.scalars(query))
+            query = select(Metric.value).where(Metric.name == "acc")
+            return list(session.scalars(query.order_by(Metric.run_id, Metric.step)))
 
     expected = [*range(1, 7), *range(107, 111)] * 2
-    until(lambda: values(Metric.value, Metric.name == "acc") == expected)
-    assert values(Step.loss) == expected
+    until(lambda: accuracies() == expected)
+    with database.reading() as session:
+        rows = [row for run in (1, 2) for row in step_rows.read_rows(session, run, most=100)]
+    assert [row.loss for row in rows] == expected
 
 
 def test_numbers_without_a_loss_are_logged_again(without_torch: None) -> None:
