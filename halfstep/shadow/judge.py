@@ -17,7 +17,7 @@ from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import first_scaled
+from halfstep.shadow.walk import ancestors, first_scaled
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -169,7 +169,7 @@ class Judge:
 
     def _updates_lost(self, step: int) -> None:
         for lasting in self._mode.lasting.values():
-            if lasting.is_unmoved(self._mode.memory):
+            if lasting.is_unmoved(self._mode.memory) and not self._is_compensated(lasting.entry):
                 self.found(
                     Defect(
                         step=step,
@@ -181,6 +181,21 @@ class Judge:
                         helps=("fp32",),
                     )
                 )
+
+    def _is_compensated(self, entry: Entry) -> bool:
+        """Return whether what an update has lost is kept for the next, as by Kahan's sum.
+
+        A tensor that was added is then written again, from what the update has left.
+        """
+        update = entry.writers[-1]
+        added = {writer.number for each in update.inputs for writer in each.writers}
+        return any(
+            other.entry.writers[-1].number > update.number
+            and any(writer.number in added for writer in other.entry.writers)
+            and any(each is update for each in ancestors(other.entry.writers[-1]))
+            for other in self._mode.lasting.values()
+            if other.entry is not entry
+        )
 
     def found(self, defect: Defect) -> None:
         """Add a defect of the step, unless it is known."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "dot", "mv", "matmul"})
 QUOTIENTS = frozenset({"div", "div_"})
 RECIPROCALS = frozenset({"reciprocal", "reciprocal_"})
+SIGNS = frozenset({"sign", "sign_", "sgn", "sgn_"})  # no scale changes them
 COPIES = frozenset({"copy_"})  # the result is the second argument
 #: Operators whose result is proportional to their inputs.
 PROPORTIONAL = frozenset(
@@ -35,7 +36,7 @@ def result_power(
     argument, if that is a Python number.  scale: the current one.
     """
     base = name.removeprefix(FOREACH)
-    if base.endswith("_like") or base.startswith("new_"):
+    if base.endswith("_like") or base.startswith("new_") or base in SIGNS:
         return 0
     if base in COPIES:
         powers = powers[1:]

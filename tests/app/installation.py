@@ -56,6 +56,7 @@ MARK, FILE_MARK = "qzhush", "wxfile"
 #: What a user mistypes: "did you mean …?" would answer with the name of a hidden setting.
 NEAR = "qzhus_setting"
 HIDDEN, OPEN = "vault-9", "agora-9"
+NOT_CONVERTED = {"frozen_steps", "step_conversions"}
 #: Values of columns that are one of a few words, or what code reads.
 WORDS: dict[str, Any] = {
     "status": "finished",
@@ -115,9 +116,9 @@ def install(settings: Settings, database: Database, operator: User) -> Installat
 def tables() -> list[Table]:
     """Return all tables, those that others point to first.
 
-    Not that of frozen steps, whose rows need their file: they show a run's steps, as other rows do.
+    Not those of steps that are not converted: until then a run shows none.
     """
-    return [each for each in Base.metadata.sorted_tables if each.name != "frozen_steps"]
+    return [each for each in Base.metadata.sorted_tables if each.name not in NOT_CONVERTED]
 
 
 def empty_tables(session: Session) -> list[str]:

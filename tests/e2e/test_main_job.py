@@ -78,7 +78,8 @@ def test_submit_watch_and_download(
     assert download.suggested_filename.endswith("gated-fp16-run1-step600.pt")
     path = tmp_path / download.suggested_filename
     download.save_as(path)
-    digest = page.locator(".checkpoints tr", has_text="whole state").locator("code").first
+    row = page.locator(".checkpoints tr", has_text="whole state")
+    digest = row.get_by_role("button", name="Copy SHA-256")
     assert digest.get_attribute("title") == hashlib.sha256(path.read_bytes()).hexdigest()
     assert validation_accuracy(path) == pytest.approx(shown, abs=5e-4)
 

@@ -59,7 +59,7 @@ def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
     assert f"images needs {needs}" in html.unescape(browser.get("/workers/2").text)
     form = browser.get("/runs/new").text
     assert "recipe=digits" in form
-    assert "images" not in form
+    assert "recipe=images" not in form
 
 
 def test_the_grid_says_what_runs_where_and_follows_it(
