@@ -171,9 +171,10 @@ def _undefined(observation: Observation) -> str:
 def _nonfinite_input(observation: Observation) -> str:
     defect = observation.first
     variable = defect.site.variable
+    are = "is" if defect.count == 1 else "are"
     return (
         f"{f'`{variable}`' if variable else 'A tensor'} holds "
-        f"{quantity(defect.count, 'element')} that are NaN or infinite before step "
+        f"{quantity(defect.count, 'element')} that {are} NaN or infinite before step "
         f"{defect.step:,} first uses it, in {named(defect.site)}."
     )
 

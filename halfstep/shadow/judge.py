@@ -12,7 +12,7 @@ from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import Operation
+from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
@@ -185,13 +185,15 @@ class Judge:
     def _is_compensated(self, entry: Entry) -> bool:
         """Return whether what an update has lost is kept for the next, as by Kahan's sum.
 
-        A tensor that was added is then written again, from what the update has left.
+        A tensor is then written before the update, and again from what the update has left.
         """
         update = entry.writers[-1]
-        added = {writer.number for each in update.inputs for writer in each.writers}
         return any(
             other.entry.writers[-1].number > update.number
-            and any(writer.number in added for writer in other.entry.writers)
+            and any(
+                writer.name != OUTSIDE and writer.number < update.number
+                for writer in other.entry.writers
+            )
             and any(each is update for each in ancestors(other.entry.writers[-1]))
             for other in self._mode.lasting.values()
             if other.entry is not entry

@@ -14,6 +14,10 @@ SOURCE_CHARACTERS = 200
 OUTSIDE = "outside"  # name of the operation that stands for a tensor made before the step
 
 
+#: First words of statements with a body.
+HEADERS = (b"for ", b"while ", b"with ", b"async ", b"if ")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where an operator was called.
@@ -41,6 +45,8 @@ class Place:
         lines = [linecache.getline(self.file, n).encode() for n in range(first, last + 1)]
         lines[-1] = lines[-1][:end]
         lines[0] = lines[0][start:]
+        if lines[0].startswith(HEADERS):  # a statement with its body, as an iterator's next item
+            lines = [lines[0].rstrip().removesuffix(b":")]
         text = b" ".join(line.strip() for line in lines).decode(errors="replace")
         return text[:SOURCE_CHARACTERS]
 

@@ -348,6 +348,31 @@ def test_weights_in_half_precision_that_do_not_move() -> None:
     assert (row.kind, row.dtype) == ("update_lost", "bfloat16")
 
 
+class KahanSum(torch.optim.Optimizer):
+    """Keeps what a weight does not take in a second tensor."""
+
+    def step(self, closure: Any = None) -> None:
+        """Update the weights."""
+        for weight in self.param_groups[0]["params"]:
+            rest = self.state[weight].setdefault("rest", torch.zeros_like(weight))
+            rest.add_(weight.grad, alpha=-1e-4)
+            before = weight.detach().clone()
+            weight.detach().add_(rest)
+            rest.add_(before.sub_(weight.detach()))
+
+
+def test_an_update_that_is_kept_for_the_next_is_not_lost() -> None:
+    def train() -> None:
+        net = nn.Linear(8, 8).bfloat16()
+        optimizer = KahanSum(net.parameters(), {})
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 8, dtype=torch.bfloat16)).float().mean().backward()
+            optimizer.step()
+
+    assert not [row for row in rows_of_loop(train) if row.kind == "update_lost"]
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -399,6 +424,47 @@ def test_a_penalty_of_scaled_gradients_is_seen() -> None:
 
     assert first(rows_of_loop(lambda: train(divides=False))).kind == "scaled_gradients_in_loss"
     assert not any(row.is_fault for row in rows_of_loop(lambda: train(divides=True)))
+
+
+def test_the_sign_of_a_scaled_gradient_is_used_as_it_is() -> None:
+    """No scale changes it: as of an attack on the inputs."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.ones(2, 4, requires_grad=True)
+            for attack in (True, False):
+                with torch.autocast("cpu", dtype=HALF):
+                    loss = net(x).float().square().mean()
+                if attack:
+                    [gradient] = torch.autograd.grad(scaler.scale(loss), [x])
+                    x = x.detach() + 0.1 * gradient.sign()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert not any(row.is_fault for row in rows_of_loop(train))
+
+
+def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
+    """Not the body of the loop, too."""
+
+    data = [torch.ones(4), torch.ones(4), torch.full((4,), math.nan)]
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        for batch in map(torch.abs, data):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = net(batch).float().mean()
+            loss.backward()
+            optimizer.step()
+
+    assert first(rows_of_loop(train)).source == "for batch in map(torch.abs, data)"
 
 
 def test_an_overflow_without_effect_is_no_mistake() -> None:
