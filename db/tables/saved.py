@@ -58,7 +58,7 @@ class Backup(Table):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     folder: Mapped[str]
-    # Start of the interval that it is made for, in Unix seconds; null if nobody needs it any more:
+    # Start of the interval that it is made for, in Unix seconds; null if no one needs it any more:
     # made by a command, or failed.
     slot: Mapped[int | None] = mapped_column(BigInteger, unique=True)
     started_at: Mapped[float] = mapped_column(default=now())

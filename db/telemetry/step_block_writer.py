@@ -205,7 +205,7 @@ def _groups(columns: Columns) -> list[Columns]:
 
 
 def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
-    """Write steps among recorded ones; the blocks that they touch are written anew."""
+    """Write steps among recorded ones; the blocks that they touch are written again."""
     steps = columns["step"]
     span = (int(steps[0]) // RANGE * RANGE, (int(steps[-1]) // RANGE + 1) * RANGE - 1)
     touched = overlapping(connection, run_id, span)

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: Columns of steps, all in order of step. An unknown value and NaN are NaN: `flags` tells them
-#: apart. grad_norm_clipped is NaN where the clip changed nothing.
+#: Columns of steps, all in order of step. An unknown value and NaN are NaN: `flags` says which.
+#: grad_norm_clipped is NaN where the clip changed nothing.
 Columns: TypeAlias = dict[str, NDArray[Any]]
 Integers = NDArray[np.int64]
 Records: TypeAlias = NDArray[np.void]

@@ -1,7 +1,7 @@
 """Conversion of the steps that earlier versions recorded into blocks, run by run.
 
 1. The steps of a run, rows and those of its Parquet file, are copied into blocks, a part in each
-   transaction. Nobody reads or writes steps of the run meanwhile: `StepsNotConverted`.
+   transaction. No one reads or writes steps of the run meanwhile: `StepsNotConverted`.
 2. All are read again and compared with the blocks. From then on the blocks are read.
 3. The rows are deleted in batches, except those of flagged steps, and then the file.
 
@@ -62,7 +62,7 @@ class _Recorded:
     file: StepFile | None
     end: int  # the last step for which the file is read
     lost: bool  # a row group of the file may be damaged
-    is_own: bool  # nobody else records the run
+    is_own: bool  # no one else records the run
 
     def parts(self) -> Iterator[tuple[int, int, Columns]]:
         """Yield ranges that contain all steps: first, last, and the steps that the file has."""
