@@ -1,4 +1,4 @@
-"""Time and memory of an armed step, beside the same step without shadows.
+"""Time and memory of an armed step, compared with the same step without shadows.
 
 `python -m benchmarks.armed_step [--device cuda]`. Each case runs in a process of its own: some
 steps bare, then as many armed, in turns; memory is the most that the process, or the device, has

@@ -2,8 +2,7 @@
 
 `python -m benchmarks.soak --minutes 60`. Each minute ten runs are submitted, recorded and watched
 by fifty viewers; meanwhile the long run is exported as CSV and Parquet, and its charts are read at
-random zooms. What the allocator keeps is told from what the server holds by the same figures after
-a pause.
+random zooms. The memory after a pause shows what the server keeps without any requests.
 """
 
 import argparse

@@ -29,7 +29,13 @@ class NewRule(Body):
     condition: Annotated[
         Text, Field(description="A condition of docs/how-to/alerts.md: ended, collapsing, …")
     ]
-    scope: Annotated[Text, Field(description="run, project, mine, all or service")] = rules.MINE
+    scope: Annotated[
+        Text,
+        Field(
+            description="run, project, mine, all or service; empty: mine, or service if the "
+            "condition is one of the service"
+        ),
+    ] = ""
     value: Annotated[float | None, Field(description="Threshold, for conditions that have one")] = (
         None
     )

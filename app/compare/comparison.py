@@ -23,6 +23,7 @@ from app.telemetry.step_metrics import step_metrics_of
 from db.errors import Conflict, NotFound
 from db.health import scaling_health
 from db.queue import workers
+from db.queue.pending_reasons import Queue
 from db.runs import comparisons, groups, runs
 from db.runs.command_spec import read_command
 from db.runs.groups import FP8, TF32
@@ -367,13 +368,16 @@ def variants(session: Session, source: Run) -> list[str]:
 
 
 def of_runs(
-    session: Session, run_ids: Sequence[int], settings: Settings, metrics: Iterable[str] = ()
+    session: Session,
+    run_ids: Sequence[int],
+    settings: Settings,
+    metrics: Iterable[str] = (),
+    queue: Queue | None = None,
 ) -> Comparison:
     """Compare runs, in the given order.
 
     Runs that do not exist are listed as missing. metrics: compared even if few of the runs have
-    them.
-    Raises NotFound if none exists.
+    them.  queue: if it is already read. Raises NotFound if none exists.
     """
     rows = {run.id: (run, owner) for run, owner in runs.with_owners(session, run_ids)}
     missing = [run_id for run_id in run_ids if run_id not in rows]
@@ -386,13 +390,18 @@ def of_runs(
     labels = [
         run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run, _owner in members
     ]
-    return replace(_compared(session, members, labels, None, settings, metrics), missing=missing)
+    compared = _compared(session, members, labels, None, settings, metrics, queue)
+    return replace(compared, missing=missing)
 
 
 def of_group(
-    session: Session, group_id: int, settings: Settings, metrics: Iterable[str] = ()
+    session: Session,
+    group_id: int,
+    settings: Settings,
+    metrics: Iterable[str] = (),
+    queue: Queue | None = None,
 ) -> Comparison:
-    """Compare the runs of a group, with ratios. metrics: as in `of_runs`. Raises NotFound."""
+    """Compare the runs of a group, with ratios; arguments as of `of_runs`. Raises NotFound."""
     members = groups.members(session, group_id)
     configs = [run.config for run, _owner in members]
     variants = [groups.variant(config) for config in configs]
@@ -409,6 +418,7 @@ def of_group(
             first if has_reference else None,
             settings,
             metrics,
+            queue,
         ),
         reference=variants[first],
         left_out=[variant for variant in groups.VARIANTS if variant not in shown]
@@ -426,6 +436,7 @@ def _compared(
     reference: int | None,
     settings: Settings,
     metrics: Iterable[str],
+    queue: Queue | None,
 ) -> Comparison:
     """Compare runs. reference: index of the run that ratios refer to."""
     some_runs = [run for run, _owner in members]
@@ -435,7 +446,7 @@ def _compared(
     measured = windows.measured_by_run(session, ids, names={*names, *MEASURED})
     own_metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
-    summaries = summarise_all(session, members, settings)
+    summaries = summarise_all(session, members, settings, queue)
     is_low = {name: metric_direction.lowest(name, configs) for name in ("loss", *names)}
     is_low |= dict.fromkeys((STEP, *MEASURED, "seconds"), True)
     last = [

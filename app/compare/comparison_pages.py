@@ -137,7 +137,8 @@ def compare(
 ) -> HTMLResponse:
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
-    compared = comparison.of_runs(session, ids, settings, view.metrics)
+    queue = Queue.read(session)
+    compared = comparison.of_runs(session, ids, settings, view.metrics, queue)
     return _page(
         request,
         session,
@@ -145,6 +146,7 @@ def compare(
         "compare/compare.html",
         compared,
         view,
+        queue,
         is_free=True,
         note="" if compared.missing else notes.read(session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
@@ -170,7 +172,8 @@ def show_group(
     view: TheView,
 ) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
-    compared = comparison.of_group(session, group_id, settings, view.metrics)
+    queue = Queue.read(session)
+    compared = comparison.of_group(session, group_id, settings, view.metrics, queue)
     return _page(
         request,
         session,
@@ -178,6 +181,7 @@ def show_group(
         "compare/group.html",
         compared,
         view,
+        queue,
         is_free=False,
         group_id=group_id,
     )
@@ -190,10 +194,10 @@ def _page(
     template: str,
     compared: Comparison,
     view: View,
+    queue: Queue,
     **values: Any,
 ) -> HTMLResponse:
     ids = compared.ids
-    queue = Queue.read(session)
     marks = pending_reasons.live_marks(session, ids, queue)
     newest = runs.newest_id(session)
     return page(

@@ -47,12 +47,14 @@ def make(
 ) -> AlertRule:
     """Create a rule, or return an existing identical one, switched on.
 
-    channel_ids: by default all of the user's channels that are on. Raises Invalid.
+    scope: "" is the service's for its conditions, else the user's runs.  channel_ids: by default
+    all of the user's channels that are on. Raises Invalid.
     """
     mine = [channel.id for channel in channels.listed(session, user) if channel.is_on]
     if channel_ids is not None:
         mine = _checked(session, user, channel_ids)
     metric, project = metric.strip(), project.strip()
+    scope = scope or (SERVICE if condition in SERVICE_CONDITIONS else MINE)
     wrong = _mistakes(condition, scope, value, metric, project)
     if scope == SERVICE and not _is_operator(session, user):
         wrong["scope"] = "service is only for admins; allowed: run, project, mine or all"

@@ -118,11 +118,11 @@ SERVICE_CONDITIONS: dict[str, ServiceCondition] = {
     "disk_low": ServiceCondition(
         *("the disk of the data folder has less than so many GB free", _disk, "GB"),
         is_of_server=True,
-        page="alerts",
+        page="storage",
     ),
     "backup_old": ServiceCondition(
         *("the newest complete backup is older than so many hours", _old_backup, "hours"),
-        page="alerts",
+        page="storage",
     ),
-    "backup_failed": ServiceCondition("a backup fails", _failed_backup, page="alerts"),
+    "backup_failed": ServiceCondition("a backup fails", _failed_backup, page="storage"),
 }

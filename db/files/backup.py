@@ -69,8 +69,8 @@ SIGN_INS = (SignInSession.__table__, SignInLink.__table__)
 NOT_SENT = "not sent: restored from a backup; it may have been sent after the backup"
 NOT_SAVED = (*DERIVED, *SIGN_INS, Backup.__table__)
 TABLES = [table for table in Base.metadata.sorted_tables if table not in NOT_SAVED]
-#: Backups whose rows are kept.
-MOST_KNOWN = 200
+#: Backups whose rows are kept, and how long an error in one may be.
+MOST_KNOWN, ERROR_CHARACTERS = 200, 500
 #: How often a backup reports that it runs.
 RENEWAL_SECONDS = 60.0
 #: How a column's values are written to JSON and read back, by their Python type.
@@ -170,7 +170,7 @@ def _recorded(database: Database, folder: Path, slot: int | None) -> Iterator[No
         yield
         ending = {}
     except Exception as error:
-        ending["error"] = str(error) or type(error).__name__
+        ending["error"] = (str(error) or type(error).__name__)[:ERROR_CHARACTERS]
         raise
     finally:
         done.set()
@@ -319,7 +319,7 @@ def restore(
 
 
 def verify(folder: Path, *, left_out: int = 0) -> None:
-    """Restore a backup into a scratch database beside it. Raises Conflict if it lacks rows.
+    """Restore a backup into a scratch database next to it. Raises Conflict if it lacks rows.
 
     left_out: how many files it lacks, whose rows are not restored.
     """

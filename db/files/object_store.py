@@ -64,7 +64,7 @@ def why(error: Exception) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error of a disk or a store means that there is no room left."""
+    """Return whether an error of a disk or a store means that no space is left."""
     number = getattr(error, "errno", None)
     return number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
 

@@ -34,8 +34,9 @@ def back_up_if_due(settings: Settings, database: Database) -> Path | None:
     parent, interval = settings.backup_folder, settings.backup_every_hours * 3600
     if parent is None or not interval or not (slot := _slot_due(database, interval)):
         return None
-    for partial in parent.glob(".halfstep-*"):  # of a killed server
-        shutil.rmtree(partial, ignore_errors=True)
+    for pattern in (".halfstep-*", ".verify-*"):  # of a killed server
+        for rest in parent.glob(pattern):
+            shutil.rmtree(rest, ignore_errors=True)
     folder = parent / datetime.now(UTC).strftime(NAME)
     earlier = scheduled(parent)
     try:
@@ -70,9 +71,12 @@ def _slot_due(database: Database, interval: float) -> int | None:
     """Return the start of the current interval if it needs a backup."""
     slot = int(time.time() // interval * interval)
     is_dead = (Backup.ended_at.is_(None), ~IS_RUNNING)
-    with database.writing() as session:
-        ended = update(Backup).where(*is_dead)
-        session.execute(ended.values(ended_at=Backup.seen_at, slot=None, error="it was killed"))
+    with database.reading() as session:
+        has_dead = session.scalar(select(Backup.id).where(*is_dead).limit(1)) is not None
+    if has_dead:
+        with database.writing() as session:
+            ended = update(Backup).where(*is_dead)
+            session.execute(ended.values(ended_at=Backup.seen_at, slot=None, error="it was killed"))
     failed = select(Backup.id).where(Backup.error != "", Backup.ended_at > now() - RETRY_SECONDS)
     with database.reading() as session:
         newest = session.scalar(select(func.max(Backup.slot))) or 0

@@ -29,14 +29,15 @@ class AlertCalls(Connection):
         metric: str = "",
         channels: Sequence[int] | None = None,
     ) -> "RuleRow":
-        """Add an alert rule for a run, a project, or all your runs.
+        """Add an alert rule for a run, a project, or all your runs; for admins, of the service.
 
         condition: ended, collapsing, loss_above, …; see docs/how-to/alerts.md.  all_runs: all runs
         that you can view.  channels: ids of your channels; None: all that are enabled.
         """
-        scope = "all" if all_runs else "mine"
-        scope = "run" if run_id is not None else "project" if project else scope
-        rule = {"condition": condition, "scope": scope, "value": value, "metric": metric}
+        scope = "run" if run_id is not None else "project" if project else "all"
+        rule = {"condition": condition, "value": value, "metric": metric}
+        if scope != "all" or all_runs:  # otherwise by the condition: your runs, or the service
+            rule["scope"] = scope
         ids = None if channels is None else list(channels)
         of = {"run_id": run_id, "project": project, "channel_ids": ids}
         return self._post("/api/v1/alerts/rules", rule | of)

@@ -1,4 +1,4 @@
-"""Backups: which were made, when, where, and how they ended, in place of those that run."""
+"""Backups: which were made, when, where, and how they ended, instead of only those that run."""
 
 import sqlalchemy as sa
 from alembic import op

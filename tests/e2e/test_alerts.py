@@ -1,6 +1,7 @@
 """Alerts: from a run's page to a receiver, and to the bell."""
 
 import json
+import re
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -84,7 +85,8 @@ def test_an_admin_sets_an_alert_of_the_service(ada: User, database: Database, pa
     expect(rule).to_contain_text("the newest complete backup is older than 24 hours")
     evaluate(database, Seen(), "http://here")
     page.reload()
-    expect(page.locator(".inbox li")).to_contain_text("There is no complete backup.")
+    page.get_by_role("link", name="There is no complete backup.").click()
+    expect(page).to_have_url(re.compile("/storage$"))
 
 
 def offered(page: Page) -> list[str]:

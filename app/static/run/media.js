@@ -1,6 +1,6 @@
 // What a run logged, a card for each key: pictures, tables, plots, histograms, clips and texts as of a step.
 import { createAudio } from 'audio_clips'
-import { createClassifierPlot } from 'classifier_plots'
+import { createPlot } from 'media_plots'
 import { createDataTable } from 'data_table'
 import { count } from 'formats'
 import { createHistograms } from 'histograms'
@@ -19,7 +19,7 @@ const UNLINKED = 'media-steps-unlinked'
 const KINDS = {
   image: { label: 'Images', create: createImages },
   table: { label: 'Table', create: createDataTable },
-  plot: { label: 'Plot', create: createClassifierPlot },
+  plot: { label: 'Plot', create: createPlot },
   histogram: { label: 'Histogram', create: createHistograms },
   audio: { label: 'Audio', create: createAudio },
   video: { label: 'Video', create: createVideo },

@@ -65,7 +65,7 @@ def add(
 ) -> None:
     """Add an alert rule: `alert add collapsing`, `alert add no_progress --value 30 --run 7`.
 
-    The conditions are in docs/how-to/alerts.md.
+    The conditions are in docs/how-to/alerts.md; those of the service are for admins.
     """
     if sum((run_id is not None, project is not None, all_runs)) > 1:
         raise typer.BadParameter("use only one of --run, --project and --all")

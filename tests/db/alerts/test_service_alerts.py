@@ -176,4 +176,16 @@ def test_the_service_is_evaluated_at_an_interval(database: Database, operator: U
         content = session.scalars(select(Alert.content).order_by(Alert.id.desc())).first()
         assert session.scalar(select(Delivery.id)) is None
     assert content
-    assert (content["subject"], content["url"]) == ("", "http://here/alerts")
+    assert (content["subject"], content["url"]) == ("", "http://here/storage")
+
+
+def test_the_condition_decides_on_a_scope_that_is_not_given(
+    database: Database, operator: User
+) -> None:
+    """As for `halfstep alert add backup_failed`."""
+    with database.writing() as session:
+        scopes = [
+            rules.make(session, operator, condition=condition, scope="").scope
+            for condition in ("backup_failed", "failed")
+        ]
+    assert scopes == [rules.SERVICE, rules.MINE]

@@ -1,4 +1,4 @@
-// Plots that a run logged: confusion matrix, precision-recall and ROC curves, as Plotly wants them.
+// Plots that a run logged: of classifiers, and figures of a script.
 import { fittedPlot } from 'charts'
 import { missing } from 'media_images'
 import { count as countText, escaped, number, percent } from 'formats'
@@ -96,7 +96,7 @@ const factOf = (content) => {
 }
 
 /** @param {import('media').MediaCard} card @returns {import('media').ShowMedia} */
-export const createClassifierPlot = ({ body, label, say, point }) => {
+export const createPlot = ({ body, label, say, point }) => {
   const element = Object.assign(document.createElement('div'), { className: 'plot', role: 'img' })
   body.replaceChildren(element)
   const figure = fittedPlot(/** @type {any} */ (element), plotFigure, { plotly_hover: ({ points: [{ customdata }] }) => point(customdata ?? ''), plotly_unhover: () => point('') })
