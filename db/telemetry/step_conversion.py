@@ -22,12 +22,13 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select, text
 from sqlalchemy.orm import Session
 
+from db.clock import now
 from db.database import Database
 from db.errors import StepsMissing, StepsNotConverted, StepsUnreadable
 from db.files import step_files
 from db.files.step_files import StepFile, copied
 from db.files.storage import is_backup_running
-from db.tables import ACTIVE, FrozenSteps, Run, Step, StepBlock, StepBucket, StepConversion
+from db.tables import ACTIVE, FrozenSteps, Run, RunNode, Step, StepBlock, StepBucket, StepConversion
 from db.telemetry import loss_curves, step_block_writer, step_blocks, step_codec
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES
 from db.telemetry.step_codec import NAMES, WHOLE, Columns
@@ -168,9 +169,14 @@ def due(session: Session) -> list[int]:
 
 
 def _is_recorded_elsewhere() -> ColumnElement[bool]:
-    """Return the condition that a process of an earlier version may still record rows."""
+    """Return the condition that a process of an earlier version may still record rows.
+
+    Its lease has not expired: a supervisor ends its training before.
+    """
     is_same = (StepConversion.attempt.is_not(None)) & (StepConversion.attempt == Run.attempt)
-    return is_same & Run.status.in_(ACTIVE)
+    is_of_attempt = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
+    has_lease = exists().where(is_of_attempt, RunNode.lease_expires_at > now())
+    return is_same & Run.status.in_(ACTIVE) & has_lease
 
 
 def convert(
@@ -309,8 +315,11 @@ def _locked(session: Session, recorded: _Recorded) -> StepConversion:
     conversion = session.get(StepConversion, recorded.run_id, populate_existing=True)
     if run is None or run.erasing or conversion is None or conversion.is_verified:
         raise _Changed
-    if not recorded.is_own and conversion.attempt == run.attempt and run.status in ACTIVE:
-        raise _Changed
+    if not recorded.is_own:
+        query = select(Run.id).join(StepConversion, StepConversion.run_id == Run.id)
+        query = query.where(Run.id == run.id, _is_recorded_elsewhere())
+        if session.scalar(query) is not None:
+            raise _Changed
     return conversion
 
 

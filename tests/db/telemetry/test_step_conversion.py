@@ -13,8 +13,9 @@ import obstore
 import pytest
 from alembic import command
 from obstore.store import LocalStore, MemoryStore, ObjectStore
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
+from db import clock
 from db.database import Database
 from db.errors import StepsNotConverted, StepsUnreadable, StorageUnreachable
 from db.health import input_bound
@@ -23,6 +24,7 @@ from db.tables import (
     Backup,
     FrozenSteps,
     Run,
+    RunNode,
     Status,
     Step,
     StepBlock,
@@ -218,8 +220,11 @@ def test_an_attempt_that_continues_converts_its_run(
     assert raw["loss"] == [1.0] * 2000 + [2.0] * 10
 
 
-def test_a_run_that_an_earlier_version_records_waits(database: Database, running: Run) -> None:
-    """Its process writes rows until its attempt ends; then all of them are converted."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_run_that_an_earlier_version_records_waits(
+    database: Database, running: Run, is_killed: bool
+) -> None:
+    """Its process writes rows until its attempt or its lease ends; then all are converted."""
     record(database, running, make_steps([1.0] * 3000))
     command.downgrade(database.migrations(), "0052")
     command.upgrade(database.migrations(), "head")
@@ -232,7 +237,10 @@ def test_a_run_that_an_earlier_version_records_waits(database: Database, running
         columns["flags"] = columns["step_us"] = steps["step"] * 0
         key = {"run_id": running.id}
         bulk_writes.replace(session.connection(), Step.__table__, key, {**columns})
-        queue.end(session, running.id, running.attempt, Status.PAUSED)
+        if is_killed:  # and no worker has taken the run since
+            session.execute(update(RunNode).values(lease_expires_at=clock.now() - 1))
+        else:
+            queue.end(session, running.id, running.attempt, Status.PAUSED)
     step_conversion.convert(database, running.id)
     with database.reading() as session:
         raw = series.raw_steps(session, running.id, most=END)
