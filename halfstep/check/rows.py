@@ -22,12 +22,14 @@ def rows_of(
     calls: mistakes that explain others.  others: that explain nothing; gradients of 0 follow from
     a fault of the numbers.
     """
-    is_explained = any(each.is_fault and each.first.kind in ZEROING for each in observations)
-    others = [each for each in others if not (is_explained and each[0].cause == "zero_gradients")]
+    faults = {each.first.kind for each in observations if each.is_fault}
+    explained = {"zero_gradients"} if faults & ZEROING else set()
+    if "scaled_gradients_compared" in faults:  # and the loop then does not step
+        explained.add("no_optimizer_step")
     rows = [
-        *(row_of_call(*each) for each in calls),
+        *(row_of_call(*each) for each in calls if each[0].cause not in explained),
         *map(row_of, observations),
-        *(row_of_call(*each) for each in others),
+        *(row_of_call(*each) for each in others if each[0].cause not in explained),
     ]
     return sorted(rows, key=lambda row: not row.is_fault)
 

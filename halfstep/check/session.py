@@ -173,6 +173,7 @@ class CheckedLoop:
             return
         self._is_observed = False
         if self._sanitizer.is_armed:
+            self._observe(self._sanitizer.defects)  # of a step that has not ended
             self._sanitizer.disarm()
         self._hooks.remove()
         try:

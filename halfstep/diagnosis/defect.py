@@ -17,6 +17,7 @@ Kind = Literal[
     "gradients_underflow",
     "gradients_differ",
     "update_lost",
+    "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",
     "gradients_cleared_before_step",

@@ -20,7 +20,9 @@ ZEROING: frozenset[Kind] = NONFINITE | {"gradients_underflow"}
 LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_edited_after_step"})
 #: Kinds from which gradients that differ follow.
 EXPLAINING: frozenset[Kind] = frozenset({"loss_differs", "gradients_underflow"})
-EDITS: frozenset[Kind] = frozenset({"scaled_gradients_edited", "scaled_gradients_in_loss"})
+EDITS: frozenset[Kind] = frozenset(
+    {"scaled_gradients_compared", "scaled_gradients_edited", "scaled_gradients_in_loss"}
+)
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
 NOT_FALLING = 3
@@ -105,7 +107,7 @@ def _gravity(each: Observation) -> tuple[bool, bool, int, bool]:
 
 def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:
     """Return what makes two defects the same."""
-    if defect.kind == "scale_too_large":  # which gradient overflows first is chance
+    if defect.kind in ("scale_too_large", "gradients_underflow"):  # which one is first is chance
         return defect.kind, "", None
     if defect.kind == "loss_differs" and defect.value is None:
         return defect.kind, "", None

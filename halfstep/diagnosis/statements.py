@@ -24,6 +24,7 @@ TITLES: Mapping[Kind, str] = {
     "gradients_underflow": "Gradients underflow",
     "gradients_differ": "Gradients differ from fp32",
     "update_lost": "An update is rounded away",
+    "scaled_gradients_compared": "A comparison depends on the loss scale",
     "scaled_gradients_edited": "Gradients are edited while they are scaled",
     "scaled_gradients_in_loss": "Scaled gradients are part of the loss",
     "gradients_cleared_before_step": "Gradients are cleared before the step",
@@ -46,6 +47,7 @@ ADVICE: Mapping[Kind, str] = {
     "gradients_differ": "Compare the precisions by module with halfstep.precision_diff.",
     "update_lost": "Keep weights and averages in fp32; autocast computes in half precision all the "
     "same.",
+    "scaled_gradients_compared": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_in_loss": "Divide them by scaler.get_scale() first.",
     "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
@@ -241,10 +243,14 @@ def _integers(observation: Observation) -> str:
 def _gradients_underflow(observation: Observation) -> str:
     defect = observation.first
     at = f" at a scale of {scale_text(defect.scale)}" if defect.scale not in (None, 1.0) else ""
-    return (
+    text = (
         f"{steps_of(observation)} gradients are 0 in half precision that are not 0 in fp32: "
         f"{_in_step(observation)}{percent(defect.share)} of the squared norm{at}."
     )
+    if defect.site.line:
+        text += f" Most of them become so in {named(defect.site)}"
+        text += ", whatever the scale is." if defect.helps else "."
+    return text
 
 
 def _gradients_differ(observation: Observation) -> str:
@@ -263,11 +269,21 @@ def _update_lost(observation: Observation) -> str:
     )
 
 
+def _compared(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} compares gradients that are still "
+        f"multiplied by the loss scale, {scale_text(defect.scale)} in step {defect.step:,}, with "
+        "what is not. With another scale it may decide otherwise."
+    )
+
+
 def _edited(observation: Observation) -> str:
     defect = observation.first
     return (
-        f"{steps_of(observation)} {named(defect.site)} changes gradients that are still "
-        f"multiplied by the loss scale, {scale_text(defect.scale)} in step {defect.step:,}."
+        f"{steps_of(observation)} {named(defect.site)} computes with gradients that are still "
+        f"multiplied by the loss scale, {scale_text(defect.scale)} in step {defect.step:,}. What "
+        "the optimizer gets is no longer proportional to it."
     )
 
 
@@ -326,6 +342,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "gradients_underflow": _gradients_underflow,
     "gradients_differ": _gradients_differ,
     "update_lost": _update_lost,
+    "scaled_gradients_compared": _compared,
     "scaled_gradients_edited": _edited,
     "scaled_gradients_in_loss": _scaled_in_loss,
     "gradients_cleared_before_step": _cleared,
@@ -373,7 +390,7 @@ def _advice(observation: Observation) -> str:
         return ""
     if defect.kind == "overflow" and defect.dtype == "float32":
         return BEYOND_FP32
-    if defect.kind in ADVICE:
+    if defect.kind in ADVICE and not (defect.kind == "gradients_underflow" and defect.helps):
         return ADVICE[defect.kind]
     if "fp32" not in defect.helps:
         return ""

@@ -1,7 +1,6 @@
 """One call of an operator in a shadow step, and its second run. This module imports torch."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,17 @@ from torch._C import _current_graph_task_id
 
 from halfstep.shadow.arguments import IN_FP64, adapted, in_fp32, in_fp64, mapped
 from halfstep.shadow.facts import Facts, all_finite, examine
+from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
     DIFFERENCES,
-    FILLS,
     MOVES,
     PRODUCTS_OF_TWO,
     RESULTS,
     SELECTIONS,
     UNWRITTEN,
+    ZERO_TESTS,
     Operator,
     has_numbers,
     has_opaque_state,
@@ -29,7 +29,7 @@ from halfstep.shadow.operators import (
     tensors_in,
 )
 from halfstep.shadow.reproduction import reproduction
-from halfstep.shadow.scale import common_power, result_power
+from halfstep.shadow.scale import UNKNOWN, Power, ScaleExperiment
 
 if TYPE_CHECKING:
     from halfstep.shadow.mode import ShadowMode
@@ -77,6 +77,8 @@ class Call:
     ) -> None:
         """tensors: all of the arguments, in order."""
         self._mode, self._func, self.operator, self.tensors = mode, func, operator, tensors
+        self._actual, self._args = args, args
+        self._actual_kwargs, self._kwargs = kwargs, kwargs
         memory = mode.memory
         self._entries = [
             mode.entry(tensor, is_part=operator.name in SELECTIONS) for tensor in tensors
@@ -94,12 +96,14 @@ class Call:
         self._inputs = [
             self._input(tensor, entry) for tensor, entry in zip(tensors, self._entries, strict=True)
         ]
-        self._powers = list(self._powers_of(args, kwargs))
+        self._is_of_scale = any(
+            entry.power != 0 or any(each.is_of_scale for each in entry.writers)
+            for entry in self._entries
+        )
+        self._power = self._measured_power()
         self._infinite = any(
             isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values())
         )
-        self._actual, self._args = args, args
-        self._actual_kwargs, self._kwargs = kwargs, kwargs
         if self._is_rerun:
             for tensor in self._written:
                 if tensor.is_floating_point() or tensor.is_complex():
@@ -108,6 +112,12 @@ class Call:
             own = mapped(args, self._shadow_of, SHADOW_DTYPES)
             self._args = adapted(operator, own)
             self._kwargs = mapped(kwargs, self._shadow_of, SHADOW_DTYPES)
+        #: Arguments in fp32 before a change in place, in a step that measures its rounding.
+        self._before: tuple[Any, Any] | None = None
+        if mode.measures and has_half and self._may_run and self._written:
+            self._before = tuple(
+                mapped(each, lambda t: in_fp32(t).clone(), SHADOW_DTYPES) for each in (args, kwargs)
+            )
         self._repaired: tuple[Any, Any] | None = None
         if mode.repair is not None and self._may_run and _current_graph_task_id() == NO_PASS:
             try:
@@ -125,12 +135,28 @@ class Call:
                 self._mode.read(tensor, entry, facts)
         return Input(entry.writers, facts)
 
-    def _powers_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[int | None]:
-        """Yield the power of the loss scale in each argument with floating-point tensors."""
-        for value in (*args, *kwargs.values()):
-            found = (self._mode.memory.find(t) for t in tensors_in(value) if has_numbers(t))
-            if powers := [entry.power for entry in found if entry is not None]:
-                yield common_power(powers)
+    def _measured_power(self) -> Power:
+        """Return how the results will depend on the loss scale, before the operator runs."""
+        if not self._is_of_scale:
+            return 0
+        is_linear = _current_graph_task_id() != NO_PASS and not self._is_of_script()
+        if is_linear or not self._may_run:  # in the gradient that comes in
+            powers = {entry.power for entry in self._entries if entry.power != 0}
+            return 0 if not powers else powers.pop() if len(powers) == 1 else UNKNOWN
+        find = self._mode.memory.find
+        return ScaleExperiment(
+            self._func,
+            self.operator,
+            self._actual,
+            self._actual_kwargs,
+            lambda tensor: 0 if (entry := find(tensor)) is None else entry.power,
+            lambda tensor: (entry := find(tensor)) is None or entry.writers[0].name == OUTSIDE,
+            self._mode.scale,
+        ).result_power()
+
+    def _is_of_script(self) -> bool:
+        """Return whether a line of Python called the operator within a backward pass."""
+        return bool(place_of_caller(is_backward=True).line)
 
     def _keep_lasting(self) -> None:
         """Copy half-precision tensors that are older than the step, before their first change."""
@@ -143,7 +169,8 @@ class Call:
                 mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow)
 
     def _shadow_of(self, tensor: Tensor) -> Tensor:
-        return self._mode.shadow(tensor) if has_numbers(tensor) else tensor
+        has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
+        return self._mode.shadow(tensor) if has_shadow else tensor
 
     def follow(self, result: Any) -> None:
         """Run the operator again, and compare each tensor that it made or changed."""
@@ -157,7 +184,7 @@ class Call:
             return
         made = mode.operation(operator)
         made.inputs, made.has_infinite_argument = self._inputs, self._infinite
-        made.power = self._power(made)
+        made.power = self._power
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
         if self._repaired is not None and mode.repair is not None:
@@ -172,6 +199,10 @@ class Call:
                 mode.memory.forget(tensor)  # numbers changed as integers
             elif shadows is not None and operator.name == "_to_copy" and not made.is_backward:
                 self._compare_integers(made, tensor, shadows[index])
+            if shadows is not None and tensor.dtype is torch.bool and is_readable(tensor):
+                self._compare_mask(made, tensor, shadows[index])
+            if made.power is None and is_readable(tensor) and not has_numbers(tensor):
+                self._decide(made, tensor)  # a mask that another scale would change
         for tensor in self._running_statistics():
             entry = self._changed(made, tensor)
             if (facts := examine(tensor, None)) is not None:
@@ -180,7 +211,9 @@ class Call:
             each.facts is not None or any(writer.is_tainted for writer in each.writers)
             for each in made.inputs
         )
-        if not (made.is_tainted or mode.measures or operator.name in MOVES):
+        made.is_of_scale = self._is_of_scale
+        is_edit = made.is_of_scale and (made.power is None or not made.is_backward)
+        if not (made.is_tainted or is_edit or mode.measures or operator.name in MOVES):
             made.inputs = []  # nothing leads back through it
 
     def _running_statistics(self) -> list[Tensor]:
@@ -195,21 +228,6 @@ class Call:
             is_readable(tensor) and tensor.untyped_storage()._cdata in storages
             for tensor in outputs
         )
-
-    def _power(self, made: Operation) -> int | None:
-        if made.is_backward:  # linear in the gradient that comes in
-            return 1 if 1 in self._powers else 0 if not any(self._powers) else None
-        if self.operator.name in FILLS and self._fills_with_zero():
-            return self._mode.entry(self.tensors[0]).power
-        second = self._args[1] if len(self._args) > 1 else None
-        number = float(second) if isinstance(second, int | float) else None
-        return result_power(self.operator.name, self._powers, number, self._mode.scale)
-
-    def _fills_with_zero(self) -> bool:
-        value = self._actual[-1] if self._actual else None
-        if isinstance(value, Tensor):
-            return is_readable(value) and not bool(value.any())
-        return isinstance(value, int | float) and value == 0
 
     def _factor(self, outputs: list[Tensor]) -> float | None:
         """Return the number by which a loss was multiplied, if that is what the operator does."""
@@ -275,6 +293,23 @@ class Call:
         if is_measured and tensor.numel() <= MOST_MEASURED:
             made.own_error = max(made.own_error, self._own_error(tensor))
 
+    def _compare_mask(self, made: Operation, mask: Tensor, shadow: Tensor) -> None:
+        """Keep a mask that is another in fp32, since values became 0 in half precision."""
+        is_test = self.operator.name in ZERO_TESTS and self._actual[1] == 0
+        follows = any(
+            each.values is not None and not has_numbers(tensor)
+            for tensor, each in zip(self.tensors, self._entries, strict=True)
+        )
+        if (is_test or follows) and not torch.equal(mask, shadow):
+            entry = self._mode.memory.find(mask) or self._mode.memory.add(mask)
+            entry.writers = [made]
+            self._mode.memory.assign(mask, entry, shadow)
+
+    def _decide(self, made: Operation, tensor: Tensor) -> None:
+        """Keep that a tensor of no numbers depends on the loss scale."""
+        entry = self._mode.memory.find(tensor) or self._mode.memory.add(tensor)
+        entry.writers, entry.power = [*entry.writers, made], None
+
     def _compare_integers(self, made: Operation, integers: Tensor, shadow: Tensor) -> None:
         """Keep an operator whose integers, as of an index, are others in fp32."""
         if is_readable(integers) and integers.dtype != torch.bool and integers.numel():
@@ -329,9 +364,14 @@ class Call:
 
     def _from_actual(self) -> list[Tensor]:
         """Return the results in fp32 from the actual inputs."""
-        actual = self._actual, self._actual_kwargs
-        args, kwargs = (mapped(each, in_fp32, SHADOW_DTYPES) for each in actual)
-        return self._run(args, kwargs)
+        if self._before is None:
+            actual = self._actual, self._actual_kwargs
+            return self._run(*(mapped(each, in_fp32, SHADOW_DTYPES) for each in actual))
+        try:
+            self._func(*self._before[0], **self._before[1])
+        except Exception:
+            return []  # there is no kernel for these dtypes
+        return self.operator.written_tensors(*self._before)
 
     def _is_own(self, result: Tensor) -> bool | None:
         """Return whether fp32 would make the lost elements finite from the actual inputs."""

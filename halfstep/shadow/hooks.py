@@ -131,7 +131,7 @@ class ShadowHooks:
 
     def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
         if scaler._enabled:
-            self._call(self._sanitizer.judge, optimizer)
+            self._call(self._sanitizer.unscaling, optimizer)
         with self._sanitizer.paused():
             return original(scaler, optimizer)
 
@@ -139,7 +139,7 @@ class ShadowHooks:
         self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if scaler._enabled:
-            self._call(self._sanitizer.judge, optimizer)
+            self._call(self._sanitizer.unscaling, optimizer)
         self._in_scaler += scaler._enabled
         try:
             return original(scaler, optimizer, *args, **kwargs)

@@ -16,8 +16,9 @@ from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
+from halfstep.shadow.scale import Power, is_unknown
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import ancestors, first_scaled
+from halfstep.shadow.walk import ancestors, first_emptied, first_scaled
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -40,7 +41,7 @@ class SeenLoss:
     value: float
     shadow: float
     writer: Operation
-    power: int | None  # of the loss scale
+    power: Power  # of the loss scale
     repaired: float | None  # with one line in fp32
 
 
@@ -51,6 +52,7 @@ class GradientSums:
     nonfinite: list[Entry]
     shadow: float = 0.0
     lost: float = 0.0  # of the elements that are 0, and are not in the shadow
+    flushed: Entry | None = None  # the first one with such elements
     distance: float = 0.0
     are_shadows_finite: bool = True
 
@@ -83,6 +85,8 @@ class Judge:
         self._losses: list[SeenLoss] = []
         self._judged = 0  # of the losses
         self._has_lost_loss = False
+        self._dropped = GradientSums([])  # of a pass, until a step has been judged
+        self._dropped_loss: SeenLoss | None = None
         self.defects: list[Defect] = []
 
     def add(self, loss: SeenLoss) -> None:
@@ -109,10 +113,10 @@ class Judge:
         if not self._has_lost_loss:
             for loss in losses:
                 self._finite_loss(step, loss, sums)
-            self._finite_gradients(step, sums)
+            self._finite_gradients(step, sums, is_scaled=is_scaled)
         if is_scaled:
             for loss in losses:
-                if loss.power != 0:
+                if loss.power != 0 and not is_unknown(loss.power):
                     site = site_of(first_scaled(loss.writer))
                     self.found(
                         Defect(
@@ -125,6 +129,12 @@ class Judge:
                     )
                     break
 
+    def pass_ended(self, gradients: Sequence[Entry]) -> None:
+        """Keep nonfinite gradients that a backward pass has left: a loop may drop them itself."""
+        if gradients and not self._dropped.nonfinite:
+            loss = self._losses[-1] if self._losses else None
+            self._dropped, self._dropped_loss = GradientSums(list(gradients)), loss
+
     def changed(self, kind: Kind, step: int, operation: Operation) -> None:
         """Record a change of gradients at the wrong time."""
         site, scale = site_of(operation), self._mode.scale
@@ -133,6 +143,10 @@ class Judge:
     def end(self, step: int, weights: Iterable[Tensor]) -> None:
         """Judge what is left at the end of a step. weights: those that it has changed."""
         self._updates_lost(step)
+        if self._dropped.nonfinite and not any(
+            each.symptom in ("loss", "gradient") for each in self.defects
+        ):
+            self._nonfinite_gradients(step, self._dropped, self._dropped_loss)
         if self._mode.integers:
             operation, share = self._mode.integers[0]
             dtype = str(operation.dtype).removeprefix("torch.")
@@ -255,6 +269,7 @@ class Judge:
             sums.distance += float((exact - actual).pow(2).sum())
             if facts is not None and facts.flushed:
                 sums.lost += float(exact[actual == 0].pow(2).sum())
+                sums.flushed = sums.flushed or entry
         return sums
 
     def _nonfinite_gradients(self, step: int, sums: GradientSums, loss: SeenLoss | None) -> None:
@@ -340,7 +355,7 @@ class Judge:
         first = sorted(self._shadow_losses[:FIRST_LOSSES])
         return first[len(first) // 2] if first else 0.0
 
-    def _finite_gradients(self, step: int, sums: GradientSums) -> None:
+    def _finite_gradients(self, step: int, sums: GradientSums, *, is_scaled: bool) -> None:
         if sums.nonfinite or sums.shadow <= 0:
             return
         share, distance = sums.lost / sums.shadow, math.sqrt(sums.distance / sums.shadow)
@@ -349,8 +364,16 @@ class Judge:
             kind, share = "gradients_differ", distance
             if distance <= GRADIENTS_DIFFER:
                 return
-        scale = self._mode.scale
-        self.found(Defect(step=step, kind=kind, symptom="gradient", share=share, scale=scale))
+        defect = Defect(
+            step=step, kind=kind, symptom="gradient", share=share, scale=self._mode.scale
+        )
+        origin = None if sums.flushed is None else first_emptied(sums.flushed.writers[-1])
+        if kind == "gradients_underflow" and origin is not None:
+            is_at_any_scale = is_scaled and origin.power == 0
+            defect = replace(
+                defect, site=site_of(origin), helps=("fp32",) if is_at_any_scale else ()
+            )
+        self.found(defect)
 
     def _overflow_without_effect(self, step: int) -> None:
         for operation in self._mode.first_lost:

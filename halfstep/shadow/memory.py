@@ -31,7 +31,7 @@ class Entry:
     writers: list[Operation] = field(default_factory=list)
     is_suspect: bool = False  # some element is nonfinite: look again at each use
     is_unread: bool = False  # older than the step, and so large that only parts were read
-    power: int | None = 0  # of the loss scale
+    power: float | None = 0  # of the loss scale; see scale.py
 
     def has_expired(self) -> bool:
         """Return whether the storage no longer exists."""

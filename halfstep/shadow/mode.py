@@ -95,6 +95,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.measures = False  # whether each operator's own rounding is measured
         self.repair: Repair | None = None  # a line that computes in fp32 in this step
         self.on_write: Callable[[Entry, Operation], None] | None = None
+        #: Called with a comparison that the loop reads, and that depends on the loss scale.
+        self.on_decision: Callable[[Operation], None] | None = None
         self.unknown: dict[str, str] = {}  # operators that could not be run again, with the error
         self.operators = 0  # in all steps
         self.reset()
@@ -209,12 +211,21 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.memory.purge()
             if time.perf_counter() > self.deadline:
                 raise OutOfMemory("the step takes too long")
+        if operator.name in READS:
+            self._see_decision(tensors_in(args))
         if operator.is_view or operator.name in READS:
             return None
         tensors = tensors_in([*args, *kwargs.values()])
         if not all(map(is_readable, tensors)):
             return None
         return Call(self, func, operator, args, kwargs, tensors)
+
+    def _see_decision(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            if self.on_decision is not None and tensor.dtype is torch.bool and is_readable(tensor):
+                entry = self.memory.find(tensor)
+                if entry is not None and entry.power is None:
+                    self.on_decision(entry.writers[-1])
 
     def _operation(self, name: str) -> Operation:
         self._number += 1

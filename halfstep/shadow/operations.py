@@ -77,7 +77,8 @@ class Operation:
     dtype: torch.dtype | None = None  # of its result
     inputs: list[Input] = field(default_factory=list)
     result: Facts | None = None
-    power: int | None = 0  # of the loss scale in the result; see Scale in mode.py
+    power: float | None = 0  # of the loss scale in the result; see scale.py
+    is_of_scale: bool = False  # a value that depends on it has led to the result
     has_infinite_argument: bool = False  # as of masked_fill(mask, -inf)
     is_tainted: bool = False  # something is wrong in its result, or in what led to it
     is_unknown: bool = False  # it could not be run again

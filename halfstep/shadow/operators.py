@@ -38,10 +38,6 @@ DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "su
 DIVISIONS = frozenset({"div", "div_", "addcdiv", "addcdiv_"})
 #: Operators that take rows of their first argument, which may be a whole data set.
 SELECTIONS = frozenset({"index", "index_select", "gather", "embedding", "take", "masked_select"})
-#: Operators that write their last argument into a part of the first one.
-FILLS = frozenset(
-    {"fill_", "index_fill_", "masked_fill_", "masked_fill", "index_put_", "index_put", "copy_"}
-)
 PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
 #: Operators that move values, or only change their sign.
 MOVES = frozenset(
@@ -50,6 +46,8 @@ MOVES = frozenset(
         *("where", "masked_select", "flip", "roll", "repeat"),
     }
 )
+#: Operators that find the elements that are 0, if they compare with it.
+ZERO_TESTS = frozenset({"eq", "ne"})
 #: Operators that read a number of a result; nothing of them is run again.
 READS = frozenset({"_local_scalar_dense", "is_same_size", "equal", "set_"})
 

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from halfstep.diagnosis.defect import Defect, Site
+from halfstep.shadow.facts import all_finite
 from halfstep.shadow.judge import Judge, new_loss
 from halfstep.shadow.lines import ModuleNames, loop_code, outer_line
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
@@ -22,7 +23,7 @@ from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.reproduction import Reproduction
-from halfstep.shadow.walk import first_defect
+from halfstep.shadow.walk import first_defect, first_edit
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
 MOST_CARRIED = 1000
@@ -47,7 +48,7 @@ class Sanitizer:
         """on_defects: gets what each step has shown, if anything."""
         self.names = ModuleNames()
         self.mode = ShadowMode(budget_bytes, self.names.current, self.names.variable)
-        self.mode.on_write = self._written
+        self.mode.on_write, self.mode.on_decision = self._written, self._decided
         self._judge, self._on_defects = Judge(self.mode), on_defects
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
@@ -63,6 +64,11 @@ class Sanitizer:
     def reproductions(self) -> dict[Site, Reproduction]:
         """The operators of defects with their inputs, where these are kept."""
         return self._judge.reproductions
+
+    @property
+    def defects(self) -> list[Defect]:
+        """What the step under way has shown so far."""
+        return self._judge.defects
 
     @property
     def has_scaler(self) -> bool:
@@ -168,14 +174,35 @@ class Sanitizer:
         """Note that a pass has ended, which may have left scaled gradients."""
         self._passes -= 1
         self.mode.has_pass = self._passes > 0
-        if self._scaler is None or self._passes or self.mode.scale == 1.0:
+        if self._passes:
             return
-        for parameter in self.names.parameters():
-            gradient = parameter.grad
-            if gradient is not None and is_readable(gradient):
-                entry = self.mode.memory.find(gradient)
-                if entry is not None and entry.power == 1:
-                    self._gradients[id(entry)] = entry
+        gradients = [each.grad for each in self.names.parameters() if each.grad is not None]
+        found = map(self.mode.memory.find, filter(is_readable, gradients))
+        entries = [entry for entry in found if entry is not None]
+        self._judge.pass_ended([each for each in entries if each.is_suspect])
+        if self._scaler is not None and self.mode.scale != 1.0:
+            self._gradients |= {id(each): each for each in entries if each.power == 1}
+
+    def unscaling(self, optimizer: Any) -> None:
+        """Judge an optimizer whose gradients the scaler is about to divide by the scale."""
+        if id(optimizer) not in self._judged and not (self.mode.is_over_budget or self._passes):
+            with self.apart():
+                self._report_powers(optimizer)
+        self.judge(optimizer)
+
+    def _report_powers(self, optimizer: Any) -> None:
+        """Report a finite gradient that is not proportional to the scale, if it was."""
+        for parameter in parameters_of(optimizer):
+            gradient = None if parameter.grad is None else local(parameter.grad)
+            if gradient is None or not is_readable(gradient):
+                continue
+            entry = self.mode.memory.find(gradient)
+            if entry is None or entry.power != entry.writers[-1].power:
+                continue  # older than the step, or unscaled for another optimizer
+            edit = first_edit(entry.writers[-1])
+            if edit is not None and all_finite(gradient) and bool(gradient.any()):
+                self._judge.changed("scaled_gradients_edited", self.step, edit)
+                return
 
     def judge(self, optimizer: Any) -> None:
         """Judge the losses and gradients with which an optimizer is about to step.
@@ -186,7 +213,7 @@ class Sanitizer:
         if id(optimizer) in self._judged or self.mode.is_over_budget or self._passes:
             return
         self._judged.add(id(optimizer))
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = parameters_of(optimizer)
         self.judge_gradients([each.grad for each in parameters if each.grad is not None])
         with self.apart():
             self._report_clearing(parameters)
@@ -206,12 +233,11 @@ class Sanitizer:
 
     def stepped(self, optimizer: Any) -> None:
         """See that an optimizer has stepped: later changes of its gradients have no effect."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = None if parameter.grad is None else local(parameter.grad)
-                if gradient is not None and is_readable(gradient):
-                    storage = gradient.untyped_storage()
-                    self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        for parameter in parameters_of(optimizer):
+            gradient = None if parameter.grad is None else local(parameter.grad)
+            if gradient is not None and is_readable(gradient):
+                storage = gradient.untyped_storage()
+                self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
     def autocast_stays(self) -> None:
         """See that autocast was not left since the step before."""
@@ -283,6 +309,11 @@ class Sanitizer:
         if is_scaled and operation.power is None and not is_clearing:
             self._judge.changed("scaled_gradients_edited", self.step, self._called(operation))
 
+    def _decided(self, operation: Operation) -> None:
+        """See that the loop reads a comparison that another scale would change."""
+        if self.has_scaler and not self._passes:
+            self._judge.changed("scaled_gradients_compared", self.step, operation)
+
     def _called(self, operation: Operation) -> Operation:
         """Return an operation with the line of the loop that called its function."""
         file, line = outer_line(self._loop_code)
@@ -325,3 +356,8 @@ class Sanitizer:
         elif not origin.inputs or origin.has_infinite_argument:  # made by the loop on purpose
             return None
         return Carried(self.step, replace(origin, inputs=[]))
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
+    return [each for group in optimizer.param_groups for each in group["params"]]

@@ -1,72 +1,194 @@
-"""Dependence of values on the loss scale.
+"""How values depend on the loss scale, by experiment. This module imports torch.
 
 A value has power 1 if it is proportional to the scale, as a scaled loss and its gradients are, -1
-if it is proportional to the inverse, 0 if it does not depend on it, and None otherwise.
+if it is proportional to the inverse, 0 if it does not depend on it, None if it depends on it in
+another way, and UNKNOWN if that cannot be told.
+
+An operator with such inputs runs again in fp64: with its inputs as they are, those that are not
+finite as 1, and as they would be with another scale.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-#: Operators of two factors: the powers add up.
-PRODUCTS = frozenset({"mul", "mul_", "mm", "bmm", "dot", "mv", "matmul"})
-QUOTIENTS = frozenset({"div", "div_"})
-RECIPROCALS = frozenset({"reciprocal", "reciprocal_"})
-SIGNS = frozenset({"sign", "sign_", "sgn", "sgn_"})  # no scale changes them
-COPIES = frozenset({"copy_"})  # the result is the second argument
-#: Operators whose result is proportional to their inputs.
-PROPORTIONAL = frozenset(
-    {
-        *("abs", "abs_", "neg", "neg_", "sum", "mean", "norm", "linalg_vector_norm", "max", "min"),
-        *("clone", "copy_", "_to_copy", "detach", "stack", "cat", "index", "select", "where"),
-        *("add", "add_", "sub", "sub_", "rsub", "maximum", "minimum", "expand", "index_select"),
-        *("amax", "amin", "masked_fill", "masked_fill_", "gather", "relu"),
-        *("triu", "triu_", "tril", "tril_", "std", "take", "diag_embed", "diagonal_scatter"),
-        *("cumsum", "flip", "roll", "repeat", "scatter_add_", "index_add_", "embedding"),
-    }
-)
+import torch
+from torch import Tensor
+
+from halfstep.shadow.arguments import mapped
+from halfstep.shadow.operators import Operator, tensors_in
+
+Power = float | None
+UNKNOWN = math.nan
+#: Another scale, relative to the current one: exact in binary, and so are its square roots.
+FACTOR, FACTOR_OF_DECISIONS = 2.0**4, 2.0**16
 LARGEST = 4  # a squared norm has 2
-FOREACH = "_foreach_"
+TOLERANCE = 1e-6  # relative to the largest element: an eps is no dependence
+#: A number that is the scale or its inverse is taken for it, if the scale is at least the first;
+#: a factor beyond the second may be an unscaling that cannot be told.
+SMALLEST_SCALE, LARGEST_FACTOR = 8.0, 16.0
+MOST_ELEMENTS = 10_000_000  # of an input
+PRODUCTS = frozenset({"mul", "mul_", "div", "div_"})
+WRITES = frozenset({"copy_", "fill_"})  # the result is the second argument
+#: Numbers beyond these are about the range of half precision.
+RANGE = (2.0**-13, 2.0**15)
+FP64 = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
+FP64[torch.complex64] = torch.complex128
 
 
-def result_power(
-    name: str, powers: Sequence[int | None], number: float | None, scale: float
-) -> int | None:
-    """Return the power of an operator's result.
+def is_unknown(power: Power) -> bool:
+    """Return whether the dependence cannot be told."""
+    return power is not None and math.isnan(power)
 
-    powers: of its arguments that hold floating-point tensors, in order.  number: its second
-    argument, if that is a Python number.  scale: the current one.
-    """
-    base = name.removeprefix(FOREACH)
-    if base.endswith("_like") or base.startswith("new_") or base in SIGNS:
-        return 0
-    if base in COPIES:
-        powers = powers[1:]
-    if number is not None and powers and base in PRODUCTS | QUOTIENTS:
-        powers = [*powers[:1], _power_of(number, scale) if powers[0] else 0]
-    if not any(power != 0 for power in powers):
-        return 0
-    known = [power for power in powers if power is not None]
-    if len(known) < len(powers):
+
+class ScaleExperiment:
+    """One operator, with the powers of its inputs and the current scale."""
+
+    def __init__(
+        self,
+        func: Any,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        power_of: Callable[[Tensor], Power],
+        is_given: Callable[[Tensor], bool],
+        scale: float,
+    ) -> None:
+        """is_given: whether a tensor is from outside of the step, and may hold any number."""
+        self._func, self._operator, self._args, self._kwargs = func, operator, args, kwargs
+        self._power_of, self._is_given, self._scale = power_of, is_given, scale
+
+    def result_power(self) -> Power:
+        """Return the power of the results; None for a decision that another scale would change."""
+        name = self._operator.name.removeprefix("_foreach_")
+        if name.endswith("_like") or name.startswith("new_"):
+            return 0
+        inputs = self._args[1:] if name in WRITES else (*self._args, *self._kwargs.values())
+        if name in WRITES and not torch.as_tensor(self._args[1]).any():
+            return self._power_of(self._args[0])  # zeros in a part are of any power
+        powers = [self._power_of(tensor) for tensor in tensors_in(list(inputs))]
+        has_scale = any(map(self._power_of_number, self._numbers()))
+        if not has_scale and not any(power != 0 for power in powers):
+            return 0
+        if None in powers:
+            return None
+        is_large = any(tensor.numel() > MOST_ELEMENTS for tensor in tensors_in(list(inputs)))
+        if is_large or any(map(is_unknown, powers)) or (1 in powers and self._may_unscale(name)):
+            return UNKNOWN
+        try:
+            return self._measured(powers)
+        except Exception:  # there is no kernel for fp64
+            return UNKNOWN
+
+    def _measured(self, powers: Sequence[Power]) -> Power:
+        plain = self._results(1.0)
+        numbers = [each for each in plain if each.dtype in FP64.values()]
+        if len(numbers) < len(plain) and not self._is_about_range():
+            others = (self._results(FACTOR_OF_DECISIONS**sign) for sign in (1, -1))
+            if any(_differ(plain, other) for other in others):
+                return None
+        if not numbers:
+            return 0
+        if not all(map(_is_finite, numbers)):
+            return UNKNOWN
+        larger, smaller = (self._results(FACTOR**sign) for sign in (1, -1))
+        measured = [
+            _power(*three)
+            for three in zip(plain, larger, smaller, strict=True)
+            if three[0].dtype in FP64.values() and bool(three[0].any())
+        ]
+        found = _common(measured or powers)
+        is_growing = bool(measured) and found is not None and found > 0
+        if is_growing and all(map(_is_finite, self._results(math.inf))):
+            return None  # an overflow of a scaled gradient is hidden from the scaler
+        return found
+
+    def _results(self, factor: float) -> list[Tensor]:
+        """Return the results with another scale, or an infinite one; no tensor is changed."""
+
+        def scaled(tensor: Tensor) -> Tensor:
+            power = self._power_of(tensor) or 0
+            if self._is_number(tensor):
+                power = self._power_of_number(float(tensor))
+            own = tensor.to(FP64.get(tensor.dtype, tensor.dtype), copy=True)
+            if not power:
+                return own
+            own = torch.where(torch.isfinite(own), own, 1.0)
+            return torch.where(own == 0, own, own * factor**power)
+
+        def with_numbers(value: Any) -> Any:
+            if isinstance(value, float):
+                return value * factor ** self._power_of_number(value)
+            return mapped(value, scaled, FP64)
+
+        args = tuple(map(with_numbers, self._args))
+        kwargs = {name: with_numbers(value) for name, value in self._kwargs.items()}
+        outputs = self._func(*args, **kwargs)
+        return self._operator.written_tensors(args, kwargs) or tensors_in(outputs)
+
+    def _power_of_number(self, value: float) -> int:
+        """Return the power of a number of the loop, by its value."""
+        if self._scale < SMALLEST_SCALE:
+            return 0
+        return 1 if value == self._scale else -1 if value == 1.0 / self._scale else 0
+
+    def _may_unscale(self, name: str) -> bool:
+        """Return whether a factor may be an inverse scale that has been computed with others."""
+        factors = [abs(each) for each in self._numbers() if not self._power_of_number(each)]
+        largest = min(LARGEST_FACTOR, self._scale / 2)
+        return name in PRODUCTS and any(
+            each and max(each, 1.0 / each) > largest for each in factors
+        )
+
+    def _is_about_range(self) -> bool:
+        """Return whether a number is beyond those of usual values, such as the limit of fp16."""
+        sizes = [abs(each) for each in self._numbers() if each]
+        return any(not RANGE[0] <= each < RANGE[1] for each in sizes)
+
+    def _numbers(self) -> Iterable[float]:
+        """Yield the numbers among the arguments."""
+        for value in (*self._args, *self._kwargs.values()):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number or (isinstance(value, Tensor) and self._is_number(value)):
+                yield float(value)
+
+    def _is_number(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a number of the loop."""
+        is_one = tensor.numel() == 1 and tensor.dtype in FP64
+        return is_one and self._power_of(tensor) == 0 and self._is_given(tensor)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _differ(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether results that are no numbers, such as masks and indices, differ."""
+    return any(
+        not torch.equal(one, other)
+        for one, other in zip(some, others, strict=True)
+        if one.dtype not in FP64.values()
+    )
+
+
+def _power(plain: Tensor, larger: Tensor, smaller: Tensor) -> Power:
+    """Return the power of a result from its values with three scales."""
+    size = float(plain.abs().max())
+    ratio = float(larger.abs().max()) / size
+    power = (
+        round(2 * math.log(ratio, FACTOR)) / 2
+        if ratio > 0 and math.isfinite(ratio)
+        else LARGEST + 1
+    )
+    if abs(power) > LARGEST:
         return None
-    if base in PRODUCTS and len(known) == 2:
-        return _bounded(known[0] + known[1])
-    if base in QUOTIENTS and len(known) == 2:
-        return _bounded(known[0] - known[1])
-    if base in RECIPROCALS:
-        return -known[0]
-    return known[0] if base in PROPORTIONAL and len(set(known)) == 1 else None
+    for other, factor in ((larger, FACTOR**power), (smaller, FACTOR**-power)):
+        if not float((other / factor - plain).abs().max()) <= TOLERANCE * size:
+            return None
+    return power
 
 
-def common_power(powers: Sequence[int | None]) -> int | None:
-    """Return the power of a list of tensors."""
-    return powers[0] if len(set(powers)) == 1 else None
-
-
-def _power_of(number: float, scale: float) -> int:
-    """Return the power of a Python number, by its value."""
-    if scale == 1.0:
-        return 0
-    return 1 if number == scale else -1 if number == 1.0 / scale else 0
-
-
-def _bounded(power: int) -> int | None:
-    return power if abs(power) <= LARGEST else None
+def _common(powers: Sequence[Power]) -> Power:
+    """Return the power of all of several tensors; UNKNOWN if they have different ones."""
+    different = set(powers) - {0}
+    return next(iter(different)) if len(different) == 1 else UNKNOWN if different else 0

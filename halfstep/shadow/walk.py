@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import DIFFERENCES, DIVISIONS, MOVES
+from halfstep.shadow.scale import is_unknown
 
 MOST_STEPS = 10_000
 MOST_ANCESTORS = 100_000
@@ -41,6 +42,26 @@ def first_scaled(operation: Operation) -> Operation:
             break
         operation = found
     return operation
+
+
+def first_edit(gradient: Operation) -> Operation | None:
+    """Return the first operation of those that made a scaled gradient depend on it in another way.
+
+    None if a gradient is proportional to the scale, was never scaled, or if that is not known.
+    """
+    found = None
+    operation: Operation | None = gradient
+    for _ in range(MOST_STEPS):
+        if operation is None or not _is_edited(operation):
+            break
+        found = operation
+        operation = earliest(filter(_is_edited, _sources(operation)), before=operation)
+    return found
+
+
+def _is_edited(operation: Operation) -> bool:
+    """Return whether a scaled value led to a result that is not proportional to the scale."""
+    return operation.is_of_scale and operation.power != 1 and not is_unknown(operation.power)
 
 
 def has_lost(operation: Operation) -> bool:
@@ -101,6 +122,27 @@ def first_flushed(operation: Operation) -> Operation:
             break
         operation, inputs = found, found.inputs
     return operation
+
+
+def first_emptied(gradient: Operation) -> Operation:
+    """Return the operation in which most of what led to a gradient became 0."""
+    operation = gradient
+    for _ in range(MOST_STEPS):
+        found = earliest(filter(_is_emptied, _sources(operation)), before=operation)
+        if found is None:
+            break
+        operation = found
+    return operation
+
+
+def _is_emptied(operation: Operation) -> bool:
+    """Return whether at least half of a result is 0 only in half precision."""
+    facts = operation.result
+    return facts is not None and 2 * facts.flushed >= facts.elements
+
+
+def _sources(operation: Operation) -> list[Operation]:
+    return [writer for each in operation.inputs for writer in each.writers]
 
 
 def first_rounded(operation: Operation) -> Operation:

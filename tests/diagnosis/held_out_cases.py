@@ -60,6 +60,7 @@ KINDS = {
     },
     "scaled gradients": {
         *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_gradients_clipped"),
+        "scaled_gradients_compared",
     },
     "call order": {
         *("scaled_gradients_clipped", "scaler_call_order", "loss_not_scaled", "no_inf_checks"),

@@ -45,6 +45,7 @@ SHADOW_CAUSES = (
     "gradients_underflow",
     "gradients_differ",
     "update_lost",
+    "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",
     "gradients_cleared_before_step",

@@ -452,7 +452,7 @@ def hooks() -> Any:
         module.register_forward_hook(lambda _module, _inputs, result: result * 1.01)
         module.register_full_backward_hook(lambda _module, inputs, _results: inputs)
     for parameter in model.parameters():
-        parameter.register_hook(lambda gradient: gradient.clamp(-1e4, 1e4))
+        parameter.register_hook(lambda gradient: gradient.mul(0.99))
         parameter.register_post_accumulate_grad_hook(halve)
 
     def loss() -> Tensor:

@@ -449,6 +449,177 @@ def test_the_sign_of_a_scaled_gradient_is_used_as_it_is() -> None:
     assert not any(row.is_fault for row in rows_of_loop(train))
 
 
+def steps_with_scaled_gradients(
+    use: Callable[[list[Tensor], float], object], *, scale: float = 1024.0, factor: float = 1.0
+) -> list[Row]:
+    """Train a layer whose gradients are used while they are scaled. factor: of the loss.
+
+    use: gets the gradients and the scale; returns False to leave out the step.
+    """
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().square().mean()
+            scaler.scale(loss * factor).backward()
+            if use([p.grad for p in net.parameters() if p.grad is not None], scale) is not False:
+                scaler.step(optimizer)
+                scaler.update()
+
+    return rows_of_loop(train)
+
+
+def clip_each(gradients: list[Tensor], _scale: float) -> None:
+    """Clip by hand, with a bound that is always exceeded."""
+    norm = torch.stack([each.norm() for each in gradients]).norm()
+    for each in gradients:
+        each.mul_((1e-3 / (norm + 1e-6)).clamp(max=1.0))
+
+
+def replace_by_sign(gradients: list[Tensor], _scale: float) -> None:
+    """Make all as large as the scale lets them be."""
+    for each in gradients:
+        each.data = each.sign()
+
+
+def unscale_by_hand(gradients: list[Tensor], scale: float) -> None:
+    """Unscale what the scaler unscales again."""
+    for each in gradients:
+        each.data = each / scale
+
+
+@pytest.mark.parametrize("edit", [clip_each, replace_by_sign, unscale_by_hand])
+def test_gradients_that_do_not_grow_with_the_scale_are_no_scaled_ones(
+    edit: Callable[[list[Tensor], float], None],
+) -> None:
+    """The scaler divides them by the scale all the same."""
+    assert first(steps_with_scaled_gradients(edit)).kind == "scaled_gradients_edited"
+
+
+def leave_out(threshold: float) -> Callable[[list[Tensor], float], bool]:
+    """Return a guard of a loop."""
+    return lambda gradients, _scale: not bool(gradients[0].norm() > threshold)
+
+
+def mask_small(gradients: list[Tensor], _scale: float) -> None:
+    """Drop the elements below a half of the largest one, in proportion to it."""
+    for each in gradients:
+        each.mul_(each.abs() >= each.abs().max() / 2)
+
+
+def unscale_and_scale(gradients: list[Tensor], scale: float) -> None:
+    """Clip unscaled gradients, and scale them again."""
+    for each in gradients:
+        each.data = (each / scale).clamp(-1e-3, 1e-3) * scale
+
+
+def clip_by_a_scaled_bound(gradients: list[Tensor], scale: float) -> None:
+    """Clip at a bound that is scaled as they are."""
+    for each in gradients:
+        each.clamp_(-1e-3 * scale, 1e-3 * scale)
+
+
+def test_a_guard_that_depends_on_the_scale_is_seen() -> None:
+    """Also if it leaves out no step."""
+    [row] = [row for row in steps_with_scaled_gradients(leave_out(1e4)) if row.is_fault]
+    assert (row.kind, row.source) == (
+        "scaled_gradients_compared",
+        "gradients[0].norm() > threshold",
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "factor"),
+    [
+        (mask_small, 1.0),
+        (unscale_and_scale, 1.0),
+        (lambda gradients, _scale: bool(gradients[0].norm() > 0), 1.0),
+        (lambda gradients, _scale: bool(gradients[0].norm() < 65504), 1.0),
+        (lambda gradients, _scale: bool(gradients[0].isfinite().all()), 1.0),
+        (lambda gradients, _scale: bool(gradients[0].isfinite().all()) or None, 1e38),
+    ],
+)
+def test_a_use_of_scaled_gradients_in_proportion_is_right(
+    use: Callable[[list[Tensor], float], object], factor: float
+) -> None:
+    """Nor does a test of what is finite, or within a range of half precision, depend on it."""
+    kinds = {row.kind for row in steps_with_scaled_gradients(use, factor=factor) if row.is_fault}
+    assert not kinds & {"scaled_gradients_compared", "scaled_gradients_edited"}
+
+
+def test_a_bound_in_a_hook_on_scaled_gradients_is_seen() -> None:
+    """Within the backward pass, where the operators of modules are linear in the gradient."""
+
+    def train(*, is_right: bool) -> None:
+        net = nn.Linear(4, 1)
+        bound = 1e-3 * (1024.0 if is_right else 1.0)
+        net.weight.register_hook(lambda gradient: gradient.clamp(-bound, bound))
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    row = first(rows_of_loop(lambda: train(is_right=False)))
+    assert (row.kind, row.source) == ("scaled_gradients_edited", "gradient.clamp(-bound, bound)")
+
+
+def test_gradients_that_the_loop_drops_itself_are_judged() -> None:
+    """It has no scaler, and takes no step with gradients that are not finite."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1, dtype=HALF)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        for step in range(4):
+            optimizer.zero_grad()
+            x = torch.full((2, 4), 100.0 if step == 1 else 1.0, dtype=HALF)
+            (net(x).float() * 1000.0).mean().backward()
+            if all(torch.isfinite(each.grad).all() for each in net.parameters()):  # type: ignore[arg-type]
+                optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.symptom, row.steps) == ("overflow", "gradient", [2])
+
+
+def test_zeros_that_a_backward_pass_masks_are_an_underflow_at_any_scale() -> None:
+    """As of atan2, whose squares are 0 in fp16: it then returns a gradient of 0."""
+    row = first(
+        check(
+            lambda w: torch.atan2((w * 1e-5).half(), torch.full((4,), 1e-5).half()).float().mean()
+        )
+    )
+    assert (row.kind, row.share) == ("gradients_underflow", 1.0)
+    assert "whatever the scale is" in row.text
+    assert "fp32" in row.advice
+
+
+def test_a_sum_in_place_that_stops_growing_is_found() -> None:
+    """In bf16 the sum of ones ends at 256."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        for _ in range(6):
+            optimizer.zero_grad()
+            count = torch.zeros(1, dtype=torch.bfloat16)
+            count.index_add_(0, torch.zeros(1000, dtype=torch.int64), torch.ones(1000).bfloat16())
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = net(torch.ones(2, 4)).float().square().mean() / count.float().squeeze()
+            loss.backward()
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.operator) == ("loss_differs", "index_add_")
+
+
 def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
     """Not the body of the loop, too."""
 
