@@ -4,8 +4,8 @@ A value has power 1 if it is proportional to the scale, as a scaled loss and its
 if it is proportional to the inverse, 0 if it does not depend on it, None if it depends on it in
 another way, and UNKNOWN if that cannot be told.
 
-An operator with such inputs runs again in fp64: with its inputs as they are, those that are not
-finite as 1, and as they would be with another scale.
+An operator with such inputs runs again in fp64: with its inputs as they are, where infinities, NaNs
+and tensors of zeros are ones, and as they would be with another scale.
 """
 
 import math
@@ -28,7 +28,8 @@ TOLERANCE = 1e-6  # relative to the largest element: an eps is no dependence
 #: a factor beyond the second may be an unscaling that cannot be told.
 SMALLEST_SCALE, LARGEST_FACTOR = 8.0, 16.0
 MOST_ELEMENTS = 10_000_000  # of an input
-PRODUCTS = frozenset({"mul", "mul_", "div", "div_"})
+QUOTIENTS = frozenset({"div", "div_"})
+PRODUCTS = QUOTIENTS | {"mul", "mul_"}
 WRITES = frozenset({"copy_", "fill_"})  # the result is the second argument
 #: Numbers beyond these are about the range of half precision.
 RANGE = (2.0**-13, 2.0**15)
@@ -61,7 +62,7 @@ class ScaleExperiment:
     def result_power(self) -> Power:
         """Return the power of the results; None for a decision that another scale would change."""
         name = self._operator.name.removeprefix("_foreach_")
-        if name.endswith("_like") or name.startswith("new_"):
+        if name.endswith("_like") or name.startswith("new_") or name == "zero_":
             return 0
         inputs = self._args[1:] if name in WRITES else (*self._args, *self._kwargs.values())
         if name in WRITES and not torch.as_tensor(self._args[1]).any():
@@ -72,11 +73,12 @@ class ScaleExperiment:
             return 0
         if None in powers:
             return None
+        known = [power for power in powers if power is not None and not is_unknown(power)]
         is_large = any(tensor.numel() > MOST_ELEMENTS for tensor in tensors_in(list(inputs)))
-        if is_large or any(map(is_unknown, powers)) or (1 in powers and self._may_unscale(name)):
+        if is_large or len(known) < len(powers) or self._may_unscale(name, known):
             return UNKNOWN
         try:
-            return self._measured(powers)
+            return self._measured(known)
         except Exception:  # there is no kernel for fp64
             return UNKNOWN
 
@@ -114,6 +116,8 @@ class ScaleExperiment:
             if not power:
                 return own
             own = torch.where(torch.isfinite(own), own, 1.0)
+            if not own.any():  # as a penalty that is not yet one
+                own = torch.ones_like(own)
             return torch.where(own == 0, own, own * factor**power)
 
         def with_numbers(value: Any) -> Any:
@@ -132,13 +136,19 @@ class ScaleExperiment:
             return 0
         return 1 if value == self._scale else -1 if value == 1.0 / self._scale else 0
 
-    def _may_unscale(self, name: str) -> bool:
+    def _may_unscale(self, name: str, powers: Sequence[float]) -> bool:
         """Return whether a factor may be an inverse scale that has been computed with others."""
-        factors = [abs(each) for each in self._numbers() if not self._power_of_number(each)]
+        if name not in PRODUCTS:
+            return False
         largest = min(LARGEST_FACTOR, self._scale / 2)
-        return name in PRODUCTS and any(
-            each and max(each, 1.0 / each) > largest for each in factors
-        )
+        for number in self._numbers():
+            if number and not self._power_of_number(number):
+                factor = abs(1.0 / number if name in QUOTIENTS else number)
+                if any(power > 0 for power in powers) and factor < 1.0 / largest:
+                    return True
+                if any(power < 0 for power in powers) and factor > largest:
+                    return True
+        return False
 
     def _is_about_range(self) -> bool:
         """Return whether a number is beyond those of usual values, such as the limit of fp16."""

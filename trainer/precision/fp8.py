@@ -26,7 +26,7 @@ from trainer.precision.module_names import chosen, named
 CAPABILITY = (8, 9)
 #: Tensor cores process fp8 numbers in units of 16 bytes.
 MULTIPLE = 16
-#: For tests: the same casts on a CPU, with products in fp32.
+#: "yes" for tests: the same casts on a CPU, with products in fp32.
 EMULATE = "HALFSTEP_EMULATE_FP8"
 NAMES_SHOWN = 6
 
@@ -38,7 +38,7 @@ def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig[Any], device: to
     in the run's log.  modules: the recipe's, not wrapped or compiled yet.
     Raises ConfigError for a device without fp8, or if no layer can be converted.
     """
-    is_emulated = device.type == "cpu" and EMULATE in os.environ
+    is_emulated = device.type == "cpu" and os.environ.get(EMULATE) == "yes"
     check_device(device, is_emulated=is_emulated)
     # Padded, because the inner size of weight gradients is the batch size, which may be any.
     scaling = replace(

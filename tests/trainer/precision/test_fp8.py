@@ -48,7 +48,7 @@ def values(steps=4, scales="tensorwise", **groups):
 
 @pytest.fixture
 def emulated(monkeypatch):
-    monkeypatch.setenv(EMULATE, "1")
+    monkeypatch.setenv(EMULATE, "yes")
 
 
 @pytest.mark.slow
