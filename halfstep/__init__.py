@@ -25,6 +25,7 @@ SHARED = ("Audio", "Histogram", "Html", "Video", "watch")
 #: Names that `import halfstep as wandb` offers, see halfstep.wandb_compat.
 DROP_IN = frozenset(
     [
+        "AlertLevel",
         "Artifact",
         "Image",
         "Plotly",

@@ -4,7 +4,6 @@ The other names are those of halfstep.wandb_compat, whose API Trackio has. `half
 serves SERVED to code that has imported the package under the name `trackio`.
 """
 
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -77,7 +76,7 @@ def log_artifact(artifact_or_path: Any, *arguments: Any, **named: Any) -> Any:
 def alert(
     title: str, text: str | None = None, level: Any = None, webhook_url: str | None = None
 ) -> None:
-    """Print an alert on stderr and log it to the active run."""
+    """Alert the owner of the active run."""
     ignored("alert", {"webhook_url": webhook_url})
     calls.alert(title, text or "", level)
 
@@ -108,12 +107,6 @@ def _latest(name: str, project: str | None) -> str | None:
     return found
 
 
-class AlertLevel(StrEnum):
-    """Levels of alerts."""
-
-    INFO, WARN, ERROR = "info", "warn", "error"
-
-
 class Image(media.Image):
     """An image: of Pillow, an array, or a file."""
 
@@ -135,7 +128,7 @@ class Audio(media.Audio):
 
 
 SERVED: dict[str, Any] = {
-    "AlertLevel": AlertLevel,
+    "AlertLevel": calls.AlertLevel,
     "Audio": Audio,
     "Histogram": media.Histogram,
     "Image": Image,

@@ -1,6 +1,7 @@
 """Periodic task that attempts due deliveries and records their outcomes."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from app.alerts.alert_senders import deliver
 from db.access import secrets
 from db.alerts import channels, deliveries
 from db.alerts.deliveries import Outcome, Taken
+from db.alerts.script_alerts import SCRIPT
 from db.database import Database
 from db.settings import Settings
 from db.tables import Channel, Delivery
@@ -60,7 +62,15 @@ class AlertDelivery:
             logger.warning("delivery %d: %s", row.id, error)
             return Outcome(False, "not sent: the server cannot decrypt the channel's address")
         try:
-            return await deliver(self._settings, target, row.id, row.body)
+            return await deliver(self._settings, target, row.id, self._body(row))
         except Exception:  # only this delivery fails
             logger.exception("delivery %d failed", row.id)
             return Outcome(False, "an error occurred on the server; see its log")
+
+    def _body(self, row: Delivery) -> str:
+        """Return the payload, with this server's address in the link of a script's alert."""
+        content = json.loads(row.body)
+        if content.get("condition") != SCRIPT:
+            return row.body
+        run = content["run"]
+        return json.dumps(content | {"run": run | {"url": self._settings.address + run["url"]}})

@@ -477,7 +477,7 @@ def _compared(
         {name: _winners(name, last, is_low.get(name), some_runs) for name in shown}
         | {"skipped": _least_skipped(summaries)},
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
-        step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
+        step_metrics=step_metrics_of(some_runs),
         is_low=is_low,
         settings_total=len(
             {path for run in some_runs for path, _ in config_schema.flat(run.whole_config)}

@@ -45,6 +45,7 @@ from app.telemetry.series_api import (
     page_of_series,
     series_of_metrics,
 )
+from app.telemetry.step_metrics import step_metrics
 from db import clock
 from db.access import permissions, shared_links
 from db.access.permissions import Permission
@@ -302,6 +303,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
         "metric_names": metric_names,
         "chosen_metrics": chosen,
         "config": run.whole_config,
+        "step_metrics": step_metrics(run),
         "training_settings": run.settings,
         "settings": config_values.settings_of(session, run),
         "command": None,

@@ -14,7 +14,6 @@ from app.html import formats
 from app.html.documents import term
 from app.html.markdown import markdown
 from app.http.path_prefix import with_prefix
-from app.telemetry.step_metrics import step_metrics
 from db.runs.outcomes import OUTCOMES
 
 _FOLDER = Path(__file__).parents[1] / "templates"
@@ -31,7 +30,6 @@ _environment = Environment(
 )
 _environment.filters.update(formats.FILTERS)
 _environment.filters["markdown"] = markdown
-_environment.filters["step_metrics"] = step_metrics
 _environment.globals.update(file_name=file_name, outcomes=OUTCOMES, term=term)
 
 

@@ -4,12 +4,12 @@ import shlex
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
-from sqlalchemy import select
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
@@ -32,6 +32,7 @@ from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db import clock
 from db.access.permissions import Permission
+from db.errors import NotFound
 from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings
 from db.health.spikes import spikes
@@ -58,6 +59,16 @@ TABS = {
 }
 #: Tabs by names that they had.
 FORMER_TABS = {"history": "configuration"}
+
+
+@router.get("/runs/watched/{watch_id}")
+@requires(SIGNED_IN)
+def find_watched_run(watch_id: str, session: Db, _principal: SignedIn) -> RedirectResponse:
+    """Redirect to the page of a watched run by the identifier that its script knows at once."""
+    run_id = session.scalar(select(func.max(Run.id)).where(Run.watch_id == watch_id[:32]))
+    if run_id is None:
+        raise NotFound("There is no such run here yet: its script may still be sending it.")
+    return RedirectResponse(f"/runs/{run_id}", status_code=303)
 
 
 @router.get("/runs/{run_id}")
@@ -140,6 +151,7 @@ def show_run(
         has_log=bool(log),
         log=log,
         config=run.whole_config,
+        step_metrics=step_metrics(run),
         training_settings=run.settings if run.task == TRAIN else {},
         examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),
@@ -197,7 +209,7 @@ def _is_usual_view(request: Request, run: Run) -> bool:
 
     url_state.js writes the view into the URL.
     """
-    if any(metric.is_usual for metric in step_metrics(run.whole_config)):
+    if any(metric.is_usual for metric in step_metrics(run)):
         return False
     return not any(name in VIEW or name.startswith("y.") for name in request.query_params)
 

@@ -32,7 +32,9 @@ ROWS_OF_BLOCK = 200
 #: Columns that are cleared; owner, number and times stay.
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("name", "note", "tags", "project"), ""),
-    **dict.fromkeys(("command", "script_config", "error", "stop_reason", "workload")),
+    **dict.fromkeys(
+        ("command", "script_config", "step_metrics", "error", "stop_reason", "workload")
+    ),
     **dict.fromkeys(("idempotency_key", "request_hash", "watch_id")),
     **dict.fromkeys(("parent_id", "parent_step", "group_id", "after_id", "worker_id")),
     **{"config": {}, "loss": None, "scale": None, "stored_bytes": 0},

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from sqlalchemy.orm import Session
 
 from db.errors import Changed, Invalid
 from db.names import cleaned
 from db.runs import runs
 from db.tables import Run, User
+from halfstep.telemetry.events import Described
 
 #: Length limits in characters; for tags, of all tags with separators.
 LENGTHS = {"name": 100, "tags": 200, "note": 20_000}
@@ -65,6 +67,14 @@ def tags_of(run: Run) -> list[str]:
 def parted(tags: str) -> list[str]:
     """Split comma-separated tags into a list."""
     return _parts(tags.split(","))
+
+
+def describe(run: Run, described: Described) -> None:
+    """Store what a script reports of its run; a note that the run has stays."""
+    if described.note and not run.note:
+        run.note = _checked("note", described.note)[0][: LENGTHS["note"]]
+    if described.step_metrics is not UNSET:
+        run.step_metrics = described.step_metrics
 
 
 def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) -> Run:

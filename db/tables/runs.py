@@ -86,6 +86,8 @@ class Run(OfProject, Table):
     command: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     config: Mapped[JsonObject]
     script_config: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
+    # x axes that the script has defined, by pattern of the metrics' names.
+    step_metrics: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")
     note: Mapped[str] = mapped_column(default="", server_default="")  # Markdown

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from sqlalchemy.orm import Session
 
+from db.alerts import script_alerts
 from db.errors import Invalid, NotFound
 from db.files import artifact_versions, artifacts, checkpoints
 from db.queue import queue
-from db.runs import config_values, runs
+from db.runs import config_values, run_metadata, runs
 from db.tables import COMMAND, RECIPE, Run
 from db.telemetry import telemetry
 from halfstep.telemetry import events
@@ -71,10 +72,11 @@ class Recording:
         self.artifacts: list[events.Artifact] = []  # likewise
         self._rolled_back: list[events.RolledBack] = []  # rollbacks of the training
         self.named: list[events.SavedArtifact | events.UsedArtifact] = []
-        self._configured: events.Configured | None = None  # the script's latest configuration
+        #: What the script reports of the run, in order.
+        self._reports: list[events.Configured | events.Described | events.Alert] = []
 
     def __bool__(self) -> bool:
-        changes = (self._rolled_back, self._configured, self.files, self.named)
+        changes = (self._rolled_back, self._reports, self.files, self.named)
         return bool(self.pending) or any(map(bool, changes))
 
     @property
@@ -90,7 +92,7 @@ class Recording:
     @property
     def is_taken(self) -> bool:
         """Whether any pending steps, rollbacks, configuration or files came from a spool."""
-        pending = (self.pending.steps, self._rolled_back, self._configured, self.files, self.named)
+        pending = (self.pending.steps, self._rolled_back, self._reports, self.files, self.named)
         return any(map(bool, pending))
 
     def log(self, line: events.Line) -> None:
@@ -115,8 +117,8 @@ class Recording:
                     self.pending.steps += [item] if len(item) else []
                 case events.RolledBack():
                     self._take_back(item)
-                case events.Configured():
-                    self._configured = item
+                case events.Configured() | events.Described() | events.Alert():
+                    self._reports.append(item)
                 case events.Artifact():
                     self.artifacts.append(item)
                 case events.SavedArtifact() | events.UsedArtifact():
@@ -165,13 +167,22 @@ class Recording:
         telemetry.record(session, run_id, attempt, self.pending)
         run = session.get_one(Run, run_id)
         self._note_precision(run)
-        if self._configured and run.source == COMMAND:
-            config_values.note_script(session, run, self._configured.config)
+        self._write_reports(session, run)
         for checkpoint, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
             checkpoints.publish(session, run_id, attempt, checkpoint, keys)
         for artifact, key in zip(self.artifacts, artifact_keys, strict=True):
             artifacts.publish(session, run_id, attempt, artifact, key)
         self._write_named(session, run, blob_keys)
+
+    def _write_reports(self, session: Session, run: Run) -> None:
+        for event in self._reports:
+            match event:
+                case events.Configured() if run.source == COMMAND:
+                    config_values.note_script(session, run, event.config)
+                case events.Described():
+                    run_metadata.describe(run, event)
+                case events.Alert():
+                    script_alerts.send(session, run, event)
 
     def _write_named(self, session: Session, run: Run, keys: Mapping[BlobId, str]) -> None:
         for event in self.named:
@@ -201,7 +212,7 @@ class Recording:
         """Clear the pending items after their commit."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
-        self._rolled_back, self._configured, self.named = [], None, []
+        self._rolled_back, self._reports, self.named = [], [], []
 
     @property
     def _begins(self) -> bool:

@@ -1,6 +1,7 @@
 """Files that a script adds to its run: logged media, checkpoints and artifacts."""
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,16 @@ class RunFiles:
             size, digest = len(content), hashlib.sha256(content).hexdigest()
             event = Artifact(step=step, name=file_name, path=path, size_bytes=size, sha256=digest)
             self._spool.event(event)
+
+    def save_file(self, path: Path, name: str, step: int) -> None:
+        """Copy a file of the script. Raises OSError."""
+        name = slug(name.replace(os.sep, "."))
+        name = name if Path(name).suffix[1:].isalnum() else f"{name}.file"
+        place = self._inside(Path(f"artifacts/step-{step:08}")) / name
+        shutil.copyfile(path, place)
+        stored_path, size, digest = self._of(place)
+        event = Artifact(step=step, name=name, path=stored_path, size_bytes=size, sha256=digest)
+        self._spool.event(event)
 
     def checkpoint(self, path: Path, step: int, kind: str, *, upload: bool) -> None:
         """Register a checkpoint, as a link if the script keeps its file and has no upload."""

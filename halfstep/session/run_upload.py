@@ -12,7 +12,7 @@ from halfstep.session.queued_run import data_of, queued_files
 from halfstep.session.stderr import say
 from halfstep.telemetry import uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.run_folder import RUNS
+from halfstep.telemetry.run_folder import RUNS, described_in
 
 SERVICE = "halfstep-service"  # the package that has the command `halfstep show`
 PAGE_SECONDS = 1.0  # timeout for the server to return the URL of the run's page
@@ -28,7 +28,7 @@ class RunUpload:
         """stderr: returns the script's own, as the uploader must not keep the sidecar."""
         self._files, self._stderr = files, stderr
         self.server = server
-        self.page: str | None = None  # URL of the run's page, once the server has answered
+        self._page: str | None = None  # URL of the run's page, once the server has answered
         self._looked_at = clock()
         self._revivals = 0
 
@@ -36,6 +36,13 @@ class RunUpload:
     def secret(self) -> str | None:
         """The server's token, which no written file may contain."""
         return self.server.token if self.server else None
+
+    @property
+    def page(self) -> str | None:
+        """URL of the run's page, or until that is known one that leads to it; None offline."""
+        if self._page or self.server is None:
+            return self._page
+        return f"{self.server.url}/runs/watched/{described_in(self._files.folder).id}"
 
     def start(self) -> None:
         """Start the upload if a server is configured; print the run's page or folder."""
@@ -54,7 +61,7 @@ class RunUpload:
             say(f"watching; {place}; {command} uploads it: the uploader cannot start: {error}")
             self.server = None
             return
-        self.page = page or None
+        self._page = page or None
         if page is None:
             place += f"; {self.server.url} has not answered yet"
         say(f"watching; {page or place}")

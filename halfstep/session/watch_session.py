@@ -5,16 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from msgspec import UNSET, UnsetType
+
 from halfstep.api_client.credentials import Credentials
 from halfstep.cli.command_sources import is_code
 from halfstep.session import active_run, arguments, ranks
-from halfstep.session.queued_run import project_of
+from halfstep.session.queued_run import RUN, project_of
 from halfstep.session.run_upload import server_of
 from halfstep.session.stderr import say
 from halfstep.session.step_numbers import BadArgument, step_number
 from halfstep.session.watched_run import WatchedRun
 from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.event_fields import AlertLevel
+from halfstep.telemetry.events import Described
 from halfstep.telemetry.relay import RelayWriter
 from halfstep.telemetry.run_folder import described_in, script_name, script_path, slug
 
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Methods whose data are lost in a further rank.
-RECORDING = {"log", "checkpoint", "save_artifact", "save_code", "precision_diff"}
+RECORDING = {"log", "checkpoint", "save_file", "save_artifact", "save_code", "precision_diff"}
+RECORDING |= {"alert", "describe"}
 
 
 class Watch:
@@ -73,8 +78,12 @@ class Watch:
 
     @property
     def page(self) -> str | None:
-        """URL of the run's page, once the server has answered."""
-        return self._run.upload.page if self._run else None
+        """URL of the run's page; it leads there once the server has the run."""
+        if self._run is None:
+            return None
+        if self._run.queued and (server := server_of(*self._named)):
+            return f"{server.url}/runs/{os.environ[RUN]}"
+        return self._run.upload.page
 
     def _repr_html_(self) -> str:
         """Return the run's card, for notebooks; it is updated while the run goes on."""
@@ -173,6 +182,41 @@ class Watch:
             run.stored.checkpoint(Path(path), self.step, kind, upload=upload)
 
         self._ask("checkpoint", register)
+
+    def save_file(self, path: str | Path, *, name: str | None = None) -> None:
+        """Copy a file into the run's files, at the last step.
+
+        name: by default that of the file.  Returns once the file is read.
+        """
+        self._ask("save_file", lambda run: run.save_file(Path(path), name))
+
+    def alert(
+        self,
+        title: str,
+        text: str = "",
+        *,
+        level: AlertLevel = "info",
+        wait_seconds: float = 60.0,
+    ) -> None:
+        """Alert the owner of the run, on the page of alerts and by the channels that are on.
+
+        wait_seconds: for which further alerts of this title are ignored.
+        """
+        self._ask("alert", lambda run: run.alert(title, text, level, wait_seconds))
+
+    def describe(
+        self,
+        *,
+        note: str | UnsetType = UNSET,
+        step_metrics: Mapping[str, str] | UnsetType = UNSET,
+    ) -> None:
+        """Set the run's note, unless it has one, and the x axes that its charts offer.
+
+        step_metrics: {"val/*": "epoch"}, by pattern of the metrics' names; "*" for all.
+        """
+        axes = step_metrics if step_metrics is UNSET else dict(step_metrics)
+        described = Described(note=note, step_metrics=axes)
+        self._ask("describe", lambda run: run.spool.event(described))
 
     def precision_diff(
         self,

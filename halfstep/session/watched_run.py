@@ -31,9 +31,10 @@ from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import WatchedStatus
 from halfstep.telemetry.event_codec import BadEvent
-from halfstep.telemetry.events import Configured, Resumed
+from halfstep.telemetry.event_fields import NAME_CHARACTERS, TEXT_CHARACTERS, AlertLevel
+from halfstep.telemetry.events import Alert, Configured, Resumed
 from halfstep.telemetry.patient_spool import PatientSpool
-from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.plain_json import cleaned, shown
 from halfstep.telemetry.run_folder import (
     came_to,
     configure,
@@ -114,6 +115,7 @@ class WatchedRun:
         self.sidecar: Sidecar | None = None
         self._idle_writer = IdleWriter(self._write_early, complain)
         self._has_logged = False
+        self._silent_until: dict[str, float] = {}  # by title of an alert: by halfstep.clock
         self._meeting: Path | None = None  # by which further ranks find the run
         self._cell_output: CellOutput | None = None
         self.outcome = RunOutcome(
@@ -197,6 +199,20 @@ class WatchedRun:
             self.spool.event(Configured(config=entries))
         except BadEvent as error:
             self.guard.complain(f"the configuration is not recorded: {error}")
+
+    def save_file(self, path: Path, name: str | None) -> None:
+        """Copy a file into the run's files."""
+        self.stored.save_file(path, name or path.name, self.values.last_step())
+
+    def alert(self, title: str, text: str, level: AlertLevel, wait_seconds: float) -> None:
+        """Send an alert, unless one of this title was sent shortly before."""
+        title, moment = cleaned(str(title)).strip()[:NAME_CHARACTERS] or "alert", clock()
+        if moment < self._silent_until.get(title, moment):
+            return
+        self._silent_until[title] = moment + wait_seconds
+        text = cleaned(str(text))[:TEXT_CHARACTERS]
+        self.spool.event(Alert(title=title, text=text, level=level))
+        say(f"alert: {title}: {text}" if text else f"alert: {title}")
 
     def resume(self, step: int, *, exact: bool) -> None:
         """Set the last step."""

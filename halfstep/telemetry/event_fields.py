@@ -71,6 +71,7 @@ ArtifactAlias: TypeAlias = Annotated[
 ]
 #: What printed a line; halfstep: the service or the library itself.
 Stream: TypeAlias = Literal["stdout", "stderr", "halfstep"]
+AlertLevel: TypeAlias = Literal["info", "warn", "error"]
 DType: TypeAlias = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 Direction: TypeAlias = Literal["forward", "backward"]
 

@@ -16,6 +16,7 @@ from halfstep.artifacts import names
 from halfstep.diagnosis.defect import Defect
 from halfstep.telemetry.event_fields import (
     TEXT_CHARACTERS,
+    AlertLevel,
     ArtifactAlias,
     ArtifactName,
     Count,
@@ -45,6 +46,7 @@ MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # arguments of a command; one argument
 SOURCE_BYTES = 256_000  # of a stored source, patch or list of packages
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
+MOST_AXES = 100
 PRECISION_ROWS = 10_000
 PLAN_POINTS, PLAN_MODULES, PLAN_PATTERNS, PLAN_WEIGHTS = 200, 1000, 32, 8
 MOST_DEFECTS = 20  # of a step
@@ -127,6 +129,27 @@ class Configured(Event, frozen=True, kw_only=True, tag="configured"):
     """Configuration that the script of a queued command has set; the last one counts."""
 
     config: JsonObject  # plain JSON of at most CONFIG_CHARACTERS
+
+
+class Described(Event, frozen=True, kw_only=True, tag="described"):
+    """What the script of a run reports of it besides its configuration; UNSET: as before."""
+
+    note: Text | UnsetType = UNSET  # Markdown; unless the run has one
+    step_metrics: (
+        Annotated[
+            dict[Name, Name],
+            Meta(max_length=MOST_AXES, description=f"at most {MOST_AXES} names"),
+        ]
+        | UnsetType
+    ) = UNSET  # x axes, by pattern of the metrics' names
+
+
+class Alert(Event, frozen=True, kw_only=True, tag="alert"):
+    """An alert to the owner of the run, which the script has sent."""
+
+    title: Name
+    text: Text
+    level: AlertLevel
 
 
 class Length(StepEvent, frozen=True, kw_only=True, tag="length"):
@@ -814,7 +837,8 @@ KINDS: dict[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
         *(Scaler, Metric, ScalerReplaced),
-        *(Resumed, Configured, Length, Workload, Retry, RequestDone, Spike, RolledBack),
+        *(Resumed, Configured, Described, Alert),
+        *(Length, Workload, Retry, RequestDone, Spike, RolledBack),
         *(LeftOut, FailedDiagnosis),
         *(Checkpoint, Artifact, SavedArtifact, UsedArtifact, LogPart, Weights, Line, Sample),
         *(

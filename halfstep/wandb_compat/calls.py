@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from halfstep.session import logged_values, ranks, run_start, sweep_point, watch_session
 from halfstep.session.queued_run import queued_files
 from halfstep.telemetry.run_folder import described_in, read_run, run_called, runs_folder
+from halfstep.wandb_compat import tensorboard
 from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.media import Audio, Histogram, Html, Image, Plotly, Table, Video
 from halfstep.wandb_compat.run import Run
@@ -17,7 +19,16 @@ from halfstep.wandb_compat.unsupported import Error, ignored, say_once
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
+
+
+class AlertLevel(StrEnum):
+    """Levels of alerts."""
+
+    INFO, WARN, ERROR = "INFO", "WARN", "ERROR"
+
+
 MEDIA = {
+    "AlertLevel": AlertLevel,
     "Artifact": Artifact,
     "Audio": Audio,
     "Histogram": Histogram,
@@ -74,6 +85,7 @@ def init(
     reinit: Any = None,
     resume: Any = None,
     save_code: bool | None = None,
+    sync_tensorboard: bool | None = None,
     **further: Any,
 ) -> Run:
     """Start a run. An active run is returned; with `reinit` or in a later cell it ends first."""
@@ -100,7 +112,7 @@ def init(
         identifier = id or os.environ.get("WANDB_RUN_ID")
         if _mode(mode) != "disabled":
             _check_resume(folder, identifier, resume, settings, allow_val_change)
-        own = {key: labels[key] for key in ("notes", "group", "job_type") if labels[key]}
+        own = {key: labels[key] for key in ("group", "job_type") if labels[key]}
         settings = own | settings
         watch = run_start.watch(
             name=name or os.environ.get("WANDB_NAME") or id,
@@ -115,6 +127,10 @@ def init(
         )
         described = described_in(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels, allow_val_change)
+        if notes:
+            watch.describe(note=notes)
+        if sync_tensorboard:
+            tensorboard.record(_begun)
         entries = ((described and described.config) or {}) | settings
         vars(_begun.config)["_entries"].update(entries | watch.sweep_settings)
     except Error:
@@ -149,7 +165,7 @@ def define_metric(name: str = "*", *arguments: Any, **named: Any) -> Any:
 
 
 def alert(title: str, *arguments: Any, **named: Any) -> None:
-    """Print an alert on stderr and log it to the active run."""
+    """Alert the owner of the active run."""
     _of_active("alert", title, *arguments, **named)
 
 

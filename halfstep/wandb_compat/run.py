@@ -18,11 +18,11 @@ from halfstep.importing.columns import columns_of
 from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
-from halfstep.session.stderr import say
 from halfstep.session.step_numbers import step_number
 from halfstep.telemetry.attempt_messages import RunFile
+from halfstep.telemetry.event_fields import AlertLevel
 from halfstep.telemetry.plain_json import JsonObject
-from halfstep.telemetry.run_folder import last_logged, slug
+from halfstep.telemetry.run_folder import last_logged
 from halfstep.wandb_compat import artifacts
 from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.log_values import show, worded
@@ -30,6 +30,8 @@ from halfstep.wandb_compat.settings import Entries
 from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once, unraised
 
 MOST_FILES = 1000  # per `save`
+#: Levels of alerts, by what scripts pass.
+LEVELS: dict[str, AlertLevel] = {"warn": "warn", "warning": "warn", "error": "error"}
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
 
 
@@ -82,7 +84,7 @@ class Run:
         self._latest: dict[str, float] = {}  # latest values of the metrics used as x axes
         self._own: set[str] = set()  # summary entries that the script set itself
         self._is_logging = False
-        self._saved: dict[Path, None] = {}  # in order of insertion
+        self._saved: dict[Path, str] = {}  # names of the files in the run
         self.is_finished = False
 
     @property
@@ -137,6 +139,11 @@ class Run:
         """Log values at the current step, without counting a step."""
         self._report_values(data, self._at(None))
 
+    def log_at(self, data: Mapping[str, Any], step: int) -> None:
+        """Log values at a step of their own, without counting one."""
+        self._flush(None)
+        self._record(data, step)
+
     @unraised
     def define_metric(
         self,
@@ -154,8 +161,7 @@ class Run:
         """
         if step_metric is not None:
             self._step_metrics[name] = str(getattr(step_metric, "name", step_metric))
-            step_metric = dict(self._step_metrics)
-            self.config.update({"step_metric": step_metric}, allow_val_change=True)
+            self._watch.describe(step_metrics=self._step_metrics)
         for kind in (summary or "").split(","):
             if kind:
                 self._summaries[f"{kind} {name}"] = (name, _kind(kind, goal))
@@ -186,16 +192,27 @@ class Run:
     def alert(
         self, title: str, text: str = "", level: Any = None, wait_duration: Any = None
     ) -> None:
-        """Print an alert on stderr and log it."""
-        words = f"{title}: {text}" if text else title
-        say(f"alert: {words}")
-        self._report_values({f"alert-{title}": words}, self._at(None))
+        """Alert the owner of the run. wait_duration: seconds, or a timedelta; a minute by default.
+
+        Further alerts of the same title are ignored for that time.
+        """
+        word = str(getattr(level, "value", level) or "info").lower()
+        seconds = getattr(wait_duration, "total_seconds", lambda: wait_duration)()
+        self._watch.alert(
+            title,
+            text,
+            level=LEVELS.get(word, "info"),
+            wait_seconds=60.0 if seconds is None else float(seconds),
+        )
 
     @unraised
     def save(
         self, glob_str: Any = None, base_path: Any = None, policy: str = "live"
     ) -> list[str] | bool:
-        """Upload files. policy: "now"; or "live" and "end", both at the end of the run."""
+        """Upload files. policy: "now"; or "live" and "end", both at the end of the run.
+
+        base_path: the folder that their names begin below, by default the current one.
+        """
         if glob_str is None:
             return True
         matching = sorted(glob(str(glob_str), recursive=True))  # noqa: PTH207 - it may be absolute
@@ -207,10 +224,12 @@ class Run:
             say_once(f"save({str(glob_str)!r}) uploads {few}; allowed: at most that many")
         files = files[:MOST_FILES]
         for path in files:
+            name = os.path.relpath(path, base_path) if base_path else str(path)
+            name = path.name if path.is_absolute() or name.startswith("..") else name
             if policy == "now":
-                self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
+                self._watch.save_file(path, name=name)
             else:
-                self._saved[path.absolute()] = None
+                self._saved[path.absolute()] = name
         return [str(path) for path in files]
 
     @unraised
@@ -336,9 +355,13 @@ class Run:
         if self._watch.is_relayed:  # the parent ends the run
             self.is_finished = True
             return
-        for path in self._saved:
-            self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
+        for path, name in self._saved.items():
+            self._watch.save_file(path, name=name)
         own = {f"summary/{name}": self.summary[name] for name in self._own}
+        for name, entry in self.summary.items():
+            if isinstance(entry, dict):  # of `define_metric`
+                chosen = {kind: value for kind, value in entry.items() if kind != "count"}
+                own |= {f"summary/{name}.{kind}": value for kind, value in chosen.items()}
         self._report_values({n: v for n, v in own.items() if is_number(v)}, self._at(None))
         rows = [{"name": name, "value": worded(value)} for name, value in self.summary.items()]
         if rows:
@@ -448,9 +471,3 @@ def _asked(chooses: Callable[..., bool], path: Path, root: str) -> bool:
     """Call a function of `log_code`, which takes a path, and the root if it has a place for it."""
     takes_root = len(signature(chooses).parameters) > 1
     return bool(chooses(str(path), root) if takes_root else chooses(str(path)))
-
-
-def _kind_of(path: Path) -> str:
-    """Return a distinct kind for each of several files saved at one step."""
-    name = os.path.relpath(path).replace(os.sep, ".")
-    return f"weights.{slug(name).replace('.', '-')[:90]}"

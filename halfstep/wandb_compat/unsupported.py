@@ -9,7 +9,6 @@ from halfstep.telemetry.plain_json import JsonObject
 
 #: Names in wandb that do nothing here.
 UNSERVED = (
-    "AlertLevel",
     "Api",
     "Bokeh",
     "Classes",

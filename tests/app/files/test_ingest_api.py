@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,14 +16,17 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from app.alerts.alert_delivery import AlertDelivery
 from db.access import accounts, people, projects
+from db.alerts import channels
+from db.alerts.script_alerts import MOST_ALERTS
 from db.database import Database
 from db.files.backup import back_up, restore
 from db.files.object_store import open_store
 from db.files.storage import mismatches
 from db.runs import history, runs
 from db.settings import Settings
-from db.tables import CheckpointFile, Metric, Run, Status, User, WatchedAttempt
+from db.tables import CheckpointFile, Delivery, Metric, Run, Status, User, WatchedAttempt
 from db.telemetry import ingest, series, step_rows, telemetry
 from db.telemetry.pyramid import END
 from halfstep.telemetry import events
@@ -583,6 +587,46 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
     uploader.begin(attempt=2, config={"lr": 0.3})
     found = script.get("/api/v1/runs", params={"filter": "lr=0.3"}).json()
     assert [run["id"] for run in found["runs"]] == [1]
+
+
+def test_a_script_describes_its_run(uploader: Uploader, script: TestClient) -> None:
+    """Its note is the run's unless that has one; charts offer its x axes."""
+    identifier = uploader.begin() and described()["id"]
+    with uploader.spool() as spool:
+        for note, axes in (("first try", {"val/*": "epoch"}), ("another", {"val/*": "samples"})):
+            spool.event(events.Described(note=note, step_metrics=axes))
+    uploader.send()
+    assert script.get("/api/v1/runs/1").json()["note"] == "first try"
+    assert 'value="metric:samples"' in script.get("/runs/1").text
+    found = script.get(f"/runs/watched/{identifier}", follow_redirects=False)
+    assert found.headers["location"] == "/runs/1"
+    assert script.get("/runs/watched/none").status_code == 404
+
+
+def test_an_alert_of_a_script_is_its_owners(
+    uploader: Uploader, script: TestClient, database: Database, ada: User, settings: Settings
+) -> None:
+    """It is in the inbox and delivered by channels that are on; a loop cannot flood them."""
+    settings.data.mkdir(exist_ok=True)
+    with database.writing() as session:
+        address = {"kind": "webhook", "name": "n", "address": "http://here/"}
+        channels.make(session, settings.secrets_key, ada, **address)
+        off, _ = channels.make(session, settings.secrets_key, ada, **address | {"name": "off"})
+        off.is_on = False
+    uploader.begin()
+    with uploader.spool() as spool:
+        for number in range(MOST_ALERTS + 5):
+            spool.event(events.Alert(title="Low", text=f"accuracy {number}", level="warn"))
+    uploader.send()
+    inbox = script.get("/api/v1/alerts/inbox", params={"limit": 200}).json()["alerts"]
+    assert len(inbox) == MOST_ALERTS
+    assert inbox[-1]["text"] == "Run 1, baseline: Low: accuracy 0"
+    with database.reading() as session:
+        sent = session.scalars(select(Delivery).order_by(Delivery.id)).all()
+        assert len(sent) == MOST_ALERTS
+        delivery = AlertDelivery(settings, database, threading.Event())
+        content = json.loads(delivery._body(sent[0]))
+    assert (content["level"], content["run"]["url"]) == ("warn", f"{settings.address}/runs/1")
 
 
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:

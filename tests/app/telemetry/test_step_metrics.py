@@ -1,10 +1,11 @@
-"""Which x axes a script's configuration defines."""
+"""Which x axes a script defines."""
 
 from typing import Any
 
 import pytest
 
 from app.telemetry.step_metrics import MOST, step_metrics
+from db.tables import Run
 
 
 @pytest.mark.parametrize(
@@ -19,12 +20,12 @@ from app.telemetry.step_metrics import MOST, step_metrics
     ],
 )
 def test_axes_are_the_metrics_that_are_named(defined: Any, names: list[str]) -> None:
-    """Each once, the first few; whatever else a script has called so is none."""
-    assert [metric.name for metric in step_metrics({"step_metric": defined})] == names
-    assert step_metrics({}) == []
+    """Each once, the first few; earlier clients wrote them into the configuration."""
+    assert [metric.name for metric in step_metrics(Run(config={"step_metric": defined}))] == names
+    assert step_metrics(Run(config={})) == []
 
 
 def test_the_axis_of_all_metrics_is_usual() -> None:
     """That of some is to be chosen."""
-    found = step_metrics({"step_metric": {"val/*": "epoch", "*": "samples"}})
+    found = step_metrics(Run(config={}, step_metrics={"val/*": "epoch", "*": "samples"}))
     assert found == [("epoch", False), ("samples", True)]

@@ -164,6 +164,8 @@ HONEST: dict[str, dict[str, Any]] = {
         "examples": 320,
         "rollbacks": 1,
     },
+    "described": {"note": "first *try*", "step_metrics": {"val/*": "epoch"}},
+    "alert": {"title": "Low accuracy", "text": "below 0.5", "level": "warn"},
     "configured": {"config": {"lr": 0.1, "model": {"width": [8, 4]}, "bound": float("inf")}},
     "line": {"time": 1.5, "stream": "stdout", "text": "epoch 1"},
     "log_part": {

@@ -110,7 +110,7 @@ def test_the_kitchen_sink(capsys: pytest.CaptureFixture[str]) -> None:
     names = {path.name for path in (place / "artifacts").rglob("*") if path.is_file()}
     assert {"media-image.png", "media-audio.wav", "tables-predictions.csv"} <= names
     assert any(name.startswith("reports-summary") for name in names)
-    [stored] = (place / "checkpoints").rglob("config1.yml")
+    [stored] = (place / "artifacts").rglob("config1.yml")
     assert stored.read_text() == "a: 1\n"
     assert "alert: Run started: Project: demo" in capsys.readouterr().err
 

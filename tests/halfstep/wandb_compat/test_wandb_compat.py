@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,8 @@ def test_tables_images_and_a_summary(
     assert rows["step"].tolist() == [1, 2, 3, 4]
     assert rows["loss"].tolist() == [2.0, 1.0, 0.0, 1.0]
     assert numbers["epoch"] == [(1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]
-    assert numbers["summary/best_epoch"][0][1] == 2
+    for each, value in {"best_epoch": 2, "loss.min": 0, "acc.max": 0.75, "acc.mean": 0.375}.items():
+        assert numbers[f"summary/{each}"][0][1] == value
     summary = {row["name"]: row["value"] for row in table("media", "summary")}
     assert summary["loss"] == "min 0.0"
     assert summary["acc"] == "max 0.75, mean 0.375"
@@ -174,12 +176,11 @@ def test_tables_images_and_a_summary(
     assert files >= {"clip.mp4", "clip.caption.txt", "page.html", "bars.plot.json", "beep.wav"}
     [version] = written("media").of("saved_artifact")
     assert (version["name"], version["type"]) == ("model", "model")
-    [saved] = written("media").of("checkpoint")
-    assert saved["upload"]
-    assert saved["files"][0]["size_bytes"] == 7
-    described = read_run(Path("halfstep-runs/media"))
-    settings = {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
-    assert described.config == settings | {"step_metric": {"val/*": "epoch"}}
+    assert not written("media").of("checkpoint")
+    assert "model.bin" in files
+    assert read_run(Path("halfstep-runs/media")).config == {"lr": 0.2, "momentum": 0.9}
+    note, axes = written("media").of("described")
+    assert (note["note"], axes["step_metrics"]) == ("first try", {"val/*": "epoch"})
     said = capsys.readouterr().err
     assert "Molecule is not supported" in said
     assert "missing is not logged: " in said
@@ -266,7 +267,8 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
     assert numbers["epoch"] == [(2, 0.0), (3, 0.0), (6, 1.0), (7, 1.0)]
     assert numbers["samples"] == [(0, 32.0), (1, 64.0), (4, 96.0), (5, 128.0)]
     assert [step for step, _ in numbers["val/accuracy"]] == [3, 7]
-    defined = read_run(Path("halfstep-runs/axes")).config["step_metric"]
+    assert read_run(Path("halfstep-runs/axes")).config == {"lr": 0.1}
+    defined = written("axes").of("described")[-1]["step_metrics"]
     assert defined == {"val/*": "epoch", "train/loss": "samples"}
 
 
@@ -370,8 +372,7 @@ raise ValueError("it diverged")
     assert ended.stderr.count("halfstep:") == 1, ended.stderr
     assert logged("unfinished") == {"acc": [(0, 0.5)], "summary/best": [(0, 3.0)]}
     assert {row["name"] for row in table("unfinished", "summary")} == {"acc", "best"}
-    [saved] = written("unfinished").of("checkpoint")
-    assert saved["files"][0]["size_bytes"] == 7
+    assert 7 in [event["size_bytes"] for event in written("unfinished").of("artifact")]
     assert outcome("unfinished")["status"] == "failed"
 
 
@@ -547,7 +548,74 @@ def test_an_undeliverable_alert_is_kept(
     monkeypatch.setattr("sys.stderr", None)
     wandb.alert("Low")
     wandb.finish()
-    assert [path.name for path in Path("halfstep-runs/silent/artifacts").rglob("alert*")]
+    assert [event["title"] for event in written("silent").of("alert")] == ["Low"]
+
+
+def test_an_alert_is_sent_once_a_while(
+    without_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of each title within its time, a minute by default."""
+    wandb: Any = halfstep
+    run = wandb.init(name="alerts")
+    moments = iter([0.0, 30.0, 59.0, 61.0, 62.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(watched_run, "clock", lambda: next(moments))
+        run.alert("Low", "0.4", level=wandb.AlertLevel.WARN)
+        run.alert("Low", "0.3", level=wandb.AlertLevel.WARN)
+        run.alert("NaN", level="ERROR", wait_duration=timedelta(seconds=1))
+        run.alert("Low", "0.2")
+        run.alert("NaN", "loss", "error")
+    wandb.finish()
+    sent = [
+        (event["title"], event["text"], event["level"]) for event in written("alerts").of("alert")
+    ]
+    assert sent[:2] == [("Low", "0.4", "warn"), ("NaN", "", "error")]
+    assert sent[2:] == [("Low", "0.2", "info"), ("NaN", "loss", "error")]
+
+
+def test_a_run_has_its_address_at_once(
+    without_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the server answers it is one that leads to the page."""
+    monkeypatch.setattr(run_upload, "PAGE_SECONDS", 0.01)
+    monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HALFSTEP_TOKEN", "none")
+    wandb: Any = halfstep
+    run = wandb.init(project="digits", name="early")
+    identifier = read_run(Path("halfstep-runs/early")).id
+    assert run.url == f"http://127.0.0.1:9/runs/watched/{identifier}"
+    assert (run.id, run.path) == (identifier[:8], f"digits/{run.id}")
+
+
+def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
+    """Those of its writers are logged at their steps, each under a name of its own."""
+    wandb: Any = halfstep
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    wandb.init(name="board", sync_tensorboard=True)
+    with tensorboard.SummaryWriter("logs/train") as writer:
+        for step in range(3):
+            writer.add_scalar("loss", 1.0 / (step + 1), step)
+        writer.add_scalars("both", {"a": 1.0, "b": 2.0}, 5)
+        writer.add_scalar("new", 7.0, 6, new_style=True)
+        writer.add_image("digit", np.zeros((1, 4, 4), np.uint8), 2)
+        writer.add_text("remark", "it **works**", 2)
+        writer.add_histogram("weights", np.arange(10.0), 2)
+    with tensorboard.SummaryWriter("logs/val") as writer:
+        writer.add_scalar("loss", 0.5, 4)
+    wandb.finish()
+    with tensorboard.SummaryWriter("logs/late") as writer:
+        writer.add_scalar("late", 0.5, 4)
+    rows = written("board").steps
+    assert rows[["step", "loss"]].tolist() == [(1, 0.5), (2, pytest.approx(1 / 3))]
+    assert logged("board") == {
+        "loss": [(0, 1.0)],
+        "both_a/both": [(5, 1.0)],
+        "both_b/both": [(5, 2.0)],
+        "new": [(6, 7.0)],
+        "val/loss": [(4, 0.5)],
+    }
+    files = {path.name for path in Path("halfstep-runs/board/artifacts").rglob("*.*")}
+    assert {"digit.png", "remark.txt", "weights.csv"} <= files
 
 
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -598,10 +666,13 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
         raise wandb.CommError
     wandb.finish()
     assert written("all").steps[["step", "loss"]].tolist() == [(1, 1.5)]
-    saved = [event["files"][0] for event in written("all").of("checkpoint")]
-    assert len({each["kind"] for each in saved}) == 3
-    kept = [(Path("halfstep-runs/all") / each["path"]).read_text() for each in saved]
-    assert kept == ["a/config.yaml", "b/config.yaml", "train.py"]
+    saved = {each["name"]: each["path"] for each in written("all").of("artifact")}
+    for name, content in {
+        "a.config.yaml": "a/config.yaml",
+        "b.config.yaml": "b/config.yaml",
+        "train.py": "train.py",
+    }.items():
+        assert (Path("halfstep-runs/all") / saved[name]).read_text() == content
 
 
 def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
