@@ -9,6 +9,7 @@ and give the point back. While the server is away, an agent retries for five min
 request to give a point back for about ten seconds.
 """
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -132,7 +133,7 @@ class Agent:
                     number = int(claim["number"] or 0)
                     if self._client.renew_claim(self._sweep_id, number, self._id):
                         continue
-                    text = f"run {claim['run']} was ended by a user"
+                    text = f"run {claim['run']} was ended by its sweep or a user"
                 except ApiError as error:
                     if error.status != 409:
                         continue  # an outage; the lease may survive it
@@ -205,7 +206,11 @@ def _calling(function: Callable[[], Any]) -> Work:
     def work(claim: "Claim", is_lost: threading.Event) -> bool:
         _end_active_run()  # one that began before the point's is another
         try:
-            function()
+            with _interruptible(is_lost):
+                function()
+        except PointEnded:
+            _end_active_run()
+            return True  # by its sweep, or a user: no failure of the script
         except Exception as error:
             traceback.print_exc()
             _end_active_run(error)
@@ -214,6 +219,31 @@ def _calling(function: Callable[[], Any]) -> Work:
         return True
 
     return work
+
+
+class PointEnded(BaseException):
+    """Raised in a function whose point is lost, or whose run is ended: pruned, for example."""
+
+
+@contextmanager
+def _interruptible(is_lost: threading.Event) -> Iterator[None]:
+    """Raise PointEnded in this thread, at its next line of Python, once the event is set."""
+    this, has_ended = ctypes.c_ulong(threading.get_ident()), threading.Event()
+
+    def interrupt() -> None:
+        while not has_ended.wait(0.2):
+            if is_lost.is_set():
+                raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+                raise_in(this, ctypes.py_object(PointEnded))
+                return
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def _end_active_run(error: Exception | None = None) -> None:

@@ -11,7 +11,7 @@ MACHINE_READ = {
     *("app/html/chart_links.py", "app/html/formats.py", "app/runs/static_charts.py"),
     *("app/runs/grouping.py", "app/reports/blocks.py", "app/telemetry/suggested_actions.py"),
     *("app/submission/config_schema.py", "db/queue/quotas.py", "halfstep/mcp/bounds.py"),
-    "app/sweeps/search_space.py",
+    "app/sweeps/optuna_study.py",
     *("halfstep/session/card.py", "halfstep/number_formats.py", "trainer/console.py"),
     "trainer/recipes/mlp.py",
 }

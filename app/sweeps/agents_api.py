@@ -16,6 +16,7 @@ from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text
 from app.submission import config_schema
 from app.sweeps import search_space, sweep_submission
+from app.sweeps.pruning import Pruner
 from app.sweeps.sweep_submission import SpaceGiven, SweepSubmission
 from app.sweeps.sweeps_api import SweepDetail, SweepId, detail
 from db.access.permissions import Permission
@@ -36,7 +37,8 @@ class AgentSweep(Body):
         Field(description=f"Searches by name: a list of values, or {search_space.NOTATION}"),
     ]
     config: Annotated[JsonObject, Field(description="Common to all runs", default_factory=dict)]
-    kind: Literal["grid", "random", "tpe"] = "grid"
+    kind: Literal["grid", "random", "tpe", "cmaes", "qmc"] = "grid"
+    pruner: Pruner | None = None
     metric: str = sweeps.LOSS
     goal: str = ""
     runs: int | None = None

@@ -17,9 +17,8 @@ from app.html.rendering import page
 from app.submission import forms
 from app.submission.config_schema import Property
 from app.submission.submission import may_submit_to
-from app.sweeps import search_space, sweep_submission, tpe
-from app.sweeps.new_command_sweep_pages import KINDS
-from app.sweeps.new_sweep_pages import FIELDS, TYPED, plan
+from app.sweeps import search_space, sweep_submission
+from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
 from app.sweeps.sweep_submission import SpaceGiven, SweepSubmission
 from db.errors import Invalid
 from db.sweeps.sweeps import MAXIMISE, MINIMISE
@@ -121,9 +120,9 @@ def _form(
         status_code=422 if errors else 200,
         settings=text,
         most_characters=MOST_CHARACTERS,
-        kinds=KINDS,
+        kinds=KIND_TITLES,
         goals=(MINIMISE, MAXIMISE),
-        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        pruners=PRUNER_TITLES,
         projects=may_submit_to(session, principal.grants),
         values=values,
         errors=errors or {},

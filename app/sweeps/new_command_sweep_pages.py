@@ -17,18 +17,17 @@ from app.html.rendering import page
 from app.submission import command_form
 from app.submission.command_form import CommandForm
 from app.submission.submission import may_submit_to
-from app.sweeps import sweep_submission, tpe
-from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, TYPED, plan
+from app.sweeps import sweep_submission
+from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
 from app.sweeps.sweep_submission import SweepSubmission
 from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
-from db.sweeps.sweeps import HYPERBAND, MAXIMISE, MINIMISE
+from db.sweeps.sweeps import MAXIMISE, MINIMISE
 from halfstep.field_errors import bounded, of_pydantic
 
 router = APIRouter()
 
-KINDS = {kind: title for kind, title in KIND_TITLES.items() if kind != HYPERBAND}
 TAKEN = ("tags", "project", "priority", "devices_per_node")
 
 
@@ -97,9 +96,9 @@ def _form(
         form=form,
         searched=space,
         parameter_kinds=command_form.KINDS,
-        kinds=KINDS,
+        kinds=KIND_TITLES,
         goals=(MINIMISE, MAXIMISE),
-        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        pruners=PRUNER_TITLES,
         known_secrets=secrets.names(session),
         offered=workers.recipes(session),
         offers_commands=workers.offer_commands(session),

@@ -19,7 +19,7 @@ from app.http.parameters import Text
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
 from app.submission.submission import may_submit_to
-from app.sweeps import search_space, sweep_submission, tpe
+from app.sweeps import pruning, search_space, sweep_submission
 from app.sweeps.search_space import GRID, KINDS
 from app.sweeps.sweep_submission import SweepSubmission
 from db.errors import Invalid, NotFound
@@ -30,10 +30,12 @@ from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
 
-KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "Hyperband"), strict=True))
+KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "CMA-ES", "QMC"), strict=True))
 #: Fields of a sweep besides its recipe's settings, with their initial values.
 FIELDS = {
     "kind": GRID,
+    "pruner": "",
+    "first": "",
     "runs": "",
     "at_once": "1",
     "metric": LOSS,
@@ -46,7 +48,8 @@ FIELDS = {
     "nodes": "1",
     "devices_per_node": "1",
 }
-WHOLE_NUMBERS = ("runs", "at_once", "seed", "priority", "nodes", "devices_per_node")
+PRUNER_TITLES = {"": "None", "hyperband": "Hyperband", "median": "Median", "patient": "Patient"}
+WHOLE_NUMBERS = ("runs", "first", "at_once", "seed", "priority", "nodes", "devices_per_node")
 TYPED = 1000
 
 
@@ -154,13 +157,20 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
     errors = {}
     for name in WHOLE_NUMBERS:
         try:
-            fields[name] = int(values[name]) if values[name] or name != "runs" else None
+            is_optional = name in ("runs", "first")
+            fields[name] = int(values[name]) if values[name] or not is_optional else None
         except ValueError:
             text = f"{values[name][:100]} is not valid" if values[name] else "it is empty"
             errors[name] = f"{text}; allowed: a whole number"
+    pruner, first = fields.pop("pruner"), fields.pop("first", None)
+    if pruner not in PRUNER_TITLES:
+        errors["pruner"] = f"{pruner[:100]} is not valid; allowed: {', '.join(PRUNER_TITLES)}"
+    if first is not None and not 1 <= first <= pruning.MOST_RUNG:
+        errors["first"] = f"{first} is not valid; allowed: 1 to {pruning.MOST_RUNG}"
     if errors:
         raise Invalid(errors)
-    return fields
+    chosen = {"kind": pruner} | ({"first": first} if first else {})
+    return fields | {"pruner": chosen if pruner else None}
 
 
 def _value(field: Property, text: str) -> Any:
@@ -210,7 +220,7 @@ def _form(
         values=values,
         projects=may_submit_to(session, principal.grants),
         kinds=KIND_TITLES,
-        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        pruners=PRUNER_TITLES,
         goals=(MINIMISE, MAXIMISE),
         errors=errors or {},
         runs=runs,

@@ -5,8 +5,14 @@
     uniform(0.1, 0.5)          any number between the two
     loguniform(1e-5, 0.1)      any number between the two, uniform in its logarithm
     integers(1, 8)             any whole number from 1 to 8
+    normal(0, 0.1)             by mean and standard deviation
+    lognormal(-7, 1)           a number whose logarithm is normal
+    loguniform(8, 512) step 8  rounded to a multiple of 8
+    0.8, 0.9 when optimizer = sgd     searched only with that value of another setting
 
-A space is JSON: by path of a setting {"values": […]} or {"distribution": …, "low": …, "high": …}.
+A space is JSON: by path of a setting {"values": […]}, with "probabilities" if they differ, or
+{"distribution": …, "low": …, "high": …}, of normal ones "mean" and "std"; with "step" and "when"
+({"optimizer": ["sgd"]}) as above.
 """
 
 import itertools
@@ -17,32 +23,34 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-import numpy as np
 from jsonschema import Draft202012Validator
 
 from app.http.parameters import flaws, outsized
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
-from db.sweeps.sweeps import HYPERBAND
 from halfstep import number_formats
 from halfstep.telemetry.plain_json import JsonObject
 
-GRID, RANDOM, TPE = "grid", "random", "tpe"
-KINDS = (GRID, RANDOM, TPE, HYPERBAND)
-#: Kinds that need Optuna.
-BY_OPTUNA = (TPE, HYPERBAND)
-UNIFORM, LOGUNIFORM, INTEGERS = DISTRIBUTIONS = ("uniform", "loguniform", "integers")
+GRID, RANDOM, TPE, CMAES, QMC = KINDS = ("grid", "random", "tpe", "cmaes", "qmc")
+UNIFORM, LOGUNIFORM, INTEGERS, NORMAL, LOGNORMAL = DISTRIBUTIONS = (
+    *("uniform", "loguniform", "integers"),
+    *("normal", "lognormal"),
+)
+#: Distributions by mean and standard deviation instead of bounds.
+NORMALS = (NORMAL, LOGNORMAL)
+#: Limit of points that are counted of a grid with conditions.
+MOST_COUNTED = 100_000
 #: Limit of values of one setting.
 MOST_VALUES = 1000
 #: Limit of settings of one sweep.
 MOST_SETTINGS = 20
-#: Significant digits of a drawn number, for readability.
-DIGITS = 6
-NOTATION = "comma-separated values, 1..9 step 2, uniform(a, b), loguniform(a, b) or "
-NOTATION += "integers(a, b)"
+NOTATION = "comma-separated values, 1..9 step 2, uniform(a, b), loguniform(a, b), "
+NOTATION += "integers(a, b), normal(mean, std), lognormal(mean, std); with 'step S' rounded to "
+NOTATION += "multiples, with 'when NAME = VALUES' only with values of another setting"
 
 _RANGE = re.compile(r"^([^,()]+?)\.\.([^,()]+?)(?:\s+step\s+(\S+))?$")
-_DISTRIBUTION = re.compile(r"^(\w+)\s*\((.*)\)$")
+_DISTRIBUTION = re.compile(r"^(\w+)\s*\((.*)\)(?:\s+step\s+(\S+))?$")
+_WHEN = re.compile(r"^(.*?)\s+when\s+(\S+)\s*=\s*(.+)$")
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 Space = dict[str, dict[str, Any]]
@@ -59,7 +67,7 @@ def is_searchable(field: Property) -> bool:
 
 def is_search(field: Property, text: str) -> bool:
     """Return whether a form field contains a search instead of a single value."""
-    is_more = "," in text or bool(_RANGE.match(text) or _DISTRIBUTION.match(text))
+    is_more = "," in text or any(p.match(text) for p in (_RANGE, _DISTRIBUTION, _WHEN))
     return is_searchable(field) and is_more
 
 
@@ -79,32 +87,89 @@ def read(schema: Schema, given: JsonObject, kind: str) -> tuple[Space, dict[str,
             errors[path[:100]] = "there is no such setting; allowed: a path of the recipe's schema"
             continue
         try:
-            space[path] = _search(fields[path], search)
+            space[path] = _with_condition(fields, path, search, given)
         except Unreadable as error:
             errors[path] = str(error)
             continue
+        if kind == GRID:
+            space[path].pop("probabilities", None)  # every point is tried
         if kind == GRID and "distribution" in space[path]:
             text = f"{in_words(space[path])} has infinitely many values"
             errors[path] = f"{text}; allowed in a grid: values, or a range like 1..9 step 2"
-    return space, errors
+    return (space, errors) if errors else _in_order(space)
+
+
+def _with_condition(
+    fields: dict[str, Property], path: str, search: Any, given: JsonObject
+) -> dict[str, Any]:
+    """Return an entry of a space with its condition. Raises Unreadable."""
+    when: Any = None
+    if isinstance(search, str) and (match := _WHEN.match(search.strip())):
+        search, when = match[1], {match[2]: match[3]}
+    elif isinstance(search, dict):
+        search = dict(search)
+        when = search.pop("when", None)
+    entry = _search(fields[path], search)
+    if when is None:
+        return entry
+    if not isinstance(when, dict) or not when:
+        raise Unreadable(f"when is {str(when)[:100]}; allowed: values of searched settings by name")
+    conditions: dict[str, list[Any]] = {}
+    for name, values in when.items():
+        if name not in given or name == path or name not in fields:
+            raise Unreadable(f"when {str(name)[:100]}: not searched; allowed: a searched setting")
+        if isinstance(values, str):
+            values = [_value(fields[name], part) for part in values.split(",")]
+        elif not isinstance(values, list):
+            values = [values]
+        conditions[name] = [_allowed(fields[name], value) for value in values]
+    return entry | {"when": conditions}
+
+
+def _in_order(space: Space) -> tuple[Space, dict[str, str]]:
+    """Order a space so that conditions are on settings before; return errors by path."""
+    ordered: Space = {}
+    while left := [path for path in space if path not in ordered]:
+        ready = [path for path in left if space[path].get("when", {}).keys() <= ordered.keys()]
+        if not ready:
+            return space, dict.fromkeys(left, "its condition is on a setting whose is on this one")
+        ordered |= {path: space[path] for path in ready}
+    for path, search in space.items():
+        for name, values in search.get("when", {}).items():
+            known = space[name].get("values")
+            if known is None or any(value not in known for value in values):
+                text = f"when {name} = {', '.join(map(_word, values))} is never true"
+                return space, {path: f"{text}; allowed: values that are searched"}
+    return ordered, {}
+
+
+def is_active(search: dict[str, Any], point: JsonObject) -> bool:
+    """Return whether a setting is searched in a point, by the settings before it."""
+    when = search.get("when", {})
+    return all(name in point and point[name] in values for name, values in when.items())
 
 
 def guessed(given: Any) -> Schema:
     """Return the type of an undeclared setting, inferred from its search values."""
     if isinstance(given, dict) and "distribution" in given:
-        return {"type": "integer" if given["distribution"] == INTEGERS else "number"}
+        return {"type": _drawn_type(given["distribution"], given.get("step"))}
     if isinstance(given, dict):
         given = given.get("values")
     if isinstance(given, list):
         return {"type": _type_of(given)}
     text = str(given).strip()
+    text = match[1] if (match := _WHEN.match(text)) else text
     if match := _DISTRIBUTION.match(text):
-        return {"type": "integer" if match[1] == INTEGERS else "number"}
+        return {"type": _drawn_type(match[1], _read(match[3] or ""))}
     if match := _RANGE.match(text):
         return {"type": _type_of([_read(part) for part in match.groups() if part])}
     words = [part.strip() for part in text.split(",")]
     kind = _type_of([_read(word) for word in words])
     return {"type": kind, "enum": words} if kind == "string" else {"type": kind}
+
+
+def _drawn_type(distribution: str, step: Any) -> str:
+    return "integer" if distribution == INTEGERS or type(step) is int else "number"
 
 
 def _type_of(values: list[Any]) -> str:
@@ -128,9 +193,22 @@ def _read(word: str) -> bool | int | float | str:
 
 def in_words(search: dict[str, Any]) -> str:
     """Return a search in the notation."""
+    when = " and ".join(
+        f"{name} = {', '.join(map(_word, values))}"
+        for name, values in search.get("when", {}).items()
+    )
+    return _unconditional(search) + (f" when {when}" if when else "")
+
+
+def _unconditional(search: dict[str, Any]) -> str:
+    if "probabilities" in search:
+        pairs = zip(search["values"], search["probabilities"], strict=True)
+        return ", ".join(f"{_word(value)} ({number_formats.number(p)})" for value, p in pairs)
     if "values" in search:
         return ", ".join(_word(value) for value in search["values"])
-    return f"{search['distribution']}({_word(search['low'])}, {_word(search['high'])})"
+    bounds = ("mean", "std") if search["distribution"] in NORMALS else ("low", "high")
+    text = f"{search['distribution']}({', '.join(_word(search[name]) for name in bounds)})"
+    return text + (f" step {_word(search['step'])}" if "step" in search else "")
 
 
 def _word(value: Any) -> str:
@@ -145,19 +223,38 @@ def _search(field: Property, given: Any) -> dict[str, Any]:
         return _of_text(field, given.strip())
     if isinstance(given, list):
         return {"values": _checked(field, given)}
-    if isinstance(given, dict) and given.keys() == {"values"} and isinstance(given["values"], list):
-        return {"values": _checked(field, given["values"])}
-    if isinstance(given, dict) and given.keys() == {"distribution", "low", "high"}:
-        return _distribution(field, given["distribution"], given["low"], given["high"])
+    if isinstance(given, dict) and isinstance(given.get("values"), list):
+        if given.keys() == {"values"}:
+            return {"values": _checked(field, given["values"])}
+        if given.keys() == {"values", "probabilities"}:
+            return _weighted(_checked(field, given["values"]), given["probabilities"])
+    if isinstance(given, dict) and "distribution" in given:
+        name, step = given["distribution"], given.get("step")
+        for bounds in (("low", "high"), ("mean", "std")):
+            if given.keys() - {"step"} == {"distribution", *bounds}:
+                return _distribution(field, name, given[bounds[0]], given[bounds[1]], step)
     raise Unreadable(f"{str(given)[:100]} is not valid; allowed: {NOTATION}")
+
+
+def _weighted(values: list[Any], given: Any) -> dict[str, Any]:
+    """Return values with their probabilities, which are divided by their sum."""
+    is_list = isinstance(given, list) and len(given) == len(values)
+    if not is_list or not all(_is_finite(each) and each >= 0 for each in given) or not sum(given):
+        raise Unreadable(f"probabilities is {str(given)[:100]}; allowed: one number for each value")
+    return {"values": values, "probabilities": [each / sum(given) for each in given]}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _of_text(field: Property, text: str) -> dict[str, Any]:
     if match := _DISTRIBUTION.match(text):
         bounds = [_value(field, part) for part in match[2].split(",")]
         if len(bounds) != 2:
-            raise Unreadable(f"{text[:100]} is not valid; allowed: two bounds, low and high")
-        return _distribution(field, match[1], *bounds)
+            raise Unreadable(f"{text[:100]} is not valid; allowed: two numbers in the brackets")
+        step = _read(match[3]) if match[3] else None
+        return _distribution(field, match[1], bounds[0], bounds[1], step)
     if match := _RANGE.match(text):
         return {"values": _checked(field, _steps(field, text, *match.groups()))}
     return {"values": _checked(field, [_value(field, part) for part in text.split(",")])}
@@ -204,13 +301,25 @@ def _checked(field: Property, values: list[Any]) -> list[Any]:
     return checked
 
 
-def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, Any]:
+def _distribution(
+    field: Property, name: Any, low: Any, high: Any, step: Any = None
+) -> dict[str, Any]:
     kind = field.rules.get("type")
-    allowed = {"integer": (INTEGERS,), "number": DISTRIBUTIONS}.get(str(kind), ())
-    if "enum" in field.rules or name not in allowed:
-        other = f"{' or '.join(f'{known}(a, b)' for known in allowed)}, or " if allowed else ""
+    if step is not None and not (_is_finite(step) and step > 0):
+        raise Unreadable(f"step is {str(step)[:50]}; allowed: a number greater than 0")
+    is_whole = step is not None and step == int(step)
+    allowed = {"integer": DISTRIBUTIONS if is_whole else (INTEGERS,), "number": DISTRIBUTIONS}
+    names = allowed.get(str(kind), ())
+    if "enum" in field.rules or name not in names:
+        other = f"{' or '.join(f'{known}(a, b)' for known in names)}, or " if names else ""
         text = f"{str(name)[:50]}(…) is not valid; allowed: {other}comma-separated values"
         raise Unreadable(text)
+    more = {} if step is None else {"step": int(step) if kind == "integer" else step}
+    if name in NORMALS:
+        if not (_is_finite(low) and _is_finite(high) and high > 0):
+            text = f"{name}({str(low)[:50]}, {str(high)[:50]}) is not valid"
+            raise Unreadable(f"{text}; allowed: a mean, and a standard deviation greater than 0")
+        return {"distribution": name, "mean": low, "std": high} | more
     ends = "two numbers greater than 0" if name == LOGUNIFORM else "two numbers"
     is_turned = all(isinstance(bound, int | float) for bound in (low, high)) and low > high
     if not is_turned:
@@ -224,7 +333,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
         if low != int(low) or high != int(high):
             raise Unreadable(f"it is between {low} and {high}; allowed: whole numbers")
         low, high = int(low), int(high)
-    return {"distribution": name, "low": low, "high": high}
+    return {"distribution": name, "low": low, "high": high} | more
 
 
 def _allowed(field: Property, value: Any) -> Any:
@@ -237,37 +346,25 @@ def _allowed(field: Property, value: Any) -> Any:
 
 
 def grid_size(space: Space) -> int:
-    """Return the number of points of a grid."""
+    """Return the number of points of a grid; with conditions at most MOST_COUNTED."""
+    if any("when" in search for search in space.values()):
+        return sum(1 for _ in itertools.islice(grid(space), MOST_COUNTED))
     return math.prod(len(search["values"]) for search in space.values())
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
     """Yield the points of a grid; the last setting varies fastest."""
-    for values in itertools.product(*(search["values"] for search in space.values())):
-        yield dict(zip(space, values, strict=True))
 
-
-def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
-    """Return the point of a random search by number; deterministic."""
-    generator = np.random.default_rng([seed, number])
-    point: JsonObject = {}
-    for path, search in space.items():
-        if "values" in search:
-            point[path] = search["values"][int(generator.integers(len(search["values"])))]
-        elif search["distribution"] == INTEGERS:
-            point[path] = int(generator.integers(search["low"], search["high"], endpoint=True))
+    def points(paths: list[str], point: JsonObject) -> Iterator[JsonObject]:
+        if not paths:
+            yield point
+        elif is_active(space[paths[0]], point):
+            for value in space[paths[0]]["values"]:
+                yield from points(paths[1:], point | {paths[0]: value})
         else:
-            is_log = search["distribution"] == LOGUNIFORM
-            bounds = (search["low"], search["high"])
-            low, high = (math.log(bound) if is_log else bound for bound in bounds)
-            value = float(generator.uniform(low, high))
-            point[path] = rounded(math.exp(value) if is_log else value, search)
-    return point
+            yield from points(paths[1:], point)
 
-
-def rounded(number: float, search: dict[str, Any]) -> float:
-    """Return a number rounded for reading, still within the bounds."""
-    return float(min(max(float(f"{number:.{DIGITS}g}"), search["low"]), search["high"]))
+    yield from points([*space], {})
 
 
 def name(point: JsonObject) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth import project_parameters
@@ -26,8 +26,9 @@ from app.submission.submission import (
     usual_project,
 )
 from app.submission.submission import check as check_run
-from app.sweeps import hyperband, search_space, tpe
-from app.sweeps.search_space import BY_OPTUNA, GRID, KINDS, TPE, Space
+from app.sweeps import optuna_study, pruning, search_space
+from app.sweeps.pruning import Pruner
+from app.sweeps.search_space import GRID, KINDS, Space
 from app.telemetry import metric_direction
 from db.access import permissions, projects
 from db.database import Database, is_outage
@@ -36,7 +37,7 @@ from db.names import cleaned
 from db.queue import quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.sweeps import sweeps
-from db.sweeps.sweeps import HYPERBAND, LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
+from db.sweeps.sweeps import LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
 from db.tables import TRAIN, Sweep, User
 from halfstep.cli import command_line
 from halfstep.telemetry.plain_json import JsonObject
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 MOST_RUNS = 1000
 MOST_AT_ONCE = 100
-#: Default number of runs of a random or a TPE search.
+#: Default number of runs of a search other than a grid.
 USUAL_RUNS = 20
 #: Runs that one transaction submits: on SQLite all other writers wait for it.
 PER_TRANSACTION = 10
@@ -82,10 +83,13 @@ class SweepSubmission(BaseModel):
     ]
     kind: Annotated[
         str,
-        Field(
-            description=f"{', '.join(KINDS)}; the last two need Optuna; no hyperband of commands"
-        ),
+        Field(description=f"How points are chosen: {', '.join(KINDS)}"),
     ] = GRID
+    pruner: Annotated[
+        Pruner | None,
+        BeforeValidator(lambda given: {"kind": given} if isinstance(given, str) else given),
+        Field(description="Ends weak runs early; its kind as text, or an object"),
+    ] = None
     metric: Annotated[str, Field(description="Metric whose last value counts, or loss")] = LOSS
     goal: Annotated[
         str, Field(description="minimise or maximise; empty: derived from the metric's name")
@@ -136,7 +140,7 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     point = (
         next(search_space.grid(space))
         if submission.kind == GRID
-        else search_space.drawn(space, submission.seed, 1)
+        else optuna_study.suggested(space, submission.kind, "", submission.seed, [])
     )
     runs, wrong = _count(submission, space)
     if submission.agents:
@@ -263,14 +267,8 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
     errors = {}
     if submission.kind not in KINDS:
         errors["kind"] = f"{submission.kind[:100]!r} is not valid; allowed: {', '.join(KINDS)}"
-    elif submission.kind in BY_OPTUNA and not tpe.is_installed():
-        errors["kind"] = tpe.NEEDED
-    elif submission.kind == HYPERBAND and (submission.command is not None or submission.agents):
-        allowed = ", ".join(kind for kind in KINDS if kind != HYPERBAND)
-        text = f"{HYPERBAND} needs the number of steps, which is unknown for a command or an agent"
-        errors["kind"] = f"{text}; allowed: {allowed}"
     bounds = {
-        "runs": (1, _most_runs(submission.kind)),
+        "runs": (1, _most_runs(submission)),
         "at_once": (1, MOST_AT_ONCE),
         "seed": (0, LARGEST_INTEGER),
         **{name: LIMITS[name] for name in ("priority", "nodes", "devices_per_node")},
@@ -292,16 +290,16 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
     return errors
 
 
-def _most_runs(kind: str) -> int:
-    return hyperband.MOST_RUNS if kind == HYPERBAND else MOST_RUNS
+def _most_runs(sweep: SweepSubmission | Sweep) -> int:
+    return pruning.MOST_RUNS if sweep.pruner else MOST_RUNS
 
 
 def _count(submission: SweepSubmission, space: Space) -> tuple[int, dict[str, str]]:
     if submission.kind != GRID:
         return submission.runs or USUAL_RUNS, {}
     size = search_space.grid_size(space)
-    if size > MOST_RUNS:
-        text = f"the grid has {size:,} points; allowed: {MOST_RUNS:,} at most"
+    if size > (most := _most_runs(submission)):
+        text = f"the grid has {size:,} points; allowed: {most:,} at most"
         return 0, {"space": text}
     return min(submission.runs or size, size), {}
 
@@ -372,6 +370,7 @@ def begin(
         config=checked.config,
         space=checked.space,
         kind=submission.kind,
+        pruner=pruning.stored(submission.pruner, is_recipe=bool(submission.recipe)),
         metric=submission.metric,
         goal=checked.goal,
         seed=submission.seed,
@@ -419,7 +418,7 @@ def extend(
 
 
 def _lengthen(sweep: Sweep, runs: int) -> None:
-    most = search_space.grid_size(sweep.space) if sweep.kind == GRID else _most_runs(sweep.kind)
+    most = search_space.grid_size(sweep.space) if sweep.kind == GRID else _most_runs(sweep)
     if not 1 <= runs <= most - sweep.runs_total:
         text = f"{runs} is not valid; the sweep has {sweep.runs_total} runs; allowed: {most} in all"
         raise Invalid({"runs": text})
@@ -443,9 +442,8 @@ def _widen(session: Session, sweep: Sweep, searches: SpaceGiven) -> None:
     for path, search in added.items():
         if path in space:
             old = space[path]["values"]
-            space[path] = {
-                "values": old + [value for value in search["values"] if value not in old]
-            }
+            new = [value for value in search["values"] if value not in old]
+            space[path] = space[path] | {"values": old + new}
     size, before = search_space.grid_size(space), search_space.grid_size(sweep.space)
     if not errors and size == before:
         errors["space"] = "the sweep already has these values; allowed: other values"
@@ -472,6 +470,17 @@ def resume(session: Session, sweep_id: int, user: User) -> None:
     _continue(session, sweep)
 
 
+def retry(session: Session, sweep_id: int, user: User) -> None:
+    """Run the failed points of a sweep again, as new runs. Raises Conflict, Invalid."""
+    sweep = locked(session, sweep_id)
+    _check_may_submit(session, user, sweep)
+    if sweep.status not in (RUNNING, PAUSED):
+        text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one can be retried."
+        raise Conflict(text)
+    sweeps.retry_failed(session, sweep)
+    _continue(session, sweep)
+
+
 def continue_sweep(session: Session, sweep_id: int) -> None:
     """Record ended trials, and submit runs up to the concurrency limit.
 
@@ -487,36 +496,33 @@ def locked(session: Session, sweep_id: int) -> Sweep:
 
 
 def _continue(session: Session, sweep: Sweep) -> None:
-    if sweep.kind == HYPERBAND:
-        if not tpe.is_installed():
-            raise Invalid({"kind": tpe.NEEDED})
-        hyperband.prune_weak(session, sweep)
+    if sweep.pruner:
+        pruning.prune_weak(session, sweep)
     under_way = sweeps.settle(session, sweep)
     if sweep.status != RUNNING or sweep.is_for_agents:
         return
-    missing = min(sweep.at_once - under_way, sweep.runs_total - sweep.submitted, PER_TRANSACTION)
+    missing = min(sweep.at_once - under_way, PER_TRANSACTION)
+    again = sweeps.waiting(session, sweep, limit=max(missing, 0))
     owner = session.get_one(User, sweep.owner_id)
-    for _ in range(missing):
+    for _ in range(min(missing, len(again) + sweep.runs_total - sweep.submitted)):
         if not quotas.has_room(session, owner, sweep.project):
             return  # the next poll tries again
-        point = next_point(session, sweep)
+        trial = again.pop(0) if again else None
+        point = trial.params if trial else next_point(session, sweep)
         run = submit(session, owner, _submission(sweep, None, point))
-        sweeps.add(session, sweep, run, point)
+        if trial:
+            sweeps.run_again(session, sweep, trial, run)
+        else:
+            sweeps.add(session, sweep, run, point)
 
 
 def next_point(session: Session, sweep: Sweep) -> dict[str, Any]:
     """Return the point of a sweep's next trial."""
-    number = sweep.submitted + 1
     if sweep.kind == GRID:
         tried = sweeps.params(session, sweep.id)
         return next(point for point in search_space.grid(sweep.space) if point not in tried)
-    if sweep.kind == TPE:
-        if not tpe.is_installed():
-            raise Invalid({"kind": tpe.NEEDED})
-        rows = sweeps.trials(session, sweep, limit=MOST_RUNS)
-        trials = sorted((trial for trial, _run in rows), key=lambda trial: trial.number)
-        return tpe.suggested(sweep.space, sweep.goal, sweep.seed, number, trials)
-    return search_space.drawn(sweep.space, sweep.seed, number)
+    trials = sweeps.all_trials(session, sweep)
+    return optuna_study.suggested(sweep.space, sweep.kind, sweep.goal, sweep.seed, trials)
 
 
 def submit_due(database: Database, queued_per_user: int = 0) -> None:

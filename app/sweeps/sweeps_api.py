@@ -64,6 +64,7 @@ class SweepSummary(BaseModel):
     source: Annotated[str, Field(description="recipe, command or script (run by agents)")]
     recipe: str
     kind: str
+    pruner: Annotated[JsonObject | None, Field(description="Rule that ends weak runs early")]
     space: Annotated[dict[str, str], Field(description="Searches by path of a setting")]
     metric: str
     goal: str
@@ -74,8 +75,9 @@ class SweepSummary(BaseModel):
     at_once: int
     submitted: int
     open: Annotated[int, Field(description="Runs that are queued or train")]
+    waiting: Annotated[int, Field(description="Failed points that are to be run again")]
     complete: int
-    pruned: Annotated[int, Field(description="Pruned by Hyperband")]
+    pruned: Annotated[int, Field(description="Ended early by its pruner")]
     failed: int
     best: Number
     created_at: float
@@ -220,6 +222,14 @@ def resume_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDe
     return detail(session, sweeps.get(session, sweep_id))
 
 
+@router.post("/{sweep_id}/retries")
+@requires(Permission.CONTROL_RUN)
+def retry_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
+    """Run the failed points of a sweep again, each as a new run."""
+    sweep_submission.retry(session, sweep_id, principal.user)
+    return detail(session, sweeps.get(session, sweep_id))
+
+
 @router.post("/{sweep_id}/extension")
 @requires(Permission.CONTROL_RUN)
 def extend_sweep(
@@ -304,5 +314,5 @@ def _summary_fields(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
         "owner": owner,
         "source": _source(sweep),
         "space": {path: search_space.in_words(search) for path, search in sweep.space.items()},
-        **{name: getattr(tally, name) for name in ("open", "complete", "pruned", "failed", "best")},
+        **{name: getattr(tally, name) for name in Tally.__dataclass_fields__},
     }

@@ -204,6 +204,7 @@ CONTROLS: dict[str, Callable[[Session, int, User], object]] = {
     "cancellation": sweeps.cancel,
     "pause": lambda session, sweep_id, _user: sweeps.pause(session, sweep_id),
     "resumption": sweep_submission.resume,
+    "retries": sweep_submission.retry,
 }
 for word, act in CONTROLS.items():
     router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _control_route(act), methods=["POST"])

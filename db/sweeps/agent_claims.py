@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, or_, select, update
 from sqlalchemy.orm import Session
 
 from db import clock
@@ -17,6 +17,7 @@ from db.clock import now
 from db.errors import Conflict
 from db.queue import quotas
 from db.runs import config_values, runs
+from db.runs.outcomes import SWEEP
 from db.sweeps import sweeps
 from db.tables import ENDED, WATCH, Run, RunNode, Status, Sweep, Trial, User
 from halfstep.telemetry.plain_json import JsonObject
@@ -58,18 +59,18 @@ def take(
         trial = sweeps.add(session, sweep, run, point)
     else:
         _end(session, trial.run_id, LOST)
-        trial.run_id = run.id
-        sweep.revision += 1
+        sweeps.run_again(session, sweep, trial, run)
     trial.agent_id = agent_id
     _extend(session, trial, LEASE_SECONDS)
     return trial, run
 
 
 def _free(session: Session, sweep: Sweep) -> Trial | None:
-    """Return the first open trial whose lease has expired, if any."""
-    query = select(Trial).where(Trial.sweep_id == sweep.id, Trial.state == sweeps.OPEN)
-    query = query.where(Trial.lease_expires_at < now()).order_by(Trial.number).limit(1)
-    return session.scalar(query)
+    """Return the first trial whose lease has expired, or that is to be run again, if any."""
+    has_expired = and_(Trial.state == sweeps.OPEN, Trial.lease_expires_at < now())
+    is_free = or_(has_expired, Trial.state == sweeps.WAITING)
+    query = select(Trial).where(Trial.sweep_id == sweep.id, is_free)
+    return session.scalar(query.order_by(Trial.number).limit(1))
 
 
 def _new_run(session: Session, sweep: Sweep, user: User, config: JsonObject, name: str) -> Run:
@@ -132,6 +133,17 @@ def give_back(session: Session, sweep: Sweep, number: int, agent_id: str) -> Non
     sweep.revision += 1
 
 
+def prune(session: Session, trial: Trial, reason: str) -> bool:
+    """End the run of a trial, which its agent then stops; return whether it was training."""
+    run = session.get_one(Run, trial.run_id, with_for_update=True)
+    if run.status in ENDED:
+        return False
+    _end(session, run.id, reason, failure_kind=SWEEP)
+    trial.lease_expires_at = None
+    session.flush()
+    return True
+
+
 def arrived(session: Session, run_id: int) -> None:
     """Keep a run whose script has ended: its upload has begun."""
     mine = (Trial.run_id == run_id, Trial.agent_id.is_(None), Trial.state == sweeps.OPEN)
@@ -151,7 +163,13 @@ def _extend(session: Session, trial: Trial, seconds: float) -> None:
     session.flush()
 
 
-def _end(session: Session, run_id: int, reason: str, status: Status = Status.CANCELLED) -> None:
+def _end(
+    session: Session,
+    run_id: int,
+    reason: str,
+    status: Status = Status.CANCELLED,
+    failure_kind: str | None = None,
+) -> None:
     """End a run that has not ended, so that it accepts nothing more from its uploader."""
     run = session.get_one(Run, run_id, with_for_update=True)
     if run.status in ENDED:
@@ -163,4 +181,4 @@ def _end(session: Session, run_id: int, reason: str, status: Status = Status.CAN
         run.desired_state = "cancel"
     else:
         run.error = reason
-    runs.set_status(session, run, status, reason=reason)
+    runs.set_status(session, run, status, reason=reason, failure_kind=failure_kind)

@@ -16,7 +16,7 @@ from db.errors import Conflict, NotFound
 from db.queue import run_control
 from db.runs import runs
 from db.runs.outcomes import run_outcome
-from db.tables import ENDED, Metric, Run, Status, Sweep, Trial, User
+from db.tables import ENDED, LatestMetric, Metric, Run, Status, Sweep, Trial, User
 from db.telemetry import latest_metrics, step_rows
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -24,14 +24,16 @@ RUNNING, PAUSED, CANCELLED, FAILED = "running", "paused", "cancelled", "failed"
 #: Displayed status of a sweep with all runs ended.
 FINISHED = "finished"
 OPEN, COMPLETE, PRUNED, LOST = "open", "complete", "pruned", "failed"
+#: State of a failed trial that is to be run again.
+WAITING = "waiting"
 MINIMISE, MAXIMISE = "minimise", "maximise"
-#: Kind of a sweep that prunes weak runs, see app.sweeps.hyperband.
+#: Kind of a pruner, see app.sweeps.pruning.
 HYPERBAND = "hyperband"
 LOSS = "loss"
 LARGEST = 1.7976931348623157e308  # finite number
 ERROR_CHARACTERS = 1000
-#: Rungs are counted in 27ths of a run's steps; each rung is three times the one before.
-RUNGS_WHOLE, RUNG_FACTOR = 27, 3
+#: Rungs of a recipe are counted in 27ths of a run's steps.
+RUNGS_WHOLE = 27
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Tally:
     """Numbers of a sweep's trials by state, and the best value of the complete ones."""
 
     open: int = 0
+    waiting: int = 0
     complete: int = 0
     pruned: int = 0
     failed: int = 0
@@ -112,7 +115,7 @@ def tallies(session: Session, some: Collection[Sweep]) -> dict[int, Tally]:
 
 def status(sweep: Sweep, tally: Tally) -> str:
     """Return the displayed status of a sweep."""
-    is_over = sweep.submitted >= sweep.runs_total and not tally.open
+    is_over = sweep.submitted >= sweep.runs_total and not (tally.open or tally.waiting)
     return FINISHED if sweep.status == RUNNING and is_over else sweep.status
 
 
@@ -173,14 +176,24 @@ def value_from(session: Session, metric: str, run_id: int, step: int) -> float |
     return session.scalar(query.order_by(Metric.step).limit(1))
 
 
+def value_at(session: Session, metric: str, run: Run, count: int) -> float | None:
+    """Return the value of a metric, or of the loss, that is the `count`th finite one."""
+    if metric == LOSS and run.own_steps:
+        return step_rows.first_loss(session, run.id, count) if run.step >= count else None
+    query = select(Metric.value).where(Metric.run_id == run.id, Metric.name == metric)
+    query = query.where(func.abs(Metric.value) <= LARGEST).order_by(Metric.step)
+    return session.scalar(query.offset(count - 1).limit(1))
+
+
 def due(session: Session) -> list[int]:
     """Return the sweeps with work: a run to submit, an ended run, or a run at its next rung."""
     open_trials = select(func.count()).join_from(Trial, Run, Run.id == Trial.run_id)
     open_trials = open_trials.where(Trial.sweep_id == Sweep.id, Trial.state == OPEN)
+    is_waiting = exists().where(Trial.sweep_id == Sweep.id, Trial.state == WAITING)
     needs_run = and_(
         Sweep.status == RUNNING,
         or_(Sweep.recipe != "", Sweep.command.is_not(None)),  # agents take their points themselves
-        Sweep.submitted < Sweep.runs_total,
+        or_(Sweep.submitted < Sweep.runs_total, is_waiting),
         open_trials.correlate(Sweep).scalar_subquery() < Sweep.at_once,
     )
     has_ended = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Run.status.in_(ENDED))
@@ -193,8 +206,14 @@ def due(session: Session) -> list[int]:
     has_ended_run = exists().where(*has_ended, Run.id == Trial.run_id, is_final)
     unpruned = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Trial.pruned_step.is_(None))
     is_at_rung = Run.step * RUNGS_WHOLE >= Run.steps_total * Trial.next_rung
-    at_rung = exists().where(*unpruned, Run.id == Trial.run_id, Run.steps_total > 0, is_at_rung)
-    needs_pruning = and_(Sweep.kind == HYPERBAND, at_rung)
+    of_recipe = and_(Sweep.recipe != "", Run.steps_total > 0, is_at_rung)
+    # Values are counted by `value_at`; there cannot be more than steps.
+    latest = exists().where(LatestMetric.run_id == Run.id, LatestMetric.name == Sweep.metric)
+    latest = latest.where(LatestMetric.step + 1 >= Trial.next_rung)
+    of_values = and_(Sweep.recipe == "", or_(Run.step >= Trial.next_rung, latest))
+    is_training = Run.status == Status.RUNNING
+    at_rung = exists().where(*unpruned, Run.id == Trial.run_id, or_(of_recipe, of_values))
+    needs_pruning = and_(Sweep.pruner.is_not(None), at_rung.where(is_training))
     query = select(Sweep.id).where(or_(needs_run, has_ended_run, needs_pruning))
     return list(session.scalars(query.order_by(Sweep.id)))
 
@@ -211,7 +230,11 @@ def report(session: Session, sweep: Sweep, trial: Trial, value: float) -> None:
     sweep.revision += 1
     rung = {"rung": trial.next_rung, "value": value, "turn": sweep.revision}
     trial.reports = [*trial.reports, rung]
-    trial.next_rung *= RUNG_FACTOR
+    pruner = sweep.pruner or {}
+    if pruner["kind"] == HYPERBAND:
+        trial.next_rung *= pruner["factor"]
+    else:
+        trial.next_rung += pruner["first"]
     session.flush()
 
 
@@ -258,11 +281,39 @@ def add(session: Session, sweep: Sweep, run: Run, params: JsonObject) -> Trial:
     sweep.submitted += 1
     sweep.revision += 1
     trial = Trial(
-        sweep_id=sweep.id, number=sweep.submitted, run_id=run.id, params=params, state=OPEN
+        sweep_id=sweep.id,
+        number=sweep.submitted,
+        run_id=run.id,
+        params=params,
+        state=OPEN,
+        next_rung=(sweep.pruner or {}).get("first", 1),
     )
     session.add(trial)
     session.flush()
     return trial
+
+
+def retry_failed(session: Session, sweep: Sweep) -> None:
+    """Let the points of failed trials wait to be run again; the caller holds the sweep's lock."""
+    query = select(Trial).where(Trial.sweep_id == sweep.id, Trial.state == LOST)
+    for trial in session.scalars(query):
+        trial.state, trial.reports, trial.pruned_step = WAITING, [], None
+        trial.next_rung = (sweep.pruner or {}).get("first", 1)
+    sweep.revision += 1
+    session.flush()
+
+
+def waiting(session: Session, sweep: Sweep, *, limit: int) -> list[Trial]:
+    """List the first trials whose points wait to be run again."""
+    query = select(Trial).where(Trial.sweep_id == sweep.id, Trial.state == WAITING)
+    return list(session.scalars(query.order_by(Trial.number).limit(limit)))
+
+
+def run_again(session: Session, sweep: Sweep, trial: Trial, run: Run) -> None:
+    """Give the point of a waiting trial to another run; the caller holds the sweep's lock."""
+    trial.run_id, trial.state = run.id, OPEN
+    sweep.revision += 1
+    session.flush()
 
 
 def cancel(session: Session, sweep_id: int, user: User) -> Sweep:

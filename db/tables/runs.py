@@ -309,7 +309,9 @@ class Sweep(OfProject, Table):
     config: Mapped[JsonObject]  # common to all runs
     # Values or distribution by path of a setting, see app.sweeps.search_space.
     space: Mapped[JsonObject]
-    kind: Mapped[str]  # grid, random, tpe or hyperband
+    kind: Mapped[str]  # grid, random, tpe, cmaes or qmc
+    # Rule by which weak runs are ended early, see app.sweeps.pruning.
+    pruner: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     metric: Mapped[str]  # name of a metric, or loss
     goal: Mapped[str]  # minimise or maximise
     seed: Mapped[int] = mapped_column(BigInteger)
@@ -336,7 +338,7 @@ class Sweep(OfProject, Table):
 class Trial(OfRun, Table):
     """One point of a sweep and its run; the primary key prevents a second submission.
 
-    reports, next_rung and pruned_step are used by Hyperband.
+    reports, next_rung and pruned_step are used by its pruner.
     """
 
     __tablename__ = "trials"
@@ -358,7 +360,7 @@ class Trial(OfRun, Table):
     value: Mapped[float | None]  # the metric's last value
     # [{rung, value, turn}]: the values that decided its pruning; turn is their order in the sweep.
     reports: Mapped[list[dict[str, Any]]] = mapped_column(default=list, server_default="[]")
-    # The next report, in 27ths of its steps.
+    # The next report, in 27ths of its steps, or in values of the metric.
     next_rung: Mapped[int] = mapped_column(default=1, server_default="1")
     # The step at which it was pruned.
     pruned_step: Mapped[int | None] = mapped_column(BigInteger)

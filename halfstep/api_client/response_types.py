@@ -1557,6 +1557,7 @@ class SweepDetail(TypedDict):
     source: str  # recipe, command or script (run by agents)
     recipe: str
     kind: str
+    pruner: JsonObject | None  # Rule that ends weak runs early
     space: dict[str, str]  # Searches by path of a setting
     metric: str
     goal: str
@@ -1567,8 +1568,9 @@ class SweepDetail(TypedDict):
     at_once: int
     submitted: int
     open: int  # Runs that are queued or train
+    waiting: int  # Failed points that are to be run again
     complete: int
-    pruned: int  # Pruned by Hyperband
+    pruned: int  # Ended early by its pruner
     failed: int
     best: float | str | None
     created_at: float
@@ -1594,6 +1596,7 @@ class SweepSummary(TypedDict):
     source: str  # recipe, command or script (run by agents)
     recipe: str
     kind: str
+    pruner: JsonObject | None  # Rule that ends weak runs early
     space: dict[str, str]  # Searches by path of a setting
     metric: str
     goal: str
@@ -1604,8 +1607,9 @@ class SweepSummary(TypedDict):
     at_once: int
     submitted: int
     open: int  # Runs that are queued or train
+    waiting: int  # Failed points that are to be run again
     complete: int
-    pruned: int  # Pruned by Hyperband
+    pruned: int  # Ended early by its pruner
     failed: int
     best: float | str | None
     created_at: float

@@ -24,6 +24,7 @@ class SweepCalls(Connection):
         config: Mapping[str, Any] | None = None,
         *,
         kind: str = "grid",
+        pruner: str | Mapping[str, Any] | None = None,
         metric: str = "loss",
         goal: str = "",
         runs: int | None = None,
@@ -34,13 +35,15 @@ class SweepCalls(Connection):
         """Start a sweep: runs that differ in the settings in `space`.
 
         space: by path of a setting, a list of values, or "16..64 step 16", "uniform(a, b)",
-        "loguniform(a, b)", "integers(a, b)".  kind: grid, random, tpe or hyperband.  goal:
-        minimise or maximise; by default derived from the metric's name.  further: seed, name,
-        priority, nodes, devices_per_node.
+        "loguniform(a, b)", "integers(a, b)", "normal(mean, std)".  kind: grid, random, tpe, cmaes
+        or qmc.  pruner: hyperband, median or patient, or an object with further settings, see
+        docs/reference/client.md.  goal: minimise or maximise; by default derived from the metric's
+        name.  further: seed, name, priority, nodes, devices_per_node.
         """
         body: JsonObject = {"recipe": recipe, "space": dict(space)}
         body["config"] = dict(config or {})
         body |= {"kind": kind, "metric": metric, "goal": goal, "runs": runs, "at_once": at_once}
+        body["pruner"] = _pruner(pruner)
         return self._post("/api/v1/sweeps", body | {"tags": ", ".join(tags), **further})
 
     def sweep_command(
@@ -99,6 +102,10 @@ class SweepCalls(Connection):
         """Resume a paused or failed sweep."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/resumption")
 
+    def retry_sweep(self, sweep_id: int) -> "SweepDetail":
+        """Run the failed points of a sweep again, each as a new run."""
+        return self._post(f"/api/v1/sweeps/{sweep_id}/retries")
+
     def cancel_sweep(self, sweep_id: int) -> "SweepDetail":
         """Cancel a sweep, and its queued and training runs."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/cancellation")
@@ -127,6 +134,7 @@ class SweepCalls(Connection):
         config: Mapping[str, Any] | None = None,
         *,
         kind: str = "grid",
+        pruner: str | Mapping[str, Any] | None = None,
         metric: str = "loss",
         goal: str = "",
         runs: int | None = None,
@@ -134,11 +142,10 @@ class SweepCalls(Connection):
     ) -> "SweepDetail":
         """Begin a sweep of any script, whose points `halfstep.agent` or `halfstep agent` takes.
 
-        space: by name, a list of values, or "16..64 step 16", "uniform(a, b)", "loguniform(a, b)",
-        "integers(a, b)".  kind: grid, random or tpe.  further: seed, name, tags, project.
+        space, kind, pruner: as in `begin_sweep`.  further: seed, name, tags, project.
         """
         body: JsonObject = {"space": dict(space), "config": dict(config or {}), "kind": kind}
-        body |= {"metric": metric, "goal": goal, "runs": runs, **further}
+        body |= {"metric": metric, "goal": goal, "runs": runs, "pruner": _pruner(pruner), **further}
         return self._post("/api/v1/sweeps/agents", body)
 
     def claim_point(self, sweep_id: int, agent: str) -> "Claim":
@@ -161,3 +168,7 @@ class SweepCalls(Connection):
     def return_claim(self, sweep_id: int, number: int, agent: str) -> None:
         """Give a point back, for another agent."""
         self._post_only(f"/api/v1/sweeps/{sweep_id}/claims/{number}/return", {"agent": agent})
+
+
+def _pruner(given: str | Mapping[str, Any] | None) -> JsonObject | None:
+    return {"kind": given} if isinstance(given, str) else dict(given) if given else None

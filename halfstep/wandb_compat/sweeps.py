@@ -1,5 +1,6 @@
 """`wandb.sweep`, served by sweeps for agents; `wandb.agent` is halfstep.agent."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,13 +8,18 @@ from halfstep import sweep_agent
 from halfstep.wandb_compat.unsupported import Error, ignored
 
 KINDS = {"grid": "grid", "random": "random", "bayes": "tpe"}
+#: Distributions by W&B's names, without "q_" and "_values".
 DISTRIBUTIONS = {
     "uniform": "uniform",
-    "log_uniform_values": "loguniform",
     "int_uniform": "integers",
+    "log_uniform": "loguniform",
+    "inv_log_uniform": "loguniform",
+    "normal": "normal",
+    "log_normal": "lognormal",
 }
 #: Entries of a configuration that are used, or need no message.
 USED = {"method", "metric", "parameters", "name", "run_cap", "project", "entity", "description"}
+USED |= {"early_terminate"}
 
 
 def sweep(
@@ -31,6 +37,7 @@ def sweep(
     goal = str(metric.get("goal", ""))
     options: dict[str, Any] = {
         "kind": KINDS.get(str(config.get("method", "")), ""),
+        "pruner": _pruner(config.get("early_terminate")),
         "metric": str(metric.get("name", "loss")),
         "goal": goal and ("maximise" if goal.startswith("max") else "minimise"),
         "runs": config.get("run_cap"),
@@ -48,6 +55,19 @@ def sweep(
     return str(begun["id"])
 
 
+def _pruner(rule: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the pruner of W&B's early_terminate, whose iterations are values of the metric."""
+    if not rule:
+        return None
+    if rule.get("type") != "hyperband":
+        raise Error(f"sweep(early_terminate={dict(rule)!r}); allowed: type hyperband")
+    factor, most = int(rule.get("eta", 3)), rule.get("max_iter")
+    first = int(rule.get("min_iter", 1))
+    if most is not None:
+        first = max(int(most) // factor ** int(rule.get("s", 1)), 1)
+    return {"kind": "hyperband", "first": first, "factor": factor}
+
+
 def _space(
     parameters: Mapping[str, Any], prefix: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -63,6 +83,9 @@ def _space(
                 fixed[name] = inner_fixed
         elif "value" in rule:
             fixed[name] = rule["value"]
+        elif "probabilities" in rule:
+            values = {"values": list(rule["values"]), "probabilities": list(rule["probabilities"])}
+            space[path] = values
         elif "values" in rule:
             space[path] = list(rule["values"])
         else:
@@ -71,10 +94,22 @@ def _space(
 
 
 def _distribution(name: str, rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a distribution. Of log_uniform the bounds are exponents, of …_values the values."""
     low, high = rule.get("min"), rule.get("max")
     whole = isinstance(low, int) and isinstance(high, int)
-    chosen = str(rule.get("distribution") or ("int_uniform" if whole else "uniform"))
-    if chosen not in DISTRIBUTIONS or low is None or high is None:
-        allowed = "value, values, or min and max with " + ", ".join(DISTRIBUTIONS)
+    given = str(rule.get("distribution") or ("int_uniform" if whole else "uniform"))
+    base = given.removeprefix("q_").removesuffix("_values")
+    kind = DISTRIBUTIONS.get(base, "")
+    step = {"step": rule.get("q", 1)} if given.startswith("q_") else {}
+    if kind in ("normal", "lognormal"):
+        mean, std = rule.get("mu", 0.0), rule.get("sigma", 1.0)
+        return {"distribution": kind, "mean": mean, "std": std} | step
+    if not kind or low is None or high is None:
+        allowed = "value, values, or a distribution with min and max, or mu and sigma: "
+        allowed += ", ".join(DISTRIBUTIONS)
         raise Error(f"sweep(parameters={{{name!r}: {dict(rule)!r}}}); allowed: {allowed}")
-    return {"distribution": DISTRIBUTIONS[chosen], "low": low, "high": high}
+    if given in ("log_uniform", "q_log_uniform"):
+        low, high = math.exp(low), math.exp(high)
+    elif given == "inv_log_uniform":
+        low, high = math.exp(-high), math.exp(-low)
+    return {"distribution": kind, "low": low, "high": high} | step

@@ -40,7 +40,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.slow
 
-REVISIONS = [f"00{number}" for number in range(35, 55)]
+REVISIONS = [f"00{number}" for number in range(35, 56)]
 
 
 def tables(database: Database) -> list[Table]:

@@ -20,7 +20,7 @@ import halfstep
 from db.clock import now
 from db.database import Database
 from db.settings import Settings
-from db.sweeps import sweeps
+from db.sweeps import agent_claims, sweeps
 from db.tables import Membership, Metric, Project, Run, Status, Trial, User
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
@@ -390,6 +390,73 @@ def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode:
             failed = select(Run.id).where(Run.name == "lr=0.2").scalar_subquery()
             query = select(Metric.value).where(Metric.run_id == failed, Metric.name == "collected")
             assert session.scalars(query).all() == [7.0]
+
+
+def test_wandb_distributions_and_early_terminate_are_served(database: Database) -> None:
+    """Each of W&B's distributions, probabilities, and Hyperband."""
+    wandb: Any = halfstep
+    parameters: dict[str, Any] = {
+        "a": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-1},
+        "b": {"distribution": "q_log_uniform_values", "q": 8, "min": 32, "max": 256},
+        "c": {"distribution": "log_uniform", "min": -3, "max": 0},
+        "d": {"distribution": "inv_log_uniform_values", "min": 0.1, "max": 10},
+        "e": {"distribution": "q_uniform", "min": 0, "max": 1, "q": 0.25},
+        "f": {"distribution": "normal", "mu": 5, "sigma": 0.1},
+        "g": {"distribution": "q_log_normal", "mu": 3, "sigma": 0.1, "q": 1},
+        "h": {"values": ["x", "y"], "probabilities": [0.0, 1.0]},
+        "i": {"distribution": "inv_log_uniform", "min": 0, "max": 3},
+    }
+    config = {"method": "random", "metric": {"name": "acc", "goal": "maximize"}, "run_cap": 3}
+    config |= {"parameters": parameters, "early_terminate": {"type": "hyperband", "min_iter": 2}}
+    drawn: list[dict[str, Any]] = []
+
+    def train() -> None:
+        with wandb.init() as run:
+            drawn.append(dict(run.config))
+
+    number = wandb.sweep(config)
+    wandb.agent(number, function=train)
+    assert len(drawn) == 3
+    for point in drawn:
+        assert 1e-4 <= point["a"] <= 1e-1
+        assert point["b"] % 8 == 0
+        assert min(point["c"], point["i"]) >= 0.0497
+        assert max(point["c"], point["i"]) <= 1
+        assert 0.1 <= point["d"] <= 10
+        assert point["e"] * 4 == int(point["e"] * 4)
+        assert 4 < point["f"] < 6
+        assert type(point["g"]) is int
+        assert point["h"] == "y"
+    with database.reading() as session:
+        pruner = sweeps.get(session, int(number)).pruner
+    assert pruner == {"kind": "hyperband", "first": 2, "factor": 3, "last": None, "patience": 3}
+    with pytest.raises(wandb.Error, match="type hyperband"):
+        wandb.sweep(config | {"early_terminate": {"type": "magic"}})
+
+
+def test_a_function_ends_with_its_run(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose run is pruned is interrupted, which is no failure; the next point follows."""
+    sweep_id, rates = begin(), []
+    claim_point = Client.claim_point
+
+    def with_short_lease(client: Client, sweep_id: int, agent: str) -> Any:
+        return {**claim_point(client, sweep_id, agent), "lease_seconds": 0.2}
+
+    def train() -> None:
+        rates.append(halfstep.watch().config["lr"])
+        if len(rates) > 1:
+            return
+        with database.writing() as session:
+            sweeps.get(session, sweep_id, lock=True)
+            trial = session.get_one(Trial, (sweep_id, 1))
+            assert agent_claims.prune(session, trial, "pruned")
+        while True:
+            threading.Event().wait(0.01)
+
+    monkeypatch.setattr(Client, "claim_point", with_short_lease)
+    assert halfstep.agent(sweep_id, train, count=2) == (2, 0)
+    assert rates == [0.1, 0.2]
+    assert trials(database)[0][1] == "failed"  # it has logged no value
 
 
 def test_a_sweep_creates_its_project(database: Database) -> None:

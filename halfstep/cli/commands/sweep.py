@@ -46,11 +46,12 @@ Search = Annotated[
     typer.Option(
         metavar="FIELD=VALUES",
         help="Field and its values: 0.1, 0.01; 1..9 step 2; uniform(a, b), loguniform(a, b), "
-        "integers(a, b); a JSON list; repeatable",
+        "integers(a, b), normal(mean, std), lognormal(mean, std); with 'step S', 'when FIELD = "
+        "VALUES'; a JSON list; repeatable",
     ),
 ]
 
-app = App("Start, list, show, extend, move, pause, resume or cancel sweeps.")
+app = App("Start, list, show, extend, move, pause, resume, retry or cancel sweeps.")
 
 
 @app.command()
@@ -60,9 +61,20 @@ def begin(
     fields: Fields = None,
     precision: PrecisionOption = None,
     kind: Annotated[
-        Literal["grid", "random", "tpe", "hyperband"],
+        Literal["grid", "random", "tpe", "cmaes", "qmc"],
         typer.Option(help="How values are chosen"),
     ] = "grid",
+    pruner: Annotated[
+        Literal["hyperband", "median", "patient"] | None,
+        typer.Option(help="Which runs end early; default: none"),
+    ] = None,
+    first: Annotated[
+        int | None,
+        typer.Option(
+            help="First check of the pruner: of a recipe in 27ths of its steps, else after so many "
+            "values of the metric; default: 1"
+        ),
+    ] = None,
     metric: Annotated[str, typer.Option(help="Metric to compare by its last value")] = "loss",
     goal: Annotated[
         Literal["minimise", "maximise"] | None,
@@ -103,6 +115,8 @@ def begin(
     options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal or "", "runs": runs}
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
     options["tags"] = tags or []
+    if pruner:
+        options["pruner"] = {"kind": pruner} | ({"first": first} if first else {})
     space = _space(search)
     with connect() as client:
         if line:
@@ -162,6 +176,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
         "Best": best,
         "Recipe": sweep["recipe"],
         "Kind": sweep["kind"],
+        "Pruner": (sweep["pruner"] or {}).get("kind", ""),
     }
     paths = list(dict.fromkeys(path for trial in trials for path in trial["params"]))
     columns = ("Run", "Status", sweep["metric"], *paths, *LIVE)
@@ -217,6 +232,13 @@ def resume(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Resume a paused or failed sweep."""
     with connect() as client:
         _print_sweep(client.resume_sweep(sweep_id), as_json=as_json)
+
+
+@app.command()
+def retry(sweep_id: SweepId, as_json: AsJson = False) -> None:
+    """Run the failed points of a sweep again, each as a new run."""
+    with connect() as client:
+        _print_sweep(client.retry_sweep(sweep_id), as_json=as_json)
 
 
 @app.command()

@@ -231,10 +231,58 @@ def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: Us
         assert session.get_one(Run, run.id).status == Status.CANCELLED
 
 
+def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None:
+    """By the values of the metric; the agent is told, and what arrives later is refused."""
+    space = {"lr": "uniform(0, 1)"}
+    pruner = {"kind": "hyperband", "first": 2, "factor": 2}
+    sweep_id = begin(database, ada, space=space, kind="random", runs=9, pruner=pruner)
+    claimed = [taken(database, ada, sweep_id, f"{number:032x}") for number in range(4)]
+    for score, (_trial, run) in zip((3, 2, 1, 0), claimed, strict=True):
+        arrive(database, ada, run)
+        log(database, run, [0.0, float(score)])
+    sweep_submission.submit_due(database)
+    with database.writing() as session:
+        sweep = sweeps.get(session, sweep_id, lock=True)
+        trials = sweeps.all_trials(session, sweep)
+        assert [[each["value"] for each in row.reports] for row in trials] == [[3], [2], [1], [0]]
+        states = [row.state for row in trials]
+        weak, best = states.index("pruned"), 1
+        assert states[best - 1] == "open"
+        assert not agent_claims.renew(session, sweep, weak + 1, f"{weak:032x}")
+        assert agent_claims.renew(session, sweep, best, f"{0:032x}")
+        run = session.get_one(Run, claimed[weak][1].id)
+        assert (run.status, run.failure_kind) == (Status.CANCELLED, "sweep")
+        assert "after 2 values its score" in str(run.stop_reason)
+        agent_claims.finish(session, sweep, weak + 1, f"{weak:032x}", was_watched=True)
+    with pytest.raises(Ended):
+        arrive(database, ada, claimed[weak][1])
+    with database.reading() as session:
+        assert session.get_one(Trial, (sweep_id, weak + 1)).state == "pruned"
+
+
+def test_a_failed_point_goes_to_an_agent_again(database: Database, ada: User) -> None:
+    """Once someone asks for it."""
+    sweep_id = begin(database, ada, space={"lr": [0.1]})
+    trial, run = taken(database, ada, sweep_id)
+    with database.writing() as session:
+        sweep = sweeps.get(session, sweep_id, lock=True)
+        agent_claims.finish(session, sweep, trial.number, A, was_watched=False)
+    assert take(database, ada, sweep_id) is None
+    with database.writing() as session:
+        sweep_submission.retry(session, sweep_id, session.get_one(User, ada.id))
+    again, other = taken(database, ada, sweep_id, B)
+    assert (again.params, again.state) == (trial.params, "open")
+    assert other.id != run.id
+
+
+def log(database: Database, run: Run, scores: list[float]) -> None:
+    with database.writing() as session:
+        events = [event_of(make_metric(at, score, "score")) for at, score in enumerate(scores)]
+        telemetry.record(session, run.id, 1, telemetry.Flush(events=events))
+
+
 def test_what_agents_cannot_do_is_named(database: Database, ada: User) -> None:
-    """Hyperband needs a number of steps; a recipe has workers."""
-    with pytest.raises(Invalid, match="hyperband needs the number of steps"):
-        begin(database, ada, kind="hyperband")
+    """A recipe has workers."""
     with pytest.raises(Invalid, match="with a recipe or a command"):
         begin(database, ada, recipe="digits")
 

@@ -24,7 +24,7 @@ def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
     sweep, and its page shows the agents' command."""
     page = browser.get("/sweeps/new/agents").text
     assert 'href="/sweeps/new">Workers' in page
-    assert "Hyperband" not in page
+    assert '<option value="hyperband">' in page
     assert 'name="at_once"' not in page
     key = re.findall(r'name="key" value="(\w+)"', page)[0]
     counted = browser.post("/sweeps/agents", data=FORM | {"key": key}).text

@@ -5,10 +5,12 @@ import threading
 from typing import Any
 
 import pytest
+from alembic import command
 from sqlalchemy import select
+from sqlalchemy import text as sql
 from starlette.testclient import TestClient
 
-from app.sweeps import hyperband, sweep_submission, tpe
+from app.sweeps import optuna_study, sweep_submission
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.files import erasure
@@ -215,7 +217,6 @@ def test_random_points_are_those_of_the_seed(database: Database, ada: User, offe
 def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
     """After ten ended trials it suggests points near the best; a repeated poll after a kill
     suggests the same; failed trials are reported as failed."""
-    pytest.importorskip("optuna")
     space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)", "training.fused": "true, false"}
     begin(database, ada, kind="tpe", space=space, runs=30, at_once=2)
     with database.reading() as session:
@@ -253,12 +254,11 @@ def test_hyperband_gives_up_what_falls_behind(
 ) -> None:
     """From the rows only, so a repeated poll decides the same; a pruned run gets a request for a
     checkpoint and its own message, and its slot goes to the next point."""
-    pytest.importorskip("optuna")
     with database.writing() as session:
         devices = [{**CPU, "index": index} for index in range(10)]
         session.get_one(Worker, 1).devices = devices
     space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)"}
-    begin(database, ada, kind="hyperband", space=space, runs=14, at_once=10)
+    begin(database, ada, kind="random", pruner="hyperband", space=space, runs=14, at_once=10)
     for run_id in range(1, 11):
         climb(database, run_id, [float(run_id)] * 14)
     sweep_submission.submit_due(database)
@@ -270,7 +270,7 @@ def test_hyperband_gives_up_what_falls_behind(
     assert [[each["rung"] for each in reported] for reported in reports] == [[1, 3]] * 10
     with database.reading() as session:
         sweep = sweeps.get(session, 1)
-        behind = hyperband.weak_trials(sweep, sweeps.all_trials(session, sweep))
+        behind = optuna_study.weak_trials(sweep, sweeps.all_trials(session, sweep), 0)
         asked = {run.id for run in session.scalars(select(Run)) if run.desired_state == "cancel"}
         assert 1 not in behind
         assert 3 <= len(behind) < 10
@@ -300,8 +300,7 @@ def test_a_person_who_cancels_gives_nothing_up(
 ) -> None:
     """In a Hyperband sweep a run cancelled by a user is not a pruned trial; nor is a finished one
     that was cancelled too late; and a non-finite loss is not a result."""
-    pytest.importorskip("optuna")
-    begin(database, ada, kind="hyperband", space=LRS, runs=3, at_once=1)
+    begin(database, ada, kind="random", pruner="hyperband", space=LRS, runs=3, at_once=1)
     climb(database, 1, [math.nan] * 20)
     sweep_submission.submit_due(database)
     assert rows_of(database, 1, "reports") == [[]]
@@ -332,31 +331,64 @@ def rows_of(database: Database, sweep_id: int, column: str) -> list[Any]:
         return [getattr(row, column) for row in session.scalars(query)]
 
 
-def test_without_optuna_a_search_says_what_to_install(
-    database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_hyperband_sweep_of_an_earlier_version_continues(
+    database: Database, ada: User, offered: None
 ) -> None:
-    """A sweep begun on another server stops with the same reason, without affecting others, until
-    it is resumed."""
-    monkeypatch.setattr(tpe, "is_installed", lambda: False)
-    with pytest.raises(Invalid, match=r"halfstep-service\[sweeps\]"):
-        begin(database, ada, kind="tpe", space=LRS, runs=3)
-    begin(database, ada, kind="random", runs=3)
-    begin(database, ada, kind="random", runs=3)
+    """Its kind is a pruner now; reports stay, and a run that falls behind is pruned."""
     with database.writing() as session:
-        sweeps.get(session, 1, lock=True).kind = "tpe"
+        devices = [{**CPU, "index": index} for index in range(10)]
+        session.get_one(Worker, 1).devices = devices
+    space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)"}
+    begin(database, ada, kind="random", pruner="hyperband", space=space, runs=20, at_once=10)
+    begin(database, ada, kind="tpe", space=space, runs=3)
+    for run_id in range(1, 11):
+        climb(database, run_id, [float(run_id)] * 15)
+    sweep_submission.submit_due(database)
+    reports = rows_of(database, 1, "reports")
+    pruner = the_sweep(database)[0].pruner
+    command.downgrade(database.migrations(), "0054")
+    with database.engine.connect() as connection:
+        kinds = connection.execute(sql("SELECT kind FROM sweeps ORDER BY id")).scalars().all()
+        assert kinds == ["hyperband", "tpe"]
+    command.upgrade(database.migrations(), "head")
+    assert (the_sweep(database)[0].kind, the_sweep(database)[0].pruner) == ("random", pruner)
+    assert the_sweep(database, 2)[0].pruner is None
+    assert rows_of(database, 1, "reports") == reports
+    for run_id in range(1, 11):
+        more(database, run_id, [float(run_id)] * 35)
+    sweep_submission.submit_due(database)
+    with database.reading() as session:
+        stopping = [run.id for run in session.scalars(select(Run)) if run.desired_state == "cancel"]
+    assert stopping
+    assert 1 not in stopping
+
+
+def test_failed_points_are_run_again(database: Database, ada: User, offered: None) -> None:
+    """As new runs, a few at once, before points that were not tried."""
+    begin(database, ada, space={"training.steps": [1, 2, 3, 4]}, at_once=2)
     for run_id in (1, 2):
-        finish(database, run_id)
+        finish(database, run_id, status=Status.FAILED)
     sweep_submission.submit_due(database)
-    sweep_submission.submit_due(database)
-    assert "pip install" in str(the_sweep(database, 1)[0].error)
-    assert the_sweep(database, 1)[1] == "failed"
-    assert len(members(database, 2)) == 2
     with database.writing() as session:
-        sweeps.get(session, 1, lock=True).kind = "random"
-        sweeps.resume(sweeps.get(session, 1, lock=True))
+        sweep_submission.retry(session, 1, session.get_one(User, ada.id))
+    states = [each[2] for each in members(database, 1)]
+    assert states == ["waiting", "waiting", "open", "open"]
+    finish(database, 3)
     sweep_submission.submit_due(database)
-    assert [each[2] for each in members(database, 1)] == ["complete", "open"]
-    assert the_sweep(database, 1)[0].error is None
+    assert [each[2] for each in members(database, 1)] == ["open", "waiting", "complete", "open"]
+    assert the_sweep(database)[1] == "running"
+    for run_id in (4, 5, 6):
+        finish(database, run_id, 0.5)
+        sweep_submission.submit_due(database)
+    assert [each[1:3] for each in members(database, 1)] == [
+        ({"training.steps": steps}, "complete") for steps in (1, 2, 3, 4)
+    ]
+    assert the_sweep(database)[1] == "finished"
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).status = "failed"
+    with database.writing() as session, pytest.raises(Conflict):
+        sweep_submission.retry(session, 1, session.get_one(User, ada.id))
 
 
 def test_a_sweep_is_paused_resumed_extended_and_cancelled(
@@ -437,8 +469,20 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
          "uniform(1, 0): the first bound is greater than the second; allowed: two numbers"),
         ({"kind": "random", "space": {"training.max_grad_norm": "uniform(1, 1)"}},
          "training.max_grad_norm", "lower one first"),
-        ({"kind": "random", "space": {"training.max_grad_norm": "normal(1, 2)"}},
-         "training.max_grad_norm", "normal"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "normal(1, -2)"}},
+         "training.max_grad_norm", "a standard deviation greater than 0"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "beta(1, 2)"}},
+         "training.max_grad_norm", "beta(…) is not valid"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "uniform(1, 2) step -1"}},
+         "training.max_grad_norm", "step is -1"),
+        ({"space": {"training.max_grad_norm": "1, 2 when precision = fp16"}},
+         "training.max_grad_norm", "not searched"),
+        ({"space": {"training.max_grad_norm": "1, 2 when precision = fp32",
+                    "precision": "fp16, bf16"}},
+         "training.max_grad_norm", "is never true"),
+        ({"space": {"training.max_grad_norm": {"values": [1, 2], "probabilities": [1]}}},
+         "training.max_grad_norm", "one number for each value"),
+        ({"pruner": "median", "runs": 301, "kind": "random"}, "runs", "from 1 to 300"),
         ({"kind": "random", "space": {"training.batch_size": "uniform(1, 2)"}},
          "training.batch_size", "integers(a, b)"),
         ({"kind": "random", "space": {"training.max_grad_norm": [math.inf]}},
