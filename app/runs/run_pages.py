@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
@@ -32,7 +32,6 @@ from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db import clock
 from db.access.permissions import Permission
-from db.errors import NotFound
 from db.files import artifact_versions, artifacts, checkpoints
 from db.health import findings
 from db.health.spikes import spikes
@@ -65,10 +64,7 @@ FORMER_TABS = {"history": "configuration"}
 @requires(SIGNED_IN)
 def find_watched_run(watch_id: str, session: Db, _principal: SignedIn) -> RedirectResponse:
     """Redirect to the page of a watched run by the identifier that its script knows at once."""
-    run_id = session.scalar(select(func.max(Run.id)).where(Run.watch_id == watch_id[:32]))
-    if run_id is None:
-        raise NotFound("There is no such run here yet: its script may still be sending it.")
-    return RedirectResponse(f"/runs/{run_id}", status_code=303)
+    return RedirectResponse(f"/runs/{runs.watched(session, watch_id)}", status_code=303)
 
 
 @router.get("/runs/{run_id}")

@@ -39,9 +39,7 @@ SMALLEST_QUANTILE = 1e-9
 # ---- Points ----------------------------------------------------------------------------------
 
 
-def suggested(
-    space: Space, kind: str, goal: str, seed: int, trials: Sequence[Trial]
-) -> dict[str, Any]:
+def suggested(space: Space, kind: str, goal: str, seed: int, trials: Sequence[Trial]) -> JsonObject:
     """Return the next point of a sweep, which depends only on its trials, in order."""
     _quieten()
     study = _study(goal, sampler=_sampler(kind, (seed + len(trials) + 1) % 2**32, seed % 2**32))
@@ -129,19 +127,26 @@ def _point(trial: "optuna.Trial", space: Space) -> JsonObject:
     for path, search in space.items():
         if not is_active(search, point):
             continue
-        distribution: Any = _distribution(search)
-        if hasattr(distribution, "choices"):
-            value: Any = trial.suggest_categorical(path, distribution.choices)
-        elif search.get("distribution") == INTEGERS:
-            value = trial.suggest_int(path, distribution.low, distribution.high)
-        else:
-            low, high = distribution.low, distribution.high
-            value = trial.suggest_float(path, low, high, log=distribution.log)
-        point[path] = _decoded(value, search)
+        point[path] = _decoded(_suggested(trial, path, _distribution(search)), search)
     return point
 
 
-def _distribution(search: dict[str, Any]) -> "BaseDistribution":
+def _suggested(
+    trial: "optuna.Trial", path: str, distribution: "BaseDistribution"
+) -> float | str | bool | None:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    match distribution:
+        case CategoricalDistribution(choices=choices):
+            return trial.suggest_categorical(path, choices)
+        case IntDistribution(low=lowest, high=highest):
+            return trial.suggest_int(path, lowest, highest)
+        case FloatDistribution(low=low, high=high, log=log):
+            return trial.suggest_float(path, low, high, log=log)
+    raise AssertionError(distribution)
+
+
+def _distribution(search: JsonObject) -> "BaseDistribution":
     """Return Optuna's distribution: of what it lacks the quantile, from 0 to 1."""
     from optuna.distributions import (
         CategoricalDistribution,
@@ -161,7 +166,7 @@ def _distribution(search: dict[str, Any]) -> "BaseDistribution":
     )
 
 
-def _encoded(value: Any, search: dict[str, Any]) -> Any:
+def _encoded(value: Any, search: JsonObject) -> Any:
     """Return the value that Optuna has for a setting's."""
     if "values" in search:
         indexes = (i for i, other in enumerate(search["values"]) if other == value)
@@ -176,7 +181,7 @@ def _encoded(value: Any, search: dict[str, Any]) -> Any:
     return min(max(value, search["low"]), search["high"])
 
 
-def _decoded(value: Any, search: dict[str, Any]) -> Any:
+def _decoded(value: Any, search: JsonObject) -> Any:
     """Return the setting's value for Optuna's, rounded for reading."""
     if "probabilities" in search:
         ends = accumulate(search["probabilities"])

@@ -6,7 +6,7 @@ multiplies the rung by its factor each time, the others report at multiples of t
 """
 
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
@@ -103,7 +103,7 @@ def _report(session: Session, sweep: Sweep, trial: Trial, run: Run) -> bool:
     return len(trial.reports) > reports
 
 
-def _reason(sweep: Sweep, report: dict[str, Any]) -> str:
+def _reason(sweep: Sweep, report: JsonObject) -> str:
     rung, pruner = report["rung"], sweep.pruner or {}
     after = f"{Fraction(rung, RUNGS_WHOLE)} of its steps" if sweep.recipe else f"{rung} values"
     text = f"after {after} its {sweep.metric} {number(report['value'])}"

@@ -53,7 +53,7 @@ _DISTRIBUTION = re.compile(r"^(\w+)\s*\((.*)\)(?:\s+step\s+(\S+))?$")
 _WHEN = re.compile(r"^(.*?)\s+when\s+(\S+)\s*=\s*(.+)$")
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
-Space = dict[str, dict[str, Any]]
+Space = dict[str, JsonObject]
 
 
 class Unreadable(Exception):
@@ -101,7 +101,7 @@ def read(schema: Schema, given: JsonObject, kind: str) -> tuple[Space, dict[str,
 
 def _with_condition(
     fields: dict[str, Property], path: str, search: Any, given: JsonObject
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return an entry of a space with its condition. Raises Unreadable."""
     when: Any = None
     if isinstance(search, str) and (match := _WHEN.match(search.strip())):
@@ -143,7 +143,7 @@ def _in_order(space: Space) -> tuple[Space, dict[str, str]]:
     return ordered, {}
 
 
-def is_active(search: dict[str, Any], point: JsonObject) -> bool:
+def is_active(search: JsonObject, point: JsonObject) -> bool:
     """Return whether a setting is searched in a point, by the settings before it."""
     when = search.get("when", {})
     return all(name in point and point[name] in values for name, values in when.items())
@@ -168,7 +168,7 @@ def guessed(given: Any) -> Schema:
     return {"type": kind, "enum": words} if kind == "string" else {"type": kind}
 
 
-def _drawn_type(distribution: str, step: Any) -> str:
+def _drawn_type(distribution: str, step: object) -> str:
     return "integer" if distribution == INTEGERS or type(step) is int else "number"
 
 
@@ -191,7 +191,7 @@ def _read(word: str) -> bool | int | float | str:
     return word
 
 
-def in_words(search: dict[str, Any]) -> str:
+def in_words(search: JsonObject) -> str:
     """Return a search in the notation."""
     when = " and ".join(
         f"{name} = {', '.join(map(_word, values))}"
@@ -200,7 +200,7 @@ def in_words(search: dict[str, Any]) -> str:
     return _unconditional(search) + (f" when {when}" if when else "")
 
 
-def _unconditional(search: dict[str, Any]) -> str:
+def _unconditional(search: JsonObject) -> str:
     if "probabilities" in search:
         pairs = zip(search["values"], search["probabilities"], strict=True)
         return ", ".join(f"{_word(value)} ({number_formats.number(p)})" for value, p in pairs)
@@ -215,7 +215,7 @@ def _word(value: Any) -> str:
     return "off" if value is None else forms.input_text(value)
 
 
-def _search(field: Property, given: Any) -> dict[str, Any]:
+def _search(field: Property, given: Any) -> JsonObject:
     if isinstance(given, str):
         if not is_searchable(field):
             text = f"{given[:100]} is not valid; allowed: a list of values as JSON"
@@ -236,7 +236,7 @@ def _search(field: Property, given: Any) -> dict[str, Any]:
     raise Unreadable(f"{str(given)[:100]} is not valid; allowed: {NOTATION}")
 
 
-def _weighted(values: list[Any], given: Any) -> dict[str, Any]:
+def _weighted(values: list[Any], given: Any) -> JsonObject:
     """Return values with their probabilities, which are divided by their sum."""
     is_list = isinstance(given, list) and len(given) == len(values)
     if not is_list or not all(_is_finite(each) and each >= 0 for each in given) or not sum(given):
@@ -248,7 +248,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _of_text(field: Property, text: str) -> dict[str, Any]:
+def _of_text(field: Property, text: str) -> JsonObject:
     if match := _DISTRIBUTION.match(text):
         bounds = [_value(field, part) for part in match[2].split(",")]
         if len(bounds) != 2:
@@ -301,9 +301,7 @@ def _checked(field: Property, values: list[Any]) -> list[Any]:
     return checked
 
 
-def _distribution(
-    field: Property, name: Any, low: Any, high: Any, step: Any = None
-) -> dict[str, Any]:
+def _distribution(field: Property, name: Any, low: Any, high: Any, step: Any = None) -> JsonObject:
     kind = field.rules.get("type")
     if step is not None and not (_is_finite(step) and step > 0):
         raise Unreadable(f"step is {str(step)[:50]}; allowed: a number greater than 0")
@@ -352,7 +350,7 @@ def grid_size(space: Space) -> int:
     return math.prod(len(search["values"]) for search in space.values())
 
 
-def grid(space: Space) -> Iterator[dict[str, Any]]:
+def grid(space: Space) -> Iterator[JsonObject]:
     """Yield the points of a grid; the last setting varies fastest."""
 
     def points(paths: list[str], point: JsonObject) -> Iterator[JsonObject]:
@@ -380,7 +378,7 @@ def name_of(space: Space) -> str:
     return ", ".join(path.rpartition(".")[2] for path in space)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, float):
         return number_formats.number(value)
     return _word(value)

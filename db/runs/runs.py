@@ -368,6 +368,14 @@ def _joined(query: Any, order: Order | None) -> Any:
     return order.joined_to(query) if order else query
 
 
+def watched(session: Session, watch_id: str) -> int:
+    """Return the id of the newest run with a watched run's identifier. Raises NotFound."""
+    run_id = session.scalar(select(func.max(Run.id)).where(Run.watch_id == watch_id))
+    if run_id is None:
+        raise NotFound("There is no such run here yet: its script may still be sending it.")
+    return run_id
+
+
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
     """Return runs with their owners' names, newest first; skip unknown ids."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)

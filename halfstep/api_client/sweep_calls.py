@@ -24,7 +24,7 @@ class SweepCalls(Connection):
         config: Mapping[str, Any] | None = None,
         *,
         kind: str = "grid",
-        pruner: str | Mapping[str, Any] | None = None,
+        pruner: str | JsonObject | None = None,
         metric: str = "loss",
         goal: str = "",
         runs: int | None = None,
@@ -134,7 +134,7 @@ class SweepCalls(Connection):
         config: Mapping[str, Any] | None = None,
         *,
         kind: str = "grid",
-        pruner: str | Mapping[str, Any] | None = None,
+        pruner: str | JsonObject | None = None,
         metric: str = "loss",
         goal: str = "",
         runs: int | None = None,
@@ -170,5 +170,5 @@ class SweepCalls(Connection):
         self._post_only(f"/api/v1/sweeps/{sweep_id}/claims/{number}/return", {"agent": agent})
 
 
-def _pruner(given: str | Mapping[str, Any] | None) -> JsonObject | None:
-    return {"kind": given} if isinstance(given, str) else dict(given) if given else None
+def _pruner(given: str | JsonObject | None) -> JsonObject | None:
+    return {"kind": given} if isinstance(given, str) else given

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from halfstep.api_client.credentials import Credentials
 from halfstep.cli.command_sources import is_code
 from halfstep.session import active_run, arguments, ranks
-from halfstep.session.queued_run import RUN, project_of
+from halfstep.session.queued_run import project_of
 from halfstep.session.run_upload import server_of
 from halfstep.session.stderr import say
 from halfstep.session.step_numbers import BadArgument, step_number
@@ -79,11 +79,7 @@ class Watch:
     @property
     def page(self) -> str | None:
         """URL of the run's page; it leads there once the server has the run."""
-        if self._run is None:
-            return None
-        if self._run.queued and (server := server_of(*self._named)):
-            return f"{server.url}/runs/{os.environ[RUN]}"
-        return self._run.upload.page
+        return self._run.page if self._run else None
 
     def _repr_html_(self) -> str:
         """Return the run's card, for notebooks; it is updated while the run goes on."""
@@ -191,12 +187,7 @@ class Watch:
         self._ask("save_file", lambda run: run.save_file(Path(path), name))
 
     def alert(
-        self,
-        title: str,
-        text: str = "",
-        *,
-        level: AlertLevel = "info",
-        wait_seconds: float = 60.0,
+        self, title: str, text: str = "", *, level: AlertLevel = "info", wait_seconds: float = 60.0
     ) -> None:
         """Alert the owner of the run, on the page of alerts and by the channels that are on.
 
@@ -205,10 +196,7 @@ class Watch:
         self._ask("alert", lambda run: run.alert(title, text, level, wait_seconds))
 
     def describe(
-        self,
-        *,
-        note: str | UnsetType = UNSET,
-        step_metrics: Mapping[str, str] | UnsetType = UNSET,
+        self, *, note: str | UnsetType = UNSET, step_metrics: Mapping[str, str] | UnsetType = UNSET
     ) -> None:
         """Set the run's note, unless it has one, and the x axes that its charts offer.
 

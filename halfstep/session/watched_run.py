@@ -1,5 +1,6 @@
 """A run that this process writes, with its spool, the observed loop and the parts around them."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,10 +20,10 @@ from halfstep.session.idle_writer import IdleWriter
 from halfstep.session.nesting import flat
 from halfstep.session.notebook import is_notebook
 from halfstep.session.precision_diffs import PrecisionDiffs
-from halfstep.session.queued_run import QueuedRun, secrets
+from halfstep.session.queued_run import RUN, QueuedRun, secrets
 from halfstep.session.run_files import RunFiles
 from halfstep.session.run_outcome import RunOutcome
-from halfstep.session.run_upload import RunUpload
+from halfstep.session.run_upload import RunUpload, server_of
 from halfstep.session.stderr import say
 from halfstep.session.value_log import ValueLog
 from halfstep.sidecar.capture import ERR, Sidecar
@@ -151,9 +152,16 @@ class WatchedRun:
         )
         return loop, Hooks(loop)  # disarmed hooks call nothing
 
+    @property
+    def page(self) -> str | None:
+        """URL of the run's page, or one that leads to it; None offline."""
+        if self.queued and (server := server_of(None, None)):
+            return f"{server.url}/runs/{os.environ[RUN]}"
+        return self.upload.page
+
     def html(self) -> str:
         """Return the card for notebooks."""
-        name, page = described_in(self.files.folder).name, self.upload.page
+        name, page = described_in(self.files.folder).name, self.page
         place, is_over = page or str(self.files.folder), self.outcome.has_ended
         return (self.card or Card()).html(name, place, page, is_over=is_over)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from halfstep import sweep_agent
+from halfstep.telemetry.plain_json import JsonObject
 from halfstep.wandb_compat.unsupported import Error, ignored
 
 KINDS = {"grid": "grid", "random": "random", "bayes": "tpe"}
@@ -35,7 +36,7 @@ def sweep(
     space, fixed = _space(config.get("parameters") or {})
     metric = config.get("metric") or {}
     goal = str(metric.get("goal", ""))
-    options: dict[str, Any] = {
+    options: JsonObject = {
         "kind": KINDS.get(str(config.get("method", "")), ""),
         "pruner": _pruner(config.get("early_terminate")),
         "metric": str(metric.get("name", "loss")),
@@ -55,7 +56,7 @@ def sweep(
     return str(begun["id"])
 
 
-def _pruner(rule: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _pruner(rule: Mapping[str, Any] | None) -> JsonObject | None:
     """Return the pruner of W&B's early_terminate, whose iterations are values of the metric."""
     if not rule:
         return None
@@ -68,12 +69,10 @@ def _pruner(rule: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"kind": "hyperband", "first": first, "factor": factor}
 
 
-def _space(
-    parameters: Mapping[str, Any], prefix: str = ""
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _space(parameters: Mapping[str, Any], prefix: str = "") -> tuple[JsonObject, JsonObject]:
     """Return the searched and the fixed settings of W&B's parameters; nested names have dots."""
-    space: dict[str, Any] = {}
-    fixed: dict[str, Any] = {}
+    space: JsonObject = {}
+    fixed: JsonObject = {}
     for name, rule in parameters.items():
         path = f"{prefix}{name}"
         if "parameters" in rule:
@@ -93,7 +92,7 @@ def _space(
     return space, fixed
 
 
-def _distribution(name: str, rule: Mapping[str, Any]) -> dict[str, Any]:
+def _distribution(name: str, rule: Mapping[str, Any]) -> JsonObject:
     """Return a distribution. Of log_uniform the bounds are exponents, of …_values the values."""
     low, high = rule.get("min"), rule.get("max")
     whole = isinstance(low, int) and isinstance(high, int)

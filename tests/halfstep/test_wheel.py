@@ -97,7 +97,7 @@ def test_wheel_brings_what_a_watched_script_needs(python: Path) -> None:
     typer |= {"annotated-types", "typing-inspection"}  # of pydantic
     rich = {"rich", "markdown-it-py", "mdurl", "Pygments"}
     assert {each["name"] for each in listed} == {
-        *("halfstep", "msgspec", "numpy", "psutil"),
+        *("halfstep", "msgspec", "numpy", "psutil", "pyte", "wcwidth"),
         *http_client,
         *typer,
         *rich,

@@ -195,7 +195,8 @@ def _trial_row(
         skipped, left = formats.skipped(run), number_formats.duration(run["seconds_left"])
         scale, health = formats.run_scale(run), formats.health(run)
         live = [formats.progress(run), loss, scale, skipped, health, left]
-    settings = [number_formats.setting(trial["params"].get(path)) for path in paths]
+    params = trial["params"]
+    settings = [number_formats.setting(params[path]) if path in params else "–" for path in paths]
     value = number_formats.number(trial["value"])
     return str(trial["run_id"]), formats.label(trial["status"]), value, *settings, *live
 
