@@ -228,6 +228,7 @@ def _command(run: Run) -> dict[str, Any] | None:
         ("Command line", command["line"]),
         ("Repository", command["git"]),
         ("Commit", command["commit"]),
+        ("Patch", f"{patch.count(chr(10)):,} lines" if (patch := command.get("patch")) else ""),
         ("Folder", command["folder"]),
         ("Virtual environment", command["venv"]),
         *((f"Variable {name}", value) for name, value in command["variables"].items()),

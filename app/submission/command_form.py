@@ -4,6 +4,7 @@ The row of a placeholder has its type, value, and bounds or choices. Values that
 stay text, are shown unchanged, and are rejected like any other invalid value.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,7 @@ class CommandForm:
     variables: str = ""
     secrets: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
+    patch: str = ""  # in base64, which keeps each byte of it in a browser
 
 
 def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
@@ -62,7 +64,8 @@ def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
         rows.append(Row(name, kind, value, **bounds, choices=choices))
     variables = "\n".join(f"{name}={value}" for name, value in command["variables"].items())
     texts = {name: command[name] for name in TEXTS}
-    return CommandForm(texts, variables, tuple(command["secrets"]), tuple(rows))
+    patch = b64encode(command.get("patch", "").encode()).decode()
+    return CommandForm(texts, variables, tuple(command["secrets"]), tuple(rows), patch)
 
 
 def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
@@ -76,7 +79,8 @@ def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
         error = next((errors[path] for path in paths if path in errors), "")
         rows.append(Row(name, **parts, error=error))
     secrets = tuple(map(str, posted.getlist("command.secrets")))
-    return CommandForm(texts, _text(posted, "command.variables"), secrets, tuple(rows))
+    variables, patch = _text(posted, "command.variables"), str(posted.get("command.patch", ""))
+    return CommandForm(texts, variables, secrets, tuple(rows), patch)
 
 
 def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
@@ -96,6 +100,10 @@ def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[s
                 text = f"its {end} is {bound[:100]!r}; allowed: a number"
                 errors[f"command.parameters.{row.name}"] = text
     command = {**form.texts, "variables": variables, "secrets": list(form.secrets)}
+    try:
+        command["patch"] = b64decode(form.patch, validate=True).decode()
+    except ValueError:
+        errors["command.patch"] = "it is damaged; allowed: base64, as this page sent it"
     return command | {"parameters": parameters}, config, errors
 
 

@@ -8,12 +8,13 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.http.parameters import flaws, outsized
+from app.http.parameters import flaw, flaws, outsized
 from app.submission import config_schema
 from app.submission.config_schema import Schema
 from db.access import secrets
 from halfstep.cli import command_line, command_sources
 from halfstep.session import queued_run
+from halfstep.telemetry.events import SOURCE_BYTES
 from halfstep.telemetry.plain_json import JsonObject
 
 MOST_PARAMETERS, MOST_VARIABLES, MOST_CHOICES = 50, 100, 100
@@ -49,6 +50,10 @@ class Command(BaseModel):
     ] = ""
     git: Annotated[str, Field(description="https://… or file://…, cloned by the worker")] = ""
     commit: Annotated[str, Field(description="With git: a hash, or its first digits")] = ""
+    patch: Annotated[
+        str,
+        Field(max_length=SOURCE_BYTES, description="With git: changes of the commit, by git diff"),
+    ] = ""
     venv: Annotated[
         str, Field(description="Virtual environment on the worker; empty: the worker's own")
     ] = ""
@@ -102,7 +107,7 @@ def check(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """Return the command to store, all parameter values, and errors by path."""
     stored = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
-    submitted = {"command": command.model_dump(), "config": config}
+    submitted = {"command": command.model_dump(exclude={"patch"}), "config": config}
     if errors := outsized(submitted) or flaws(submitted):
         return stored, config, errors
     errors = _mistakes(session, command, devices)
@@ -164,6 +169,10 @@ def _place_mistakes(command: Command) -> dict[str, str]:
     if git and not COMMIT.fullmatch(commit):
         allowed = "a commit's hash, or at least 7 of its first digits"
         errors["command.commit"] = f"it is {commit[:100]!r}; allowed: {allowed}"
+    if command.patch and not git:
+        errors["command.patch"] = "it has no effect without git, the repository"
+    elif wrong := flaw(command.patch):
+        errors["command.patch"] = wrong
     if commit and not git:
         errors["command.commit"] = f"{commit[:100]!r} has no effect without git, the repository"
     if git and (folder.startswith("/") or ".." in folder.split("/")):

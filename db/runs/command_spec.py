@@ -13,6 +13,7 @@ class CommandSpec(Struct, frozen=True, kw_only=True):
     folder: str = ""  # on the worker, absolute; with git, within the repository
     git: str = ""  # https://… or file://…; "": the folder is on the worker
     commit: str = ""  # with git: a hash, or its first digits
+    patch: str = ""  # with git: changes to apply to the commit
     venv: str = ""  # virtual environment on the worker; "": the worker's own
     variables: dict[str, str] = {}  # environment variables
     secrets: list[str] = []  # names of secrets, which become environment variables too

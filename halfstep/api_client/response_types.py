@@ -280,6 +280,7 @@ class Command(TypedDict):
     folder: str  # On the worker, absolute; with git, within the repository
     git: str  # https://… or file://…, cloned by the worker
     commit: str  # With git: a hash, or its first digits
+    patch: str  # With git: changes of the commit, by git diff
     venv: str  # Virtual environment on the worker; empty: the worker's own
     variables: dict[str, str]  # Environment variables, visible to all
     secrets: list[str]  # Names of secrets, which are passed as environment variables

@@ -119,6 +119,7 @@ class RunCalls(FileCalls, SeriesCalls):
         variables: Mapping[str, str] | None = None,
         secrets: Sequence[str] = (),
         schema: Mapping[str, Mapping[str, Any]] | None = None,
+        patch: str = "",
         name: str = "",
         tags: Sequence[str] = (),
         **further: Any,
@@ -129,10 +130,11 @@ class RunCalls(FileCalls, SeriesCalls):
         the git repository if git is set.  git: a repository; commit: a hash in it.  venv: a
         virtual environment on the worker.  variables: environment variables.  secrets: names of
         secrets that the server stores.  schema: by placeholder, the JSON Schema keywords type,
-        minimum, maximum, enum, default.
+        minimum, maximum, enum, default.  patch: changes to apply to the commit, by git diff.
         further: priority, devices_per_node and after_id. Raises ApiError, as `submit` does.
         """
         command = command_of(line, folder, git, commit, venv, variables, secrets, schema)
+        command |= {"patch": patch} if patch else {}
         body = {"command": command, "config": dict(parameters or {}), "name": name}
         return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
 

@@ -8,7 +8,7 @@ from halfstep.cli import command_line
 from halfstep.redaction import HIDDEN
 
 if TYPE_CHECKING:
-    from halfstep.api_client.response_types import FullEnvironment
+    from halfstep.api_client.response_types import FullEnvironment, Git
 
 #: A build of torch that is not on PyPI: torch==2.9.0+cu126.
 TORCH_BUILD = re.compile(r"^torch==\S+\+(cu[0-9]+|cpu|xpu|rocm[0-9.]+)$", re.MULTILINE)
@@ -63,13 +63,9 @@ def missing(environment: "FullEnvironment") -> list[str]:
             notes.append("The repository has no remote: it is only on that machine.")
         elif git.get("is_pushed") is False:
             notes.append("The commit was on no branch of the remote.")
-        if git["is_cut"]:
-            notes.append("The patch is incomplete: only its first files are stored.")
-        if git.get("is_redacted"):
-            notes.append(f"Secrets in the patch are replaced by {HIDDEN}; it may not apply.")
-        if lost := [
-            name for name in git["untracked"] if f" b/{name}" not in (environment["diff"] or "")
-        ]:
+        notes += _lost_changes(git)
+        patch = environment["diff"] or ""
+        if lost := [name for name in git["untracked"] if f" b/{name}" not in patch]:
             notes.append(f"Untracked files are not stored: {', '.join(lost)}")
     if git and git["error"]:
         notes.append(f"Changes are not recorded: {git['error']}")
@@ -78,6 +74,16 @@ def missing(environment: "FullEnvironment") -> list[str]:
     if any(HIDDEN in word for word in environment["command"]):
         notes.append(f"Secrets of the command are replaced by {HIDDEN}.")
     return [" ".join(note.split()) for note in notes]
+
+
+def _lost_changes(git: "Git") -> list[str]:
+    """Return what is missing of the changes of tracked files in the patch."""
+    notes = []
+    if git["is_cut"]:
+        notes.append("The patch is incomplete: only its first files are stored.")
+    if git.get("is_redacted"):
+        notes.append(f"Secrets in the patch are replaced by {HIDDEN}; it may not apply.")
+    return notes
 
 
 def obstacles(environment: "FullEnvironment") -> list[str]:
@@ -90,8 +96,10 @@ def obstacles(environment: "FullEnvironment") -> list[str]:
         texts.append(f"its remote is {git.get('remote') or 'unknown'}; allowed: https://…")
     if git.get("is_pushed") is False:
         texts.append("its commit is on no branch of the remote")
-    if environment["diff"] or git["is_dirty"]:
-        texts.append("it had uncommitted changes")
+    if git["is_dirty"]:
+        texts += _lost_changes(git)
+        if git["changed"] and not environment["diff"]:
+            texts.append("its uncommitted changes are not stored")
     if git["error"]:
         texts.append(git["error"])
     if not command or any(HIDDEN in word for word in command):
@@ -103,5 +111,5 @@ def command_of(environment: "FullEnvironment") -> dict[str, Any]:
     """Return the arguments with which `Client.submit_command` queues a run from its commit."""
     git: Any = environment["git"] or {}
     line = command_line.PLACEHOLDER.sub(r"{{\2}}", shlex.join(environment["command"]))
-    place = {"git": git["remote"], "commit": git["commit"]}
+    place = {"git": git["remote"], "commit": git["commit"], "patch": environment["diff"] or ""}
     return {"line": line, "folder": git["folder"].rstrip("/"), **place}

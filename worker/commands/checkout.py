@@ -40,8 +40,11 @@ def check_out(
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
     isolation: Isolation = NO_ISOLATION,
+    patch: str = "",
 ) -> str:
     """Check out a commit with its submodules into a folder; return its full hash.
+
+    patch: changes that are applied to it, within the folder.
 
     Submodules of a repository on the network cannot be local. An existing folder, from an earlier
     attempt, stays unchanged, including files that the script has written.
@@ -53,9 +56,9 @@ def check_out(
 
     local = "always" if url.startswith("file:") else "never"
 
-    def git(*words: str) -> str:
+    def git(*words: str, given: str = "") -> str:
         options = OPTIONS | {"protocol.file.allow": local}
-        return _git(words, options, environment, meanwhile, isolation)
+        return _git(words, options, environment, meanwhile, isolation, given)
 
     root, name = folder.parent, folder.name
     if not untrusted_files.is_folder(root, name):
@@ -76,6 +79,8 @@ def check_out(
             raise CannotCheckOut(f"{url} has no commit {commit}: that is a name of {whole}")
         git("-C", str(partial), "checkout", "--quiet", "--detach", whole)
         git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
+        if patch:
+            git("-C", str(partial), "apply", "--whitespace=nowarn", "-", given=patch)
         untrusted_files.rename(root, partial.name, name)
         return whole
     return git("-C", str(folder), "rev-parse", "HEAD")
@@ -87,6 +92,7 @@ def _git(
     environment: Mapping[str, str],
     meanwhile: Callable[[], None],
     isolation: Isolation,
+    given: str,
 ) -> str:
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     argv = ["git", *options, *words]
@@ -97,7 +103,7 @@ def _git(
         process = subprocess.Popen(
             argv,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -108,7 +114,8 @@ def _git(
         raise CannotCheckOut("git is not installed on this worker") from error
     with process:
         streams = [cast("IO[str]", process.stdout), cast("IO[str]", process.stderr)]
-        with ThreadPoolExecutor(len(streams)) as readers:
+        with ThreadPoolExecutor(1 + len(streams)) as readers:
+            readers.submit(_write, cast("IO[str]", process.stdin), given)
             reading = [readers.submit(_beginning, stream) for stream in streams]
             try:
                 _wait(process, meanwhile)
@@ -129,6 +136,11 @@ def _wait(process: subprocess.Popen[str], meanwhile: Callable[[], None]) -> None
             process.wait(WAIT_SECONDS)
         if process.returncode is None:
             meanwhile()
+
+
+def _write(stream: IO[str], text: str) -> None:
+    with suppress(BrokenPipeError), stream:
+        stream.write(text)
 
 
 def _beginning(stream: IO[str]) -> str:

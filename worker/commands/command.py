@@ -219,10 +219,12 @@ class Command:
                 self._environment | self._git_settings(),
                 attempt.check_not_stopped,
                 isolation=attempt.isolation(),
+                patch=spec.patch,
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error
-        attempt.append_log(f"In a checkout of {spec.git} at {commit}")
+        patched = ", with a patch" if spec.patch else ""
+        attempt.append_log(f"In a checkout of {spec.git} at {commit}{patched}")
 
     def _git_settings(self) -> dict[str, str]:
         """Return variables with which a user of the run's own reads repositories of others."""

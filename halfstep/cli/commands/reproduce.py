@@ -9,7 +9,7 @@ from halfstep.cli.application import App
 from halfstep.cli.commands.run_control import report_queued
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, RunId
-from halfstep.cli.output import print_result
+from halfstep.cli.output import print_result, warn
 
 
 def add_to(app: App) -> None:
@@ -24,7 +24,8 @@ def reproduce(
         bool, typer.Option("--requirements", help="Print the packages, for pip install -r")
     ] = False,
     queue: Annotated[
-        bool, typer.Option("--queue", help="Queue the command in a clone at the commit instead")
+        bool,
+        typer.Option("--queue", help="Queue the command in a clone at the commit, with the patch"),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -36,6 +37,8 @@ def reproduce(
         if queue:
             if obstacles := reproduction.obstacles(environment):
                 raise typer.BadParameter(f"run {run_id} cannot be queued: {'; '.join(obstacles)}")
+            for note in reproduction.missing(environment):
+                warn(note)
             queued = client.submit_command(
                 **reproduction.command_of(environment), name=f"run {run_id} again"
             )

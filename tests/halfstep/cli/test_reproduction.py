@@ -71,7 +71,12 @@ def test_a_pushed_commit_without_changes_can_be_queued() -> None:
         "folder": "src",
         "git": "https://host/a.git",
         "commit": "c0ffee1",
+        "patch": environment()["diff"] or "",
     }
+    changed: Any = environment({"is_dirty": True}) | {"diff": "+1"}
+    assert reproduction.obstacles(changed) == []
+    assert reproduction.command_of(changed)["patch"] == "+1"
     git = {"remote": "git@host:a.git", "is_pushed": False, "is_dirty": True, "error": "no"}
-    assert len(reproduction.obstacles(environment(git, command=["***"]))) == 5
+    unknown: Any = environment(git | {"changed": ["a"]}, command=["***"]) | {"diff": None}
+    assert len(reproduction.obstacles(unknown)) == 5
     assert reproduction.obstacles(environment() | {"git": None}) == ["no commit is recorded"]

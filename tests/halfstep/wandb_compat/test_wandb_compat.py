@@ -591,6 +591,7 @@ def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
     """Those of its writers are logged at their steps, each under a name of its own."""
     wandb: Any = halfstep
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    tensorboardX = pytest.importorskip("tensorboardX")  # noqa: N806 - its name
     wandb.init(name="board", sync_tensorboard=True)
     with tensorboard.SummaryWriter("logs/train") as writer:
         for step in range(3):
@@ -600,7 +601,7 @@ def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
         writer.add_image("digit", np.zeros((1, 4, 4), np.uint8), 2)
         writer.add_text("remark", "it **works**", 2)
         writer.add_histogram("weights", np.arange(10.0), 2)
-    with tensorboard.SummaryWriter("logs/val") as writer:
+    with tensorboardX.SummaryWriter("logs/val") as writer:
         writer.add_scalar("loss", 0.5, 4)
     wandb.finish()
     with tensorboard.SummaryWriter("logs/late") as writer:

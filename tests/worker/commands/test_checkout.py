@@ -1,6 +1,7 @@
 """Checkouts of commands, by git itself."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,23 @@ def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) 
     (folder / "text").write_text("changed")
     assert checked_out(tmp_path / "it", commit, folder) == commit
     assert not touched.exists()
+
+
+def test_a_patch_is_applied_within_the_folder(tmp_path: Path) -> None:
+    """One that leads out of it, or does not apply, is refused; nothing is left behind."""
+    commit = committed(tmp_path / "it", text="one\n")
+    (tmp_path / "it" / "text").write_text("two\r\n")
+    (tmp_path / "it" / "new").write_text("new\n" * 50_000)
+    git(tmp_path / "it", "add", "--intent-to-add", "new")
+    diff = ["git", "-C", str(tmp_path / "it"), "diff"]
+    patch = subprocess.run(diff, capture_output=True, check=True).stdout.decode()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    url, folder = f"file://{tmp_path}/it", tmp_path / "work"
+    check_out(url, commit, folder, environment, lambda: None, patch=patch)
+    assert (folder / "text").read_bytes() == b"two\r\n"
+    assert (folder / "new").stat().st_size == 200_000
+    outside = patch.replace("a/text", "a/../text").replace("b/text", "b/../text")
+    for wrong in (outside, "not a patch\n"):
+        with pytest.raises(CannotCheckOut, match="apply"):
+            check_out(url, commit, tmp_path / "other", environment, lambda: None, patch=wrong)
+    assert not (tmp_path / "other").exists()
