@@ -15,6 +15,7 @@ import torch
 from msgspec.structs import asdict, replace
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from halfstep.diagnosis.defect import Defect
@@ -144,7 +145,7 @@ class ArmedSteps:
         self.hooks.begin()
         self._sanitizer.arm(step)
 
-    def clipped(self, optimizer: object, *, is_finite: bool) -> None:
+    def clipped(self, optimizer: Optimizer, *, is_finite: bool) -> None:
         """End the armed step of a loop without a scaler that may leave out the optimizer's step."""
         if self.is_armed and not is_finite and not self._sanitizer.is_other_thread:
             self._sanitizer.judge(optimizer)

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
+from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Operation
@@ -43,18 +43,6 @@ class SeenLoss:
     writer: Operation
     power: Power  # of the loss scale
     repaired: float | None  # with one line in fp32
-
-
-@dataclass(slots=True)
-class GradientSums:
-    """Squared norms over the gradients of an optimizer."""
-
-    nonfinite: list[Entry]
-    shadow: float = 0.0
-    lost: float = 0.0  # of the elements that are 0, and are not in the shadow
-    flushed: Entry | None = None  # the first one with such elements
-    distance: float = 0.0
-    are_shadows_finite: bool = True
 
 
 def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
@@ -101,7 +89,7 @@ class Judge:
         is_scaled: a GradScaler is used.
         """
         losses, self._judged = self._losses[self._judged :], len(self._losses)
-        sums = self._gradients(gradients)
+        sums = gradient_sums(self._mode, gradients)
         for loss in losses:
             if not math.isfinite(loss.value):
                 self._has_lost_loss = True
@@ -245,32 +233,6 @@ class Judge:
         first = sorted(losses[:FIRST_LOSSES])[FIRST_LOSSES // 2]
         growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
         return growth if growth > GROWN else None
-
-    def _gradients(self, gradients: Sequence[Tensor]) -> GradientSums:
-        sums = GradientSums([])
-        for each in gradients:
-            gradient = local(each).detach()
-            if not is_readable(gradient):
-                continue
-            entry = self._mode.entry(gradient)
-            shadow = self._mode.memory.shadow(gradient, entry)
-            facts = self._mode.facts(gradient)
-            if facts is not None and facts.nonfinite:
-                sums.nonfinite.append(entry)
-            sums.are_shadows_finite &= facts is None or not facts.shadow_nonfinite
-            if entry.values is None and facts is None:  # equal to its shadow
-                sums.shadow += float(gradient.double().pow(2).sum())
-                continue
-            exact, actual = shadow.double(), gradient.double()
-            if facts is not None and (facts.nonfinite or facts.shadow_nonfinite):
-                is_finite = torch.isfinite(exact) & torch.isfinite(actual)
-                exact, actual = exact[is_finite], actual[is_finite]
-            sums.shadow += float(exact.pow(2).sum())
-            sums.distance += float((exact - actual).pow(2).sum())
-            if facts is not None and facts.flushed:
-                sums.lost += float(exact[actual == 0].pow(2).sum())
-                sums.flushed = sums.flushed or entry
-        return sums
 
     def _nonfinite_gradients(self, step: int, sums: GradientSums, loss: SeenLoss | None) -> None:
         """Add the defect of the gravest of the nonfinite gradients: what no scale helps first."""

@@ -5,32 +5,31 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from halfstep.diagnosis.defect import Defect, Site
-from halfstep.shadow.facts import all_finite
+from halfstep.diagnosis.defect import Defect, Kind, Site
+from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge, new_loss
-from halfstep.shadow.lines import ModuleNames, loop_code, outer_line
+from halfstep.shadow.lines import ModuleNames
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
-from halfstep.shadow.operators import is_readable, local
+from halfstep.shadow.operators import is_readable
 from halfstep.shadow.reproduction import Reproduction
-from halfstep.shadow.walk import first_defect, first_edit
+from halfstep.shadow.walk import first_defect
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
 MOST_CARRIED = 1000
 #: Half-precision tensors of at most this size keep what they are in fp32 until they are changed.
 LARGEST_CONSTANT, MOST_CONSTANTS = 64, 1000
 SMALLEST_SCALE = 8.0  # that a loop without a GradScaler multiplies its loss by
-CLEARING = frozenset({"zero_", "_foreach_zero_"})  # changes of gradients that are no edits
 
 
 class Sanitizer:
@@ -50,13 +49,10 @@ class Sanitizer:
         self.mode = ShadowMode(budget_bytes, self.names.current, self.names.variable)
         self.mode.on_write, self.mode.on_decision = self._written, self._decided
         self._judge, self._on_defects = Judge(self.mode), on_defects
+        self._changes = GradientChanges(self.mode.memory, self._changed)
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
-        self._loop_code: CodeType | None = None  # of the function with the backward pass
-        #: Storages of gradients with which an optimizer has stepped, and changes of them since.
-        self._used: dict[int, StorageWeakRef] = {}
-        self._late_edits: dict[int, Operation] = {}
         self._scaler: Any = None  # that has scaled a loss of this step
         self._start()
 
@@ -155,8 +151,7 @@ class Sanitizer:
         self._passes += 1
         self.mode.has_pass = self.has_loss = True
         if self._passes == 1:
-            self._report_late_edits()
-            self._loop_code = loop_code()
+            self._changes.pass_begins()
         is_first = self._scaler is None and self._passes == 1
         if is_first and len(roots) == len(gradients) == 1 and not self.mode.is_over_budget:
             with self.apart():
@@ -181,30 +176,16 @@ class Sanitizer:
         entries = [entry for entry in found if entry is not None]
         self._judge.pass_ended([each for each in entries if each.is_suspect])
         if self._scaler is not None and self.mode.scale != 1.0:
-            self._gradients |= {id(each): each for each in entries if each.power == 1}
+            self._changes.are_scaled(entries)
 
-    def unscaling(self, optimizer: Any) -> None:
+    def unscaling(self, optimizer: Optimizer) -> None:
         """Judge an optimizer whose gradients the scaler is about to divide by the scale."""
         if id(optimizer) not in self._judged and not (self.mode.is_over_budget or self._passes):
             with self.apart():
-                self._report_powers(optimizer)
+                self._changes.unscaling(optimizer)
         self.judge(optimizer)
 
-    def _report_powers(self, optimizer: Any) -> None:
-        """Report a finite gradient that is not proportional to the scale, if it was."""
-        for parameter in parameters_of(optimizer):
-            gradient = None if parameter.grad is None else local(parameter.grad)
-            if gradient is None or not is_readable(gradient):
-                continue
-            entry = self.mode.memory.find(gradient)
-            if entry is None or entry.power != entry.writers[-1].power:
-                continue  # older than the step, or unscaled for another optimizer
-            edit = first_edit(entry.writers[-1])
-            if edit is not None and all_finite(gradient) and bool(gradient.any()):
-                self._judge.changed("scaled_gradients_edited", self.step, edit)
-                return
-
-    def judge(self, optimizer: Any) -> None:
+    def judge(self, optimizer: Optimizer) -> None:
         """Judge the losses and gradients with which an optimizer is about to step.
 
         From then on its gradients are unscaled, and equal their shadows: what the update rounds is
@@ -214,53 +195,27 @@ class Sanitizer:
             return
         self._judged.add(id(optimizer))
         parameters = parameters_of(optimizer)
+        self._weights |= {id(each): each for each in parameters}
         self.judge_gradients([each.grad for each in parameters if each.grad is not None])
         with self.apart():
-            self._report_clearing(parameters)
-            for parameter in parameters:
-                self._weights[id(parameter)] = parameter
-                gradient = None if parameter.grad is None else local(parameter.grad)
-                if gradient is not None and is_readable(gradient):
-                    entry = self.mode.entry(gradient)
-                    self.mode.memory.forget(gradient)
-                    self._gradients.pop(id(entry), None)
-                    entry.power = 0
+            self._changes.stepping(optimizer)
+            for gradient in gradients_of(optimizer):
+                self.mode.entry(gradient).power = 0
+                self.mode.memory.forget(gradient)
 
     def judge_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Judge the losses and gradients of passes."""
         with self.apart():
             self._judge.judge(self.step, gradients, is_scaled=self.has_scaler)
 
-    def stepped(self, optimizer: Any) -> None:
-        """See that an optimizer has stepped: later changes of its gradients have no effect."""
-        for parameter in parameters_of(optimizer):
-            gradient = None if parameter.grad is None else local(parameter.grad)
-            if gradient is not None and is_readable(gradient):
-                storage = gradient.untyped_storage()
-                self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+    def stepped(self, optimizer: Optimizer) -> None:
+        """See that an optimizer has stepped."""
+        self._changes.stepped(optimizer)
 
     def autocast_stays(self) -> None:
         """See that autocast was not left since the step before."""
         if self.mode.half_operators:
             self._judge.found(Defect(step=self.step, kind="stale_weight_cache", symptom="weight"))
-
-    def _report_late_edits(self) -> None:
-        """Report changes of gradients after their step, of those that were cleared since."""
-        for key, operation in self._late_edits.items():
-            entry = self.mode.memory.entries.get(key)
-            is_cleared = entry is not None and entry.writers[-1].name in CLEARING
-            if is_cleared or self._used[key].expired():  # type: ignore[no-untyped-call]
-                self._judge.changed("gradients_edited_after_step", self.step, operation)
-        self._late_edits.clear()
-        self._used.clear()
-
-    def _report_clearing(self, parameters: Sequence[Tensor]) -> None:
-        """Report that all gradients with which an optimizer steps were cleared after their pass."""
-        gradients = [local(each.grad) for each in parameters if each.grad is not None]
-        entries = [self.mode.memory.find(each) for each in gradients if is_readable(each)]
-        cleared = [self._cleared.get(id(entry)) for entry in entries]
-        if cleared and cleared[0] is not None and None not in cleared:
-            self._judge.changed("gradients_cleared_before_step", self.step, cleared[0])
 
     def restart(self) -> None:
         """Forget what the step under way has shown so far."""
@@ -290,37 +245,22 @@ class Sanitizer:
         self._scaler, self.mode.scale = None, 1.0
         self._passes = 0  # backward passes under way
         self.mode.has_pass = self.has_loss = False
-        self._gradients: dict[int, Entry] = {}  # scaled ones, by the id of their entries
         self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
         self._judged: set[int] = set()  # ids of optimizers
-        #: What has cleared the gradients of a pass, by the id of their entries.
-        self._cleared: dict[int, Operation] = {}
+        self._changes.begin()
+
+    def _changed(self, kind: Kind, operation: Operation) -> None:
+        self._judge.changed(kind, self.step, operation)
 
     def _written(self, entry: Entry, operation: Operation) -> None:
         """See a change in place outside of a backward pass."""
-        if self._passes:
-            return
-        key, is_clearing = entry.storage.cdata, operation.name in CLEARING
-        if is_clearing and len(entry.writers) > 1 and entry.writers[-2].is_backward:
-            self._cleared[id(entry)] = self._called(operation)
-        if key in self._used and not is_clearing:
-            self._late_edits[key] = self._called(operation)
-        is_scaled = self._gradients.pop(id(entry), None) is not None
-        if is_scaled and operation.power is None and not is_clearing:
-            self._judge.changed("scaled_gradients_edited", self.step, self._called(operation))
+        if not self._passes:
+            self._changes.written(entry, operation)
 
     def _decided(self, operation: Operation) -> None:
         """See that the loop reads a comparison that another scale would change."""
         if self.has_scaler and not self._passes:
-            self._judge.changed("scaled_gradients_compared", self.step, operation)
-
-    def _called(self, operation: Operation) -> Operation:
-        """Return an operation with the line of the loop that called its function."""
-        file, line = outer_line(self._loop_code)
-        if not file or operation.place.caller_file:
-            return operation
-        place = replace(operation.place, caller_file=file, caller_line=line)
-        return replace(operation, place=place)
+            self._changed("scaled_gradients_compared", operation)
 
     def _constants(self) -> Iterator[Entry]:
         """Yield small tensors that one operator has rounded, and nothing has changed since."""
@@ -356,8 +296,3 @@ class Sanitizer:
         elif not origin.inputs or origin.has_infinite_argument:  # made by the loop on purpose
             return None
         return Carried(self.step, replace(origin, inputs=[]))
-
-
-def parameters_of(optimizer: Any) -> list[Tensor]:
-    """Return the parameters of an optimizer."""
-    return [each for group in optimizer.param_groups for each in group["params"]]

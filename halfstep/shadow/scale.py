@@ -10,7 +10,6 @@ and tensors of zeros are ones, and as they would be with another scale.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,10 +46,10 @@ class ScaleExperiment:
 
     def __init__(
         self,
-        func: Any,
+        func: Callable[..., object],
         operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         power_of: Callable[[Tensor], Power],
         is_given: Callable[[Tensor], bool],
         scale: float,
@@ -66,7 +65,7 @@ class ScaleExperiment:
             return 0
         inputs = self._args[1:] if name in WRITES else (*self._args, *self._kwargs.values())
         if name in WRITES and not torch.as_tensor(self._args[1]).any():
-            return self._power_of(self._args[0])  # zeros in a part are of any power
+            return self._power_of(tensors_in(self._args[0])[0])  # zeros in a part fit any power
         powers = [self._power_of(tensor) for tensor in tensors_in(list(inputs))]
         has_scale = any(map(self._power_of_number, self._numbers()))
         if not has_scale and not any(power != 0 for power in powers):
@@ -120,7 +119,7 @@ class ScaleExperiment:
                 own = torch.ones_like(own)
             return torch.where(own == 0, own, own * factor**power)
 
-        def with_numbers(value: Any) -> Any:
+        def with_numbers(value: object) -> object:
             if isinstance(value, float):
                 return value * factor ** self._power_of_number(value)
             return mapped(value, scaled, FP64)
@@ -158,8 +157,10 @@ class ScaleExperiment:
     def _numbers(self) -> Iterable[float]:
         """Yield the numbers among the arguments."""
         for value in (*self._args, *self._kwargs.values()):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number or (isinstance(value, Tensor) and self._is_number(value)):
+            if isinstance(value, Tensor):
+                if self._is_number(value):
+                    yield float(value)
+            elif isinstance(value, int | float) and not isinstance(value, bool):
                 yield float(value)
 
     def _is_number(self, tensor: Tensor) -> bool:

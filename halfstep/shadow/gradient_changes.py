@@ -1,0 +1,112 @@
+"""Changes of gradients by the loop, between a backward pass and its step and after it.
+
+This module imports torch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from types import CodeType
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+
+from halfstep.diagnosis.defect import Kind
+from halfstep.shadow.facts import all_finite
+from halfstep.shadow.lines import loop_code, outer_line
+from halfstep.shadow.memory import Entry, ShadowMemory
+from halfstep.shadow.operations import Operation
+from halfstep.shadow.operators import is_readable, local
+from halfstep.shadow.walk import first_edit
+
+CLEARING = frozenset({"zero_", "_foreach_zero_"})  # changes of gradients that are no edits
+
+
+class GradientChanges:
+    """Reports changes that have no effect, or another one than with unscaled gradients."""
+
+    def __init__(self, memory: ShadowMemory, report: Callable[[Kind, Operation], None]) -> None:
+        self._memory, self._report = memory, report
+        self._loop_code: CodeType | None = None  # of the function with the backward pass
+        #: Storages of gradients with which an optimizer has stepped, and changes of them since.
+        self._used: dict[int, StorageWeakRef] = {}
+        self._late_edits: dict[int, Operation] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._scaled: dict[int, Entry] = {}  # by the id of their entries
+        #: What has cleared the gradients of a pass, by the id of their entries.
+        self._cleared: dict[int, Operation] = {}
+
+    def pass_begins(self) -> None:
+        """Report changes of gradients after their step, of those that were cleared since."""
+        self._loop_code = loop_code()
+        for key, operation in self._late_edits.items():
+            entry = self._memory.entries.get(key)
+            is_cleared = entry is not None and entry.writers[-1].name in CLEARING
+            if is_cleared or self._used[key].expired():  # type: ignore[no-untyped-call]
+                self._report("gradients_edited_after_step", operation)
+        self._late_edits.clear()
+        self._used.clear()
+
+    def are_scaled(self, entries: Iterable[Entry]) -> None:
+        """See the gradients of a pass of a scaled loss."""
+        self._scaled |= {id(entry): entry for entry in entries if entry.power == 1}
+
+    def unscaling(self, optimizer: Optimizer) -> None:
+        """Report the first finite gradient that is not proportional to the scale, if it was."""
+        for gradient in gradients_of(optimizer):
+            entry = self._memory.find(gradient)
+            if entry is None or entry.power != entry.writers[-1].power:
+                continue  # older than the step, or unscaled for another optimizer
+            edit = first_edit(entry.writers[-1])
+            if edit is not None and all_finite(gradient) and bool(gradient.any()):
+                self._report("scaled_gradients_edited", edit)
+                return
+
+    def stepping(self, optimizer: Optimizer) -> None:
+        """Report that all gradients with which an optimizer steps were cleared after their pass."""
+        entries = list(map(self._memory.find, gradients_of(optimizer)))
+        cleared = [self._cleared.get(id(entry)) for entry in entries]
+        if cleared and cleared[0] is not None and None not in cleared:
+            self._report("gradients_cleared_before_step", cleared[0])
+        for entry in entries:
+            self._scaled.pop(id(entry), None)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """See that an optimizer has stepped: later changes of its gradients have no effect."""
+        for gradient in gradients_of(optimizer):
+            storage = gradient.untyped_storage()
+            self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+    def written(self, entry: Entry, operation: Operation) -> None:
+        """See a change in place outside of a backward pass."""
+        key, is_clearing = entry.storage.cdata, operation.name in CLEARING
+        if is_clearing and len(entry.writers) > 1 and entry.writers[-2].is_backward:
+            self._cleared[id(entry)] = self._called(operation)
+        if key in self._used and not is_clearing:
+            self._late_edits[key] = self._called(operation)
+        is_scaled = self._scaled.pop(id(entry), None) is not None
+        if is_scaled and operation.power is None and not is_clearing:
+            self._report("scaled_gradients_edited", self._called(operation))
+
+    def _called(self, operation: Operation) -> Operation:
+        """Return an operation with the line of the loop that called its function."""
+        file, line = outer_line(self._loop_code)
+        if not file or operation.place.caller_file:
+            return operation
+        place = replace(operation.place, caller_file=file, caller_line=line)
+        return replace(operation, place=place)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def gradients_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield this process's parts of an optimizer's gradients."""
+    for parameter in parameters_of(optimizer):
+        if parameter.grad is not None and is_readable(gradient := local(parameter.grad)):
+            yield gradient
