@@ -41,6 +41,7 @@ from db.telemetry import (
 )
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.metric_pyramids import NEVER
+from halfstep.diagnosis.zero_gradients import count_zero_steps
 from halfstep.number_formats import number
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
@@ -279,10 +280,8 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
         run.loss = _number(last["loss"])
     is_lost = is_known and not np.isfinite(last["loss"])
     run.last_flags = int(last["flags"]) & ~NONFINITE_LOSS | (NONFINITE_LOSS if is_lost else 0)
-    is_zero = steps["grad_norm"][steps["flags"] & SKIPPED == 0] == 0  # of applied steps
-    others = np.flatnonzero(~is_zero)
-    before = run.zero_steps if not len(others) else -1 - int(others[-1])
-    run.zero_steps = before + len(is_zero)
+    applied = run.recorded_steps - run.recorded_skips - int((steps["flags"] & SKIPPED == 0).sum())
+    run.zero_steps = count_zero_steps(steps, run.zero_steps, applied)
     run.last_elapsed_ms = int(last["elapsed_ms"])
     finite = np.flatnonzero(steps["flags"] & NONFINITE_LOSS == 0)
     if len(finite) == len(steps) or (len(finite) and finite[-1] == len(steps) - 1):

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from halfstep.diagnosis.finding import Finding
 from halfstep.diagnosis.loop_mistakes import LoopSigns, mistaken_calls, other_mistakes
+from halfstep.diagnosis.zero_gradients import count_zero_steps
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.operations import Place
 from halfstep.shadow.sanitizer import Sanitizer
@@ -29,6 +29,7 @@ class Calls:
         """sanitizer: paused while a call is observed; it knows the modules."""
         self._events: dict[str, tuple[StepEvent, Place]] = {}  # the newest of each kind
         self._zero_steps, self._scale, self._has_scaler = 0, 1.0, False
+        self._applied = 0  # steps
         self._clip = Place()  # the latest
         self._loop = Loop(self._steps, self._event)
         for method in ("clipping", "clipping_values"):
@@ -104,10 +105,8 @@ class Calls:
     def _steps(self, steps: Steps) -> None:
         self._scale = float(steps["scale"][-1])
         self._has_scaler |= bool((steps["scale"] != 1).any())
-        norms: Any = steps["grad_norm"][steps["flags"] & SKIPPED == 0]  # of applied steps
-        others = np.flatnonzero(norms != 0)
-        before = -1 - int(others[-1]) if len(others) else self._zero_steps
-        self._zero_steps = before + len(norms)
+        self._zero_steps = count_zero_steps(steps, self._zero_steps, self._applied)
+        self._applied += int((steps["flags"] & SKIPPED == 0).sum())
 
 
 class ApartGuard:

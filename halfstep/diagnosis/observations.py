@@ -87,6 +87,9 @@ class Observations:
         if any(each.is_fault and each.first.kind in EXPLAINING for each in groups):
             for each in groups:
                 each.is_fault &= each.first.kind != "gradients_differ"
+        updates = {each.first.site for each in groups if each.first.kind == "update_lost"}
+        for each in groups:  # the wrong loss follows from the update
+            each.is_fault &= not (each.first.kind == "loss_differs" and each.first.site in updates)
         sites = {each.first.site for each in groups if each.is_fault}
         merged = [
             each

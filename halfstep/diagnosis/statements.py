@@ -243,10 +243,14 @@ def _integers(observation: Observation) -> str:
 def _gradients_underflow(observation: Observation) -> str:
     defect = observation.first
     at = f" at a scale of {scale_text(defect.scale)}" if defect.scale not in (None, 1.0) else ""
-    text = (
-        f"{steps_of(observation)} gradients are 0 in half precision that are not 0 in fp32: "
-        f"{_in_step(observation)}{percent(defect.share)} of the squared norm{at}."
-    )
+    if defect.count:
+        which = f"all gradients of {defect.count:,} of {quantity(defect.elements, 'parameter')}"
+        text = f"{steps_of(observation)} {which} are 0 in half precision, and not in fp32."
+    else:
+        text = (
+            f"{steps_of(observation)} gradients are 0 in half precision that are not 0 in fp32: "
+            f"{_in_step(observation)}{percent(defect.share)} of the squared norm{at}."
+        )
     if defect.site.line:
         text += f" Most of them become so in {named(defect.site)}"
         text += ", whatever the scale is." if defect.helps else "."
@@ -265,7 +269,7 @@ def _update_lost(observation: Observation) -> str:
     defect = observation.first
     return (
         f"{steps_of(observation)} {named(defect.site)} changes a tensor in {_dtype(defect)} by "
-        "so little that no element moves. In fp32 most of them do."
+        "so little that at least half of the change is rounded away."
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._C import _current_graph_task_id
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from halfstep.shadow.arguments import IN_FP64, adapted, in_fp32, in_fp64, mapped
 from halfstep.shadow.facts import Facts, all_finite, examine
@@ -39,9 +40,9 @@ DIFFERENT_INTEGERS = 0.01  # share of a tensor
 MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1  # number of the graph task outside of a backward pass
-#: A change in place is rounded away if it moves at most this share of elements, and in fp32 at
-#: least the other.
-STILL, MOVED = 0.01, 0.5
+#: A change in place is rounded away if in fp32 it moves at least the first share of elements, and
+#: at most the second share of it is left, as the part of the change in its own direction.
+MOVED, LEFT = 0.5, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,18 @@ class Lasting:
     entry: Entry
     before: Tensor
     shadow_before: Tensor
+    source: StorageWeakRef | None  # of which the first change is a copy
 
-    def is_unmoved(self, memory: ShadowMemory) -> bool:
-        """Return whether the changes were rounded away."""
+    def is_lost(self, memory: ShadowMemory) -> bool:
+        """Return whether the changes were rounded away, and nothing else holds the result."""
         if self.entry.values is None or not is_readable(self.tensor):
             return False
-        if int((self.before != self.tensor).sum()) > STILL * self.tensor.numel():
+        is_copy = self.source is not None and not self.source.expired()  # type: ignore[no-untyped-call]
+        expected = (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
+        if is_copy or int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
             return False
-        shadow = memory.shadow(self.tensor, self.entry)
-        return int((self.shadow_before != shadow).sum()) > MOVED * self.tensor.numel()
+        change = self.tensor.double() - self.before.double()
+        return float((change * expected).sum()) <= LEFT * float(expected.square().sum())
 
 
 class Call:
@@ -166,7 +170,14 @@ class Call:
             is_new = entry.writers[0].name != OUTSIDE or id(entry) in mode.lasting
             if is_half(tensor) and tensor.numel() and not is_new:
                 shadow = mode.memory.shadow(tensor, entry).clone()
-                mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow)
+                source = self._source() if self.operator.name == "copy_" else None
+                mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
+
+    def _source(self) -> StorageWeakRef | None:
+        """Return the storage of the second argument."""
+        found = tensors_in(self._actual[1])
+        storages = [each.untyped_storage() for each in found if is_readable(each)]
+        return StorageWeakRef(storages[0]) if storages else None  # type: ignore[no-untyped-call]
 
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)

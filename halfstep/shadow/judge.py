@@ -55,6 +55,18 @@ def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
     return SeenLoss(value, shadow, entry.writers[-1], entry.power, repaired)
 
 
+def _keeps_rest(entry: Entry, other: Entry) -> bool:
+    """Return whether a tensor keeps what the update of another has lost, as by Kahan's sum.
+
+    It is then written before the update, and again from what the update has left.
+    """
+    update, latest = entry.writers[-1], other.writers[-1]
+    is_later = latest.number > update.number and any(
+        writer.name != OUTSIDE and writer.number < update.number for writer in other.writers
+    )
+    return is_later and any(each is update for each in ancestors(latest))
+
+
 class Judge:
     """Judges the steps of a loop, in order."""
 
@@ -170,36 +182,23 @@ class Judge:
         self._overflow_without_effect(step)
 
     def _updates_lost(self, step: int) -> None:
+        entries = [each.entry for each in self._mode.lasting.values()]
         for lasting in self._mode.lasting.values():
-            if lasting.is_unmoved(self._mode.memory) and not self._is_compensated(lasting.entry):
+            own = lasting.entry
+            if lasting.is_lost(self._mode.memory) and not any(
+                _keeps_rest(own, other) or _keeps_rest(other, own) for other in entries
+            ):
                 self.found(
                     Defect(
                         step=step,
                         kind="update_lost",
                         symptom="weight",
-                        site=site_of(lasting.entry.writers[-1]),
+                        site=site_of(own.writers[-1]),
                         dtype=str(lasting.tensor.dtype).removeprefix("torch."),
                         elements=lasting.tensor.numel(),
                         helps=("fp32",),
                     )
                 )
-
-    def _is_compensated(self, entry: Entry) -> bool:
-        """Return whether what an update has lost is kept for the next, as by Kahan's sum.
-
-        A tensor is then written before the update, and again from what the update has left.
-        """
-        update = entry.writers[-1]
-        return any(
-            other.entry.writers[-1].number > update.number
-            and any(
-                writer.name != OUTSIDE and writer.number < update.number
-                for writer in other.entry.writers
-            )
-            and any(each is update for each in ancestors(other.entry.writers[-1]))
-            for other in self._mode.lasting.values()
-            if other.entry is not entry
-        )
 
     def found(self, defect: Defect) -> None:
         """Add a defect of the step, unless it is known."""
@@ -322,14 +321,16 @@ class Judge:
             return
         share, distance = sums.lost / sums.shadow, math.sqrt(sums.distance / sums.shadow)
         kind: Kind = "gradients_underflow"
-        if share <= UNDERFLOW:
+        if share <= UNDERFLOW and not sums.emptied:
             kind, share = "gradients_differ", distance
             if distance <= GRADIENTS_DIFFER:
                 return
-        defect = Defect(
-            step=step, kind=kind, symptom="gradient", share=share, scale=self._mode.scale
-        )
-        origin = None if sums.flushed is None else first_emptied(sums.flushed.writers[-1])
+        scale = self._mode.scale
+        defect = Defect(step=step, kind=kind, symptom="gradient", share=share, scale=scale)
+        if share <= UNDERFLOW:
+            defect = replace(defect, count=len(sums.emptied), elements=sums.tensors)
+        flushed = sums.emptied[-1] if sums.emptied else sums.flushed
+        origin = None if flushed is None else first_emptied(flushed.writers[-1])
         if kind == "gradients_underflow" and origin is not None:
             is_at_any_scale = is_scaled and origin.power == 0
             defect = replace(

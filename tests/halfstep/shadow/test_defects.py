@@ -601,6 +601,89 @@ def test_zeros_that_a_backward_pass_masks_are_an_underflow_at_any_scale() -> Non
     assert "fp32" in row.advice
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_copy_of_a_value_that_lives_on_loses_no_update(*, is_kept: bool) -> None:
+    """As half-precision weights that follow master weights; an average in half has no other."""
+
+    def train() -> None:
+        net = nn.Linear(64, 1, dtype=HALF)
+        master = net.weight.detach().float()
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        for _ in range(6):
+            (
+                net(torch.ones(2, 64, dtype=HALF)).float().mean()
+                * optimizer.param_groups[0]["params"][0]
+            ).backward()
+            optimizer.step()
+            with torch.no_grad():
+                if is_kept:
+                    master += 1e-6
+                net.weight.copy_(master if is_kept else net.weight.float() + 1e-6)
+
+    kinds = [row.kind for row in rows_of_loop(train) if row.is_fault]
+    assert kinds == ([] if is_kept else ["update_lost"])
+
+
+def test_an_update_that_is_rounded_away_for_the_most_part_is_lost() -> None:
+    """A few elements of the sum are others, and not as far as in fp32."""
+
+    def train() -> None:
+        total = torch.linspace(1, 2, 64, dtype=torch.bfloat16)
+        weight = nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(6):
+            (weight * 2).sum().backward()
+            optimizer.step()
+            total += torch.linspace(0, 0.0042, 64).bfloat16()
+
+    assert first(rows_of_loop(train)).kind == "update_lost"
+
+
+def test_a_parameter_whose_gradients_are_all_0_in_half_precision_is_told() -> None:
+    """Though its share of all gradients is small."""
+
+    def train(*, factor: float) -> None:
+        first_layer, last = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*first_layer.parameters(), *last.parameters()], lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                hidden = first_layer(torch.ones(2, 4))
+                hidden.register_hook(lambda gradient: gradient * factor)
+                loss = last(hidden).float().mean()
+            scaler.scale(loss * 1e-5).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    row = first(rows_of_loop(lambda: train(factor=1e-3)))
+    assert row.kind == "gradients_underflow"
+    assert "of 2 of 4 parameters are 0" in row.text
+    assert not any(row.is_fault for row in rows_of_loop(lambda: train(factor=1.0)))
+
+
+def test_a_loss_that_has_reached_0_is_no_mistake() -> None:
+    """Then all gradients are 0, as of a margin that all examples have; a factor of 0 is one."""
+
+    def train(*, is_zero_from_the_start: bool) -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for _ in range(60):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                out = net(torch.ones(2, 4)).float()
+            loss = out.mean() * 0.0 if is_zero_from_the_start else F.relu(1.0 - out).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert not any(
+        row.is_fault for row in rows_of_loop(lambda: train(is_zero_from_the_start=False))
+    )
+    assert first(rows_of_loop(lambda: train(is_zero_from_the_start=True))).kind == "zero_gradients"
+
+
 def test_a_sum_in_place_that_stops_growing_is_found() -> None:
     """In bf16 the sum of ones ends at 256."""
 
