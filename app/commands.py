@@ -33,7 +33,13 @@ from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from db.telemetry import metric_pyramids, step_block_writer, step_blocks, step_conversion
+from db.telemetry import (
+    metric_block_writer,
+    metric_blocks,
+    step_block_writer,
+    step_blocks,
+    step_conversion,
+)
 from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
@@ -109,7 +115,7 @@ def _print_due_migrations(*, as_json: bool) -> None:
     """Print the revision of the database, and the migrations, copy and space that it needs."""
     with installed(migrates=False) as (_settings, database):
         known, revision = revisions(), database.revision()
-        steps = step_conversion.count_due(database, revision)
+        steps, points = step_conversion.count_due(database, revision)
         due = [each for each in known if revision is not None and each > revision]
         needed = free = 0
         if due and database.file is not None:
@@ -120,11 +126,13 @@ def _print_due_migrations(*, as_json: bool) -> None:
     if needed:
         copied, space = size_text(needed), size_text(free)
         text += f"\nA copy of the database is made before: {copied}, of which {space} are free."
-    if steps:
-        taken = size_text(steps * step_conversion.STEP_BYTES)
-        text += f"\nA server then converts about {steps:,} steps of runs, in the background; this "
-        text += f"takes up to {taken} more in the database until the rows are deleted."
+    if steps or points:
+        taken = steps * step_conversion.STEP_BYTES + points * step_conversion.POINT_BYTES
+        text += f"\nA server then converts about {steps:,} steps and {points:,} points of metrics,"
+        text += f" in the background; this takes up to {size_text(taken)} more in the database"
+        text += " until the rows are deleted."
     found = {"database": database.name, "revision": revision, "due": due, "steps": steps}
+    found["points"] = points
     print_result(found | {"needed_bytes": needed, "free_bytes": free}, text, as_json=as_json)
 
 
@@ -247,6 +255,7 @@ def _check_storage(
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
             damaged = list(step_blocks.damaged(session.connection())) if deep else []
+            damaged_metrics = list(metric_blocks.damaged(session.connection())) if deep else []
         if mend:
             mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:
@@ -257,9 +266,12 @@ def _check_storage(
             spanned = {"run": block.run_id, "first": block.first, "last": block.last}
             text = f"run {block.run_id}: steps {block.first:,} to {block.last:,} are damaged"
             print_result(spanned | {"problem": "damaged"}, text, as_json=as_json)
+        for metric_block in damaged_metrics:
+            fields = metric_block._asdict() | {"problem": "damaged"}
+            print_result(fields, metric_block.text, as_json=as_json)
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
-        raise typer.Exit(1 if damaged or (mismatched and not mend) else 0)
+        raise typer.Exit(1 if damaged or damaged_metrics or (mismatched and not mend) else 0)
 
 
 @command
@@ -359,7 +371,7 @@ def rebuild(
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # blocks its recorder
             step_block_writer.rebuild(session.connection(), run, lost=lost)
-            metric_pyramids.rebuild(session, run)
+            metric_block_writer.rebuild(session.connection(), run)
             audit.note_typed(session, "rebuild", f"run {run}")
             steps = f"{row.step:,} steps, {row.skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt the data of its charts: {steps}"

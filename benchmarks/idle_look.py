@@ -8,15 +8,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from sqlalchemy import insert
-
 from app.live import run_updates
 from benchmarks import databases, synthetic
 from benchmarks.report import report
 from db.database import Database
 from db.runs import history, runs
 from db.settings import Settings
-from db.tables import Metric
+from db.telemetry import telemetry
+from halfstep.telemetry.events import Metric, StepEvent
 
 POINTS = 200_000
 BATCH = 20_000
@@ -29,18 +28,11 @@ def fill(database: Database, run_id: int) -> None:
     for flush in synthetic.flushes(POINTS // 4):
         synthetic.record(database, run_id, flush)
     for first in range(0, POINTS, BATCH):
-        points = [
-            {
-                "run_id": run_id,
-                "name": f"m{n % 4}",
-                "step": n // 4 + 1,
-                "value": 1.0,
-                "elapsed_ms": n,
-            }
+        points: list[StepEvent] = [
+            Metric(name=f"m{n % 4}", step=n // 4 + 1, value=1.0, elapsed_ms=n)
             for n in range(first, first + BATCH)
         ]
-        with database.writing() as session:
-            session.execute(insert(Metric), points)
+        synthetic.record(database, run_id, telemetry.Flush(events=points))
 
 
 def look_times(database: Database, folder: str) -> list[float]:

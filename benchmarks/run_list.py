@@ -24,7 +24,7 @@ from benchmarks.site import serving_from
 from db.access import accounts
 from db.database import Database
 from db.runs import config_values
-from db.tables import LatestMetric, Metric, Run, RunConfigValue, Status
+from db.tables import LatestMetric, Run, RunConfigValue, Status
 from db.telemetry import loss_curves, step_block_writer
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
@@ -81,7 +81,6 @@ def fill(database: Database, count: int = RUNS) -> None:
                 step_block_writer.write(session.connection(), each, steps := _steps(rng))
                 loss_curves.add(session.connection(), each, steps)
             points = [row for each in measured for row in _points(each, rng)]
-            session.execute(insert(Metric), [{**point, "elapsed_ms": 1} for point in points])
             latest = [point for point in points if point["step"] == STEPS]
             session.execute(insert(LatestMetric), latest)
             session.expunge_all()

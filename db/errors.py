@@ -100,12 +100,12 @@ class StepsUnreadable(HalfstepError):
 
 
 class StepsNotConverted(HalfstepError):
-    """The steps of a run are still in the form of an earlier version."""
+    """The steps or metrics of a run are still in the form of an earlier version."""
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
         super().__init__(
-            f"The steps of run {run_id} are being converted after an upgrade. Try again in a "
+            f"The data of run {run_id} is being converted after an upgrade. Try again in a "
             "minute, or when its training has ended if an earlier version still records it."
         )
 

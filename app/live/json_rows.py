@@ -1,9 +1,8 @@
 """Rows of the database as JSON, the same for API and live streams."""
 
-import math
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from app.runs.summary import Number
 
@@ -25,18 +24,13 @@ class Event(_FromRow):
     culprits: list[dict[str, Any]]
 
 
-def _with_nan(value: Any) -> Any:
-    """Return a stored number with NaN, which the column has as NULL."""
-    return math.nan if value is None else value
-
-
 class MetricPoint(_FromRow):
     """A point of a metric."""
 
     name: str
     step: int
     elapsed_ms: int
-    value: Annotated[Number, BeforeValidator(_with_nan)]
+    value: Number
 
 
 class LogLine(_FromRow):

@@ -39,6 +39,8 @@ class RunMessage(Message, frozen=True, kw_only=True):
     # New rows: app.telemetry's Event, MetricPoint, LogLine, and CheckpointFileRow.
     events: list[JsonObject] | UnsetType = UNSET
     metrics: list[JsonObject] | UnsetType = UNSET
+    # False: there are points of earlier flushes too, which the reader has to read again.
+    has_all_metrics: bool = True
     metric_names: int | UnsetType = UNSET  # names of all metrics, if some have new points
     log: list[JsonObject] | UnsetType = UNSET
     checkpoints: list[JsonObject] | UnsetType = UNSET

@@ -207,6 +207,7 @@ def _message(
         steps=steps if "steps" in parts else UNSET,
         events=_dumped(Event, changes.events) if "events" in parts else UNSET,
         metrics=_dumped(MetricPoint, metrics) if "metrics" in parts else UNSET,
+        has_all_metrics=changes.has_all_metrics,
         metric_names=names.every if names else UNSET,
         log=_dumped(LogLine, changes.log_lines) if "log" in parts else UNSET,
         checkpoints=_dumped(CheckpointFileRow, changes.checkpoints)

@@ -134,7 +134,7 @@ class Events(ListPage):
 
 
 class Metrics(ListPage):
-    """Metric points in order of recording."""
+    """Metric points in order of name and step."""
 
     metrics: list[MetricPoint]
 
@@ -420,10 +420,10 @@ def series_of_metrics(
 def get_metrics(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Metrics:
-    """Return metric points in the order in which they were recorded."""
+    """Return metric points in order of name and step."""
     runs.get(session, run_id)
     page = series.metrics(session, run_id, after=after, limit=limit)
-    metrics = [MetricPoint.model_validate(row) for (row,) in page.rows]
+    metrics = [MetricPoint.model_validate(row) for row in page.rows]
     return Metrics(metrics=metrics, total=page.total, next=page.next)
 
 

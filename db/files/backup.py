@@ -45,6 +45,7 @@ from db.tables import (
     CheckpointFile,
     Delivery,
     FrozenSteps,
+    MetricBlock,
     MetricBucket,
     ReportImage,
     Run,
@@ -57,7 +58,7 @@ from db.tables import (
     User,
 )
 from db.tables import Table as Base
-from db.telemetry import metric_pyramids, step_block_writer, step_conversion
+from db.telemetry import step_block_writer, step_conversion
 
 FORMAT = 1
 ROWS = 1000
@@ -303,13 +304,13 @@ def restore(
             ArtifactEntry.version_id == ArtifactVersion.id, ArtifactEntry.blob_id.is_(None)
         )
         session.execute(update(ArtifactVersion).where(is_lacking).values(completed_at=None))
-        if not _table_file(folder, StepBlock.__table__).exists():  # of an earlier version
-            step_conversion.note_due(session)
+        if not _table_file(folder, MetricBlock.__table__).exists():  # of an earlier version
+            has_steps = _table_file(folder, StepBlock.__table__).exists()
+            step_conversion.note_due(session, steps=not has_steps)
         waiting = set(step_conversion.unread(session))
         for run_id in session.scalars(select(Run.id)).all():
             if run_id not in waiting:
                 step_block_writer.rebuild(session.connection(), run_id, lost=True)
-            metric_pyramids.rebuild(session, run_id)
         if revoke:
             for secret in (SharedRun, SharedLink, ApiToken):
                 session.execute(delete(secret))

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select, update
 from sqlalchemy.orm import Session
 
@@ -20,10 +21,10 @@ from db.tables import (
     CheckpointFile,
     ControlRequest,
     Diagnosis,
-    Metric,
     Run,
     Status,
 )
+from db.telemetry import metric_blocks
 from halfstep.telemetry import events
 
 #: Latest spikes that retain a checkpoint each: limited, since a noisy loss could fill the disk.
@@ -264,9 +265,7 @@ def best(session: Session, run_id: int, steps: list[int], policy: dict[str, Any]
     """Return the checkpointed step with the best value of the policy's metric."""
     if not (name := policy.get("keep_best")):
         return []
-    order = Metric.value.desc() if policy.get("best_is", "highest") == "highest" else Metric.value
-    query = select(Metric.step).where(
-        Metric.run_id == run_id, Metric.name == name, Metric.step.in_(steps)
-    )
-    query = query.where(Metric.value.is_not(None)).order_by(order, Metric.step.desc()).limit(1)
-    return session.scalars(query).all()
+    points = metric_blocks.points_at(session.connection(), run_id, name, steps)
+    points = points[~np.isnan(points.values[:, 0])]
+    values = points.values[:, 0] * (1 if policy.get("best_is", "highest") == "highest" else -1)
+    return [int(points.step[values == values.max()][-1])] if len(values) else []

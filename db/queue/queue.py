@@ -24,7 +24,7 @@ from db.tables import (
     Status,
     Trial,
 )
-from db.telemetry import step_block_writer
+from db.telemetry import metric_block_writer, step_block_writer
 from db.terminal_codes import without_codes
 
 
@@ -163,6 +163,7 @@ def end(
     """
     run = lock_active_attempt(session, run_id, attempt)
     step_block_writer.join_tail(session.connection(), run_id)
+    metric_block_writer.end_tail(session.connection(), run_id)
     reason, error = (text and without_codes(text)[:MOST_CHARACTERS] for text in (reason, error))
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED

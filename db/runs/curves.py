@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.runs import comparisons
-from db.tables import Metric
-from db.telemetry import step_rows, windows
+from db.telemetry import metric_blocks, step_rows, windows
 from db.telemetry.windows import Line, Ticks
 
 LOSS = "loss"
@@ -234,7 +232,5 @@ def _elapsed_ms(session: Session, run_id: int, name: str, step: int) -> int | No
     rows = step_rows.rows_at(session, run_id, [step]) if name == LOSS else []
     if rows and rows[0].loss is not None:
         return rows[0].elapsed_ms
-    query = select(Metric.elapsed_ms).where(
-        Metric.run_id == run_id, Metric.name == name, Metric.step == step
-    )
-    return session.scalar(query)
+    points = metric_blocks.points_at(session.connection(), run_id, name, [step])
+    return int(points.elapsed_ms[0]) if len(points) else None

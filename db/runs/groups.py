@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from db.errors import Invalid, NotFound
 from db.queue.workers import ALIVE
 from db.runs.runs import check_not_deleted
-from db.tables import NOT_DELETED, RECIPE, Metric, Run, RunNode, Status, User, Worker
+from db.tables import NOT_DELETED, RECIPE, LatestMetric, Run, RunNode, Status, User, Worker
 from halfstep.telemetry.plain_json import JsonObject
 
 TF32, FP8 = "TF32", "fp8"
@@ -125,9 +125,10 @@ def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
 
 def seconds(session: Session, group_id: int) -> dict[str, float]:
     """Return the duration of the finished runs of a group in seconds, by variant."""
-    query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
+    query = select(Run.config, LatestMetric.value)
+    query = query.join(LatestMetric, LatestMetric.run_id == Run.id)
     query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, NOT_DELETED)
-    rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
+    rows = session.execute(query.where(LatestMetric.name == "run/seconds").order_by(Run.id))
     seconds_by_variant: dict[str, float] = {}
     for config, value in rows:
         if value is not None:  # the first run of a variant: the group may contain a fork of it

@@ -16,8 +16,8 @@ from db.errors import Conflict, NotFound
 from db.queue import run_control
 from db.runs import runs
 from db.runs.outcomes import run_outcome
-from db.tables import ENDED, LatestMetric, Metric, Run, Status, Sweep, Trial, User
-from db.telemetry import latest_metrics, step_rows
+from db.tables import ENDED, LatestMetric, Run, Status, Sweep, Trial, User
+from db.telemetry import latest_metrics, metric_blocks, step_rows
 from halfstep.telemetry.plain_json import JsonObject
 
 RUNNING, PAUSED, CANCELLED, FAILED = "running", "paused", "cancelled", "failed"
@@ -30,7 +30,6 @@ MINIMISE, MAXIMISE = "minimise", "maximise"
 #: Kind of a pruner, see app.sweeps.pruning.
 HYPERBAND = "hyperband"
 LOSS = "loss"
-LARGEST = 1.7976931348623157e308  # finite number
 ERROR_CHARACTERS = 1000
 #: Rungs of a recipe are counted in 27ths of a run's steps.
 RUNGS_WHOLE = 27
@@ -171,18 +170,14 @@ def value_from(session: Session, metric: str, run_id: int, step: int) -> float |
     """Return the first finite value of a metric, or of the loss, from a step on."""
     if metric == LOSS:
         return step_rows.first_loss(session, run_id, step)
-    query = select(Metric.value).where(Metric.run_id == run_id, Metric.step >= step)
-    query = query.where(Metric.name == metric, func.abs(Metric.value) <= LARGEST)
-    return session.scalar(query.order_by(Metric.step).limit(1))
+    return metric_blocks.first_finite(session.connection(), run_id, metric, step)
 
 
 def value_at(session: Session, metric: str, run: Run, count: int) -> float | None:
     """Return the value of a metric, or of the loss, that is the `count`th finite one."""
     if metric == LOSS and run.own_steps:
         return step_rows.first_loss(session, run.id, count) if run.step >= count else None
-    query = select(Metric.value).where(Metric.run_id == run.id, Metric.name == metric)
-    query = query.where(func.abs(Metric.value) <= LARGEST).order_by(Metric.step)
-    return session.scalar(query.offset(count - 1).limit(1))
+    return metric_blocks.first_finite(session.connection(), run.id, metric, number=count)
 
 
 def due(session: Session) -> list[int]:

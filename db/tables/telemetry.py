@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.clock import now
@@ -100,9 +108,10 @@ class LossCurve(OfRun, Table):
 
 
 class StepConversion(OfRun, Table):
-    """A run whose steps an earlier version recorded, until they are in blocks.
+    """A run whose steps or metrics an earlier version recorded, until they are in blocks.
 
-    Its steps are rows of `steps`, or in the file that `frozen_steps` names, or in both.
+    Its steps are rows of `steps`, or in the file that `frozen_steps` names, or in both; its metrics
+    are rows of `metrics`.
     """
 
     __tablename__ = "step_conversions"
@@ -114,6 +123,8 @@ class StepConversion(OfRun, Table):
     steps: Mapped[int | None] = mapped_column(BigInteger)
     # Its blocks have been read back and compared: they are read, and the rows may be deleted.
     is_verified: Mapped[bool] = mapped_column(default=False)
+    # Its metrics are not in blocks yet, or these have not been compared.
+    metrics_wait: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class StepBucket(OfRun, Table):
@@ -157,8 +168,40 @@ class ScalerEvent(OfRun, Table):
     culprits: Mapped[list[dict[str, Any]]]
 
 
+class MetricBlock(OfRun, Table):
+    """Points of one metric of a run, in order of step; see `db.telemetry.metric_blocks`."""
+
+    __tablename__ = "metric_blocks"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    # No point of an earlier block is at or after this step, and no point of this one is before it.
+    first: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    last: Mapped[int] = mapped_column(BigInteger)  # step of its last point
+    points: Mapped[int]  # number of points
+    low: Mapped[float | None]  # extremes of the finite values
+    high: Mapped[float | None]
+    size: Mapped[int]  # of the buckets that `lows` summarizes, or 0
+    lows: Mapped[bytes]  # empty in the last block of a metric
+    data: Mapped[bytes]
+
+
+class MetricTail(OfRun, Table):
+    """The points of a flush, or of several joined ones, that are in no block of a metric yet."""
+
+    __tablename__ = "metric_tails"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    # The revision of the run that its latest flush has made: it numbers the flushes.
+    revision: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    # Of the flush before its first one; 0 if there was none.
+    previous: Mapped[int] = mapped_column(BigInteger)
+    points: Mapped[int]  # number of points, of which later flushes may replace some
+    data: Mapped[bytes]  # see db.telemetry.metric_points
+
+
 class Metric(OfRun, Table):
-    """A point of a metric that a recipe logs, such as val/accuracy or run/seconds."""
+    """A point of a metric, as earlier versions recorded it: its run is in `step_conversions`."""
 
     __tablename__ = "metrics"
     __table_args__ = (UniqueConstraint("run_id", "name", "step"), Index(None, "run_id", "id"))
@@ -184,7 +227,7 @@ class LatestMetric(OfRun, Table):
 
 
 class MetricBucket(OfRun, Table):
-    """A summary of points of one metric, like StepBucket."""
+    """A summary of points of one metric, as earlier versions recorded it."""
 
     __tablename__ = "metric_buckets"
     __table_args__ = ({"sqlite_with_rowid": False},)

@@ -6,7 +6,6 @@ sent, so neither a long run nor a slow reader uses memory or keeps a transaction
 
 import csv
 import io
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from sqlalchemy import ColumnElement, FromClause, func, select, tuple_
 
 from db.database import Database
 from db.tables import Metric, ScalerEvent, Step
+from db.telemetry import metric_blocks
 from db.telemetry.pyramid import END
 from db.telemetry.step_rows import StepRow, read_rows
 from halfstep.telemetry.plain_json import json_safe
@@ -26,7 +26,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
     "steps": (Step.__table__, ("step",)),
     "events": (ScalerEvent.__table__, ("step", "kind", "optimizer")),
-    "metrics": (Metric.__table__, ("name", "step")),
+    "metrics": (Metric.__table__, ("name", "step")),  # in blocks, with these columns
 }
 
 
@@ -86,6 +86,9 @@ def _pages(
     if name == "steps":
         yield from _step_pages(database, run_id)
         return
+    if name == "metrics":
+        yield from _metric_pages(database, run_id)
+        return
     table, names = EXPORTS[name]
     key = [table.c[name] for name in names]
     query = select(*columns).where(table.c.run_id == run_id).order_by(*key).limit(PAGE_ROWS)
@@ -94,7 +97,7 @@ def _pages(
         with database.reading() as session:
             rows = session.execute(page).all()
         if rows:
-            yield [_with_nan(row) for row in rows] if name == "metrics" else rows
+            yield rows
         if len(rows) < PAGE_ROWS:
             return
         page = query.where(tuple_(*key) > tuple_(*(getattr(rows[-1], name) for name in names)))
@@ -108,6 +111,16 @@ def _step_pages(database: Database, run_id: int) -> Iterator[Sequence[StepRow]]:
         if rows:
             yield [row.with_nan() for row in rows]
             first = rows[-1].step + 1
+
+
+def _metric_pages(database: Database, run_id: int) -> Iterator[Sequence[Sequence[Any]]]:
+    after, rows = ("", -END), None
+    while rows is None or len(rows) == PAGE_ROWS:
+        with database.reading() as session:
+            rows = metric_blocks.page(session.connection(), run_id, after=after, limit=PAGE_ROWS)
+        if rows:
+            yield [(row.name, row.step, row.value, row.elapsed_ms) for row in rows]
+            after = rows[-1].name, rows[-1].step
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
@@ -125,11 +138,6 @@ def _as_text(text: str | None) -> str | None:
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-def _with_nan(row: Sequence[Any]) -> list[Any]:
-    """Return a point of a metric with NaN, which the database has as NULL; all are known."""
-    return [math.nan if value is None else value for value in row]
 
 
 def _names(culprits: list[dict[str, Any]]) -> list[str]:

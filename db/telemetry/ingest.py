@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from db import clock
@@ -25,14 +25,13 @@ from db.tables import (
     WATCH,
     Artifact,
     CheckpointFile,
-    Metric,
     Run,
     RunNode,
     Status,
     User,
     WatchedAttempt,
 )
-from db.telemetry import series
+from db.telemetry import metric_blocks, series
 from db.telemetry.recording import Item, Recording, in_words
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import BadEvent, convert, fields_of
@@ -392,8 +391,7 @@ def _last_moment(session: Session, run: Run) -> float:
     """
     elapsed_ms = run.last_elapsed_ms
     if elapsed_ms is None:
-        logged = select(func.max(Metric.elapsed_ms)).where(Metric.run_id == run.id)
-        elapsed_ms = session.scalar(logged)
+        elapsed_ms = metric_blocks.last_elapsed_ms(session.connection(), run.id)
     if run.started_at is None or elapsed_ms is None:
         return math.inf
     return run.started_at + max(elapsed_ms, 0) / 1000

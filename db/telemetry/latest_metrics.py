@@ -22,8 +22,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.tables import LatestMetric, Metric
-from db.telemetry import bulk_writes
+from db.tables import LatestMetric
+from db.telemetry import bulk_writes, metric_blocks
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.summaries import Ints
 
@@ -35,7 +35,6 @@ COUNTERS = (
     *("epoch", "step", "iter", "iteration", "global_step", "_step"),
     *("train/epoch", "train/global_step", "trainer/global_step"),
 )
-COLUMNS = ("run_id", "name", "step", "value")
 
 _OF_NAMES = "SELECT name, step FROM latest_metrics WHERE run_id = :run_id AND name"
 #: Queries of the last steps of metrics. The names are one parameter: a thousand would be parsed
@@ -164,11 +163,13 @@ def take_back(connection: Connection, run_id: int, *, after: int) -> None:
     beyond = (LatestMetric.run_id == run_id, LatestMetric.step > after)
     names = connection.execute(select(LatestMetric.name).where(*beyond)).scalars().all()
     connection.execute(delete(LatestMetric).where(*beyond))
-    for name in names:
-        points = select(*(getattr(Metric, column) for column in COLUMNS))
-        points = points.where(Metric.run_id == run_id, Metric.name == name)
-        latest = points.order_by(Metric.step.desc()).limit(1)
-        connection.execute(insert(LatestMetric).from_select(COLUMNS, latest))
+    left = metric_blocks.last_points(connection, run_id, names) if names else {}
+    rows = [
+        {"run_id": run_id, "name": name, "step": step, "value": None if value != value else value}
+        for name, (step, value) in left.items()
+    ]
+    if rows:
+        connection.execute(insert(LatestMetric), rows)
 
 
 def nonfinite(session: Session, run_id: int, *, most: int) -> list[tuple[str, int]]:

@@ -1,15 +1,28 @@
-"""Points of several metrics of a run, stored in shared arrays."""
+"""Points of several metrics of a run, in shared arrays and as the bytes of a tail's row."""
 
-from collections.abc import Iterable
+import json
+import struct
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from db.tables import clean
+from db.telemetry import step_codec
+from db.telemetry.step_codec import FLUSH, FLUSHES, Columns, Damaged
 from db.telemetry.summaries import Ints, Points
 from halfstep.telemetry.events import Metric
+
+#: Columns of the points of one metric, and of several ones.
+NAMES = ("step", "elapsed_ms", "value")
+LAYOUT = ("owner", *NAMES)
+#: A point of a flush that is not compressed.
+RECORD = np.dtype([("owner", "<u4"), ("step", "<i8"), ("elapsed_ms", "<i8"), ("value", "<f8")])
+_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -33,14 +46,78 @@ class MetricPoints:
             rows[index, event.step] = event.elapsed_ms, float(event.value)
         keys = np.array(list(rows), np.int64).reshape(-1, 2)
         elapsed_ms, values = zip(*rows.values(), strict=True) if rows else ((), ())
-        order = np.lexsort((keys[:, 1], keys[:, 0]))
-        points = Points(
-            step=keys[:, 1],
-            elapsed_ms=np.array(elapsed_ms, np.int64),
-            flags=np.zeros(len(keys), np.int64),
-            values=np.array(values, np.float64)[:, None],
+        return cls._in_order(
+            list(names),
+            {
+                "owner": keys[:, 0],
+                "step": keys[:, 1],
+                "elapsed_ms": np.array(elapsed_ms, np.int64),
+                "value": np.array(values, np.float64),
+            },
         )
-        return cls(list(names), keys[order, 0], points[order])
+
+    @classmethod
+    def _in_order(cls, names: list[str], columns: Columns) -> Self:
+        """Sort points; the last one of a metric and step counts."""
+        order = np.lexsort((columns["step"], columns["owner"]))
+        owner, step = columns["owner"][order], columns["step"][order]
+        is_last = np.append((np.diff(owner) != 0) | (np.diff(step) != 0), np.ones(1, bool))
+        order = order[is_last[: len(order)]]
+        return cls(names, columns["owner"][order], points_of(step_codec.chosen(columns, order)))
+
+    @classmethod
+    def joined(cls, parts: Iterable[bytes], only: Collection[str] | None = None) -> Self:
+        """Return the points of the rows of a tail, the later of which count.
+
+        only: the names of the points to return. Raises Damaged.
+        """
+        names: dict[str, int] = {}
+        columns: list[NDArray[np.void] | Columns] = []
+        owners: list[Ints] = []
+        known, indexes = b"", np.empty(0, np.int64)
+        for part in parts:
+            packed, rows = _split(part)
+            if packed != known:  # mostly, the flushes of a run have the same names
+                listed: list[str] = json.loads(zlib.decompress(packed))
+                chosen = [only is None or name in only for name in listed]
+                indexes = np.array(
+                    [
+                        names.setdefault(name, len(names)) if is_chosen else -1
+                        for name, is_chosen in zip(listed, chosen, strict=True)
+                    ],
+                    np.int64,
+                )
+                known = packed
+            owner = indexes[rows["owner"]]
+            if only is not None:
+                is_chosen = owner >= 0
+                owner = owner[is_chosen]
+                rows = {name: rows[name][is_chosen] for name in NAMES}
+            owners.append(owner)
+            columns.append(rows)
+        none = cls.none()
+        if not owners:
+            return none
+        whole = {name: np.concatenate([rows[name] for rows in columns]) for name in NAMES}
+        return cls._in_order(list(names), {"owner": np.concatenate(owners), **whole})
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return no points."""
+        return cls([], np.empty(0, np.int64), no_points())
+
+    def encode(self, *, is_compressed: bool) -> bytes:
+        """Return the bytes of a tail's row."""
+        packed = zlib.compress(json.dumps(self.names).encode())
+        columns = {"owner": self.owner, **columns_of(self.points)}
+        if is_compressed:
+            kind, content = FLUSHES, step_codec.encode(columns, LAYOUT)
+        else:
+            records = np.empty(len(self.owner), RECORD)
+            for name in LAYOUT:
+                records[name] = columns[name]
+            kind, content = FLUSH, records.tobytes()
+        return step_codec.checked(kind, _LENGTH.pack(len(packed)) + packed + content)
 
     @cached_property
     def first(self) -> Ints:
@@ -50,10 +127,65 @@ class MetricPoints:
     @cached_property
     def last(self) -> Ints:
         """Index of the last point of each name."""
-        return np.append(self.first[1:], len(self.owner)) - 1
+        return np.searchsorted(self.owner, np.arange(len(self.names)), side="right") - 1
 
-    def of_names(self, indexes: Ints) -> Self:
-        """Return the points of the names at these indices, given in ascending order."""
-        mine = np.isin(self.owner, indexes)
+    def chosen(self, which: NDArray[np.bool_]) -> Self:
+        """Return some of the points."""
+        indexes, owner = np.unique(self.owner[which], return_inverse=True)
         names = [self.names[index] for index in indexes.tolist()]
-        return type(self)(names, np.searchsorted(indexes, self.owner[mine]), self.points[mine])
+        return type(self)(names, owner, self.points[which])
+
+    def by_name(self) -> Iterator[tuple[str, Points]]:
+        """Yield the points of each name."""
+        ends = self.last + 1
+        for name, first, end in zip(self.names, self.first.tolist(), ends.tolist(), strict=True):
+            yield name, self.points[first:end]
+
+    def of_name(self, name: str) -> Points:
+        """Return the points of one name."""
+        if name not in self.names:
+            return no_points()
+        index = self.names.index(name)
+        return self.points[self.first[index] : self.last[index] + 1]
+
+
+def _split(part: bytes) -> tuple[bytes, Any]:
+    """Return the compressed names and the columns of a tail's row. Raises Damaged."""
+    kind, content = step_codec.content_of(part)
+    if kind not in (FLUSH, FLUSHES):
+        raise Damaged(f"its format is {kind}; this version reads {FLUSH} and {FLUSHES}")
+    [length] = _LENGTH.unpack_from(content)
+    end = _LENGTH.size + length
+    packed, rest = content[_LENGTH.size : end], content[end:]
+    if kind == FLUSH:
+        return packed, np.frombuffer(rest, RECORD)
+    return packed, step_codec.decode(rest, LAYOUT, LAYOUT)
+
+
+def columns_of(points: Points) -> Columns:
+    """Return the columns of points of one metric."""
+    return {"step": points.step, "elapsed_ms": points.elapsed_ms, "value": points.values[:, 0]}
+
+
+def points_of(columns: Columns) -> Points:
+    """Return the points with these columns; an absent time is 0."""
+    step = columns["step"]
+    elapsed_ms = columns.get("elapsed_ms", np.broadcast_to(np.int64(0), step.shape))
+    flags = np.broadcast_to(np.int64(0), step.shape)
+    return Points(step, elapsed_ms, flags, columns["value"][:, None])
+
+
+def no_points() -> Points:
+    """Return no points of a metric."""
+    none = np.empty(0, np.int64)
+    return Points(none, none, none, np.empty((0, 1)))
+
+
+def encode(points: Points) -> bytes:
+    """Return the bytes of a block of one metric."""
+    return step_codec.encode(columns_of(points), NAMES)
+
+
+def decode(data: bytes, names: Sequence[str] = NAMES) -> Points:
+    """Return the points of a block of one metric. Raises Damaged."""
+    return points_of(step_codec.decode(data, names, NAMES))

@@ -6,10 +6,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Row, Select, bindparam, func, select
+from sqlalchemy import Row, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from db.paging import Page, page
+from db.errors import Invalid
+from db.paging import Page
 from db.tables import (
     ENDED,
     FLAGGED,
@@ -19,14 +20,16 @@ from db.tables import (
     CheckpointFile,
     Diagnosis,
     LogLine,
-    Metric,
+    MetricTail,
     Run,
     RunStatus,
     ScalerEvent,
     Step,
     StepBlock,
 )
-from db.telemetry import loss_curves, step_rows
+from db.telemetry import loss_curves, metric_blocks, step_rows
+from db.telemetry.metric_blocks import News, Point
+from db.telemetry.pyramid import END
 from db.telemetry.step_rows import StepRow
 from halfstep.telemetry.plain_json import json_safe
 
@@ -36,7 +39,7 @@ SPARKLINE_POINTS = 60
 #: Keys of the rows that a cursor counts, by its field: later rows have larger ones.
 KEYS: dict[str, Any] = {
     "event": ScalerEvent.id,
-    "metric": Metric.id,
+    "metric": MetricTail.revision,
     "log": LogLine.number,
     "diagnosis": Diagnosis.id,
     "status": RunStatus.id,
@@ -54,7 +57,7 @@ class Cursor:
     revision: int = -1
     step: int = 0
     event: int = 0
-    metric: int = 0
+    metric: int = 0  # the revision that the last flush with metrics has made
     log: int = 0
     diagnosis: int = 0
     status: int = 0
@@ -64,10 +67,11 @@ class Cursor:
 
     @property
     def _is_possible(self) -> bool:
-        ids = (self.attempt, self.event, self.metric, self.diagnosis, self.status)
-        counts = (self.revision, self.step, self.log, self.files, self.waiting, self.rollbacks)
+        ids = (self.attempt, self.event, self.diagnosis, self.status)
+        counts = (self.revision, self.step, self.metric, self.log, self.files)
+        others = (self.waiting, self.rollbacks)
         return all(0 <= n <= LARGEST_ID for n in ids) and all(
-            -1 <= n <= LARGEST_COUNT for n in counts
+            -1 <= n <= LARGEST_COUNT for n in (*counts, *others)
         )
 
     def __str__(self) -> str:
@@ -90,8 +94,9 @@ class Changes:
     run: Run
     steps: dict[str, list[Any]]
     events: list[ScalerEvent]
-    metrics: list[Metric]
+    metrics: list[Point]
     has_new_metrics: bool  # also true if only others than the requested ones have new points
+    has_all_metrics: bool  # False: a client must reload its points, of earlier flushes
     log_lines: list[LogLine]
     diagnoses: list[Diagnosis]
     statuses: list[RunStatus]
@@ -134,34 +139,34 @@ def changes(
         since = replace(
             since,
             event=_newest_id(session, ScalerEvent, run_id, seen),
-            metric=_newest_id(session, Metric, run_id, seen),
             diagnosis=_newest_id(session, Diagnosis, run_id, seen),
         )
     steps = raw_steps(session, run_id, first=seen + 1, most=most)
     newest = newest_rows(session, run_id)
 
-    def after(name: str, *only: ColumnElement[bool]) -> list[Any]:
+    def after(name: str) -> list[Any]:
         seen = getattr(since, name)
         if getattr(newest, name) <= seen:  # mostly: one query instead of one for each kind
             return []
         key = KEYS[name]
-        query = select(key.class_).where(key.class_.run_id == run_id, key > seen, *only)
+        query = select(key.class_).where(key.class_.run_id == run_id, key > seen)
         return list(session.scalars(query.order_by(key).limit(most)))
 
-    wanted = [] if metrics is None else [Metric.name.in_(metrics)]
-    events, points, log_lines = after("event"), after("metric", *wanted), after("log")
+    news = News([], since.metric, is_full=False, is_complete=True)
+    if newest.metric > since.metric:
+        news = metric_blocks.news(session.connection(), run_id, since.metric, metrics, most)
+    events, log_lines = after("event"), after("log")
     diagnoses, statuses = after("diagnosis"), after("status")
     has_new_files = run.files_revision != since.files
-    kinds = (steps["step"], events, points, log_lines, diagnoses, statuses)
-    full = any(len(rows) == most for rows in kinds)
+    kinds = (steps["step"], events, log_lines, diagnoses, statuses)
+    full = news.is_full or any(len(rows) == most for rows in kinds)
     cursor = Cursor(
         attempt=attempt,
         # A full page may have more rows after it: request again.
         revision=-1 if full else run.revision,
         step=steps["step"][-1] if steps["step"] else seen,
         event=events[-1].id if events else since.event,
-        # Newer points, if there are no more of those requested, are of others.
-        metric=points[-1].id if len(points) == most else max(newest.metric, since.metric),
+        metric=news.flush,
         log=log_lines[-1].number if log_lines else since.log,
         diagnosis=diagnoses[-1].id if diagnoses else since.diagnosis,
         status=statuses[-1].id if statuses else since.status,
@@ -173,8 +178,9 @@ def changes(
         run=run,
         steps=steps,
         events=events,
-        metrics=points,
-        has_new_metrics=newest.metric > since.metric,
+        metrics=news.points,
+        has_new_metrics=news.flush > since.metric,
+        has_all_metrics=news.is_complete,
         log_lines=log_lines,
         diagnoses=diagnoses,
         statuses=statuses,
@@ -284,12 +290,20 @@ def count_log_lines(session: Session, run_id: int) -> int:
 
 
 def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
-    """Return a page of a run's metric points in the order in which they were recorded.
+    """Return a page of a run's metric points in order of name and step.
 
-    The index of (run_id, id) has that order; by step, each page would sort all points.
+    Raises Invalid for a cursor that is not the `next` of a page.
     """
-    query = select(Metric).where(Metric.run_id == run_id)
-    return page(session, query, (Metric.id,), after=after, limit=limit)
+    connection, seen = session.connection(), ("", -END)
+    if after:
+        step, is_cursor, name = after.partition("-")
+        if not (step.isdecimal() and len(step) < 20 and is_cursor):
+            raise Invalid({"after": f"{after[:100]!r} is not valid; allowed: the next of a page"})
+        seen = (name, int(step))
+    rows = metric_blocks.page(connection, run_id, after=seen, limit=limit + 1)
+    last = rows[limit - 1] if len(rows) > limit else None
+    cursor = f"{last.step}-{last.name}" if last else None
+    return Page(rows[:limit], metric_blocks.count(connection, run_id), cursor)
 
 
 def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:

@@ -231,7 +231,7 @@ def damaged(connection: Connection) -> Iterator[Block]:
     """Yield the damaged blocks of all runs; reads all of them."""
     names = (*Block._fields[:-1], "data")
     query = select(*(BLOCKS.c[name] for name in names)).order_by(BLOCKS.c.run_id, BLOCKS.c.first)
-    for row in connection.execution_options(yield_per=64).execute(query):
+    for row in connection.execute(query.execution_options(yield_per=64)):
         if not step_codec.is_intact(row.data):
             yield Block(*row)
 

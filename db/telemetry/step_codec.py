@@ -25,13 +25,13 @@ Columns: TypeAlias = dict[str, NDArray[Any]]
 Integers = NDArray[np.int64]
 Records: TypeAlias = NDArray[np.void]
 
-WHOLE = ("step", "elapsed_ms", "step_us", "flags")
+WHOLE = ("step", "elapsed_ms", "step_us", "flags", "owner")
 NAMES = (
     *("step", "elapsed_ms", "step_us", "flags", "data_us", "lr"),
     *("loss", "scale", "grad_norm", "grad_norm_clipped"),
 )
 #: How often the differences of an integer column are taken.
-DIFFERENCES = {"step": 1, "elapsed_ms": 1, "lr": 2}
+DIFFERENCES = {"step": 1, "elapsed_ms": 1, "owner": 1, "lr": 2}
 UNKNOWN_US = -1
 #: A step as the spool has it, and so a small part of a run's tail.
 RECORD = np.dtype(
@@ -42,6 +42,8 @@ RECORD = np.dtype(
     ]
 )
 RECORDS, COLUMNS, LOWS = 1, 2, 3
+#: Forms of metric points, see db.telemetry.metric_points and db.telemetry.metric_blocks.
+FLUSH, FLUSHES, METRIC_LOWS = 4, 5, 6
 LEVEL = 6
 
 _START = struct.Struct("<BI")
@@ -72,9 +74,9 @@ def chosen(columns: Columns, which: Any) -> Columns:
     return {name: values[which] for name, values in columns.items()}
 
 
-def are_equal(some: Columns, others: Columns) -> bool:
+def are_equal(some: Columns, others: Columns, names: Collection[str] = NAMES) -> bool:
     """Return whether steps are the same to the bit; all NaN are equal."""
-    return all(np.array_equal(_bits(name, some[name]), _bits(name, others[name])) for name in NAMES)
+    return all(np.array_equal(_bits(name, some[name]), _bits(name, others[name])) for name in names)
 
 
 def _bits(name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -112,36 +114,36 @@ def of_records(records: Records, names: Collection[str] = NAMES) -> Columns:
 
 def encode_records(records: Records) -> bytes:
     """Return the bytes of a few steps as they are."""
-    return _checked(RECORDS, records.astype(RECORD).tobytes())
+    return checked(RECORDS, records.astype(RECORD).tobytes())
 
 
 def joined_records(parts: Sequence[bytes]) -> bytes:
     """Return the bytes of consecutive parts from `encode_records` as one. Raises Damaged."""
-    return _checked(RECORDS, b"".join(_content(part)[1] for part in parts))
+    return checked(RECORDS, b"".join(content_of(part)[1] for part in parts))
 
 
-def encode(columns: Columns) -> bytes:
-    """Return the compressed bytes of steps."""
+def encode(columns: Columns, layout: Sequence[str] = NAMES) -> bytes:
+    """Return the compressed bytes of steps, or of points with the columns of `layout`."""
     heads, frames = [], []
-    for name in NAMES:
+    for name in layout:
         head, frame = _encode_column(name, columns[name])
         heads.append(head)
         frames.append(frame)
     number = _NUMBER.pack(len(columns["step"]))
-    return _checked(COLUMNS, b"".join([number, *heads, *frames]))
+    return checked(COLUMNS, b"".join([number, *heads, *frames]))
 
 
-def decode(data: bytes, names: Collection[str] = NAMES) -> Columns:
-    """Return columns of the steps in these bytes. Raises Damaged."""
-    kind, content = _content(data)
+def decode(data: bytes, names: Collection[str] = NAMES, layout: Sequence[str] = NAMES) -> Columns:
+    """Return columns of the steps in these bytes. layout: as given to `encode`. Raises Damaged."""
+    kind, content = content_of(data)
     if kind == RECORDS:
         return of_records(np.frombuffer(content, RECORD), names)
     if kind != COLUMNS:
         raise Damaged(f"its format is {kind}; this version reads {RECORDS} and {COLUMNS}")
     [number] = _NUMBER.unpack_from(content)
-    at = _NUMBER.size + len(NAMES) * _HEAD.size
+    at = _NUMBER.size + len(layout) * _HEAD.size
     columns = {}
-    for index, name in enumerate(NAMES):
+    for index, name in enumerate(layout):
         size, firsts, length = _HEAD.unpack_from(content, _NUMBER.size + index * _HEAD.size)
         if name in names:
             columns[name] = _decode_column(name, content[at : at + length], size, firsts, number)
@@ -152,7 +154,7 @@ def decode(data: bytes, names: Collection[str] = NAMES) -> Columns:
 def is_intact(data: bytes) -> bool:
     """Return whether bytes are those that were written."""
     try:
-        return _content(data)[0] in (RECORDS, COLUMNS, LOWS)
+        return content_of(data)[0] in range(RECORDS, METRIC_LOWS + 1)
     except Damaged:
         return False
 
@@ -162,12 +164,12 @@ def encode_lows(buckets: Integers, packed: Sequence[bytes]) -> bytes:
     head, frame = _encode_integers(buckets, 1)
     rows = np.frombuffer(b"".join(packed), np.uint8).reshape(len(packed), -1)
     summaries = zlib.compress(np.ascontiguousarray(rows.T).tobytes(), LEVEL)
-    return _checked(LOWS, b"".join([_NUMBER.pack(len(packed)), head, frame, summaries]))
+    return checked(LOWS, b"".join([_NUMBER.pack(len(packed)), head, frame, summaries]))
 
 
 def decode_lows(lows: bytes) -> tuple[Integers, list[bytes]]:
     """Return the numbers of buckets and their packed summaries. Raises Damaged."""
-    kind, content = _content(lows)
+    kind, content = content_of(lows)
     if kind != LOWS:
         raise Damaged(f"its format is {kind}; this version reads {LOWS}")
     [number] = _NUMBER.unpack_from(content)
@@ -179,11 +181,13 @@ def decode_lows(lows: bytes) -> tuple[Integers, list[bytes]]:
     return buckets, rows.view(f"V{rows.shape[1]}").ravel().tolist()
 
 
-def _checked(kind: int, content: bytes) -> bytes:
+def checked(kind: int, content: bytes) -> bytes:
+    """Return bytes with their format and checksum."""
     return _START.pack(kind, zlib.crc32(content)) + content
 
 
-def _content(data: bytes) -> tuple[int, bytes]:
+def content_of(data: bytes) -> tuple[int, bytes]:
+    """Return the format and the content of bytes from `checked`. Raises Damaged."""
     if len(data) < _START.size:
         raise Damaged("it is too short")
     (kind, checksum), content = _START.unpack_from(data), data[_START.size :]

@@ -1,9 +1,10 @@
-"""Conversion of the steps that earlier versions recorded into blocks, run by run.
+"""Conversion of the steps and metrics that earlier versions recorded into blocks, run by run.
 
 1. The steps of a run, rows and those of its Parquet file, are copied into blocks, a part in each
    transaction. No one reads or writes steps of the run meanwhile: `StepsNotConverted`.
 2. All are read again and compared with the blocks. From then on the blocks are read.
-3. The rows are deleted in batches, except those of flagged steps, and then the file.
+3. The same is done with its metrics, see `db.telemetry.metric_conversion`.
+4. The rows are deleted in batches, except those of flagged steps, and then the file.
 
 Each part can be repeated, so an interrupted conversion continues. What records steps converts their
 run first (`write`); a server converts the others in the background.
@@ -28,8 +29,18 @@ from db.errors import StepsMissing, StepsNotConverted, StepsUnreadable
 from db.files import step_files
 from db.files.step_files import StepFile, copied
 from db.files.storage import is_backup_running
-from db.tables import ACTIVE, FrozenSteps, Run, RunNode, Step, StepBlock, StepBucket, StepConversion
-from db.telemetry import loss_curves, step_block_writer, step_blocks, step_codec
+from db.tables import (
+    ACTIVE,
+    FrozenSteps,
+    Metric,
+    Run,
+    RunNode,
+    Step,
+    StepBlock,
+    StepBucket,
+    StepConversion,
+)
+from db.telemetry import loss_curves, metric_conversion, step_block_writer, step_blocks, step_codec
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES
 from db.telemetry.step_codec import NAMES, WHOLE, Columns
 from db.telemetry.summaries import unpack
@@ -43,8 +54,8 @@ BATCH_STEPS = 16_384
 LATEST_ROWS = 100
 
 
-#: First revision with blocks, and the bytes of a step in one, at most.
-REVISION, STEP_BYTES = "0053", 16
+#: First revision with blocks of steps, and the bytes of a step and of a point in one, at most.
+REVISION, STEP_BYTES, POINT_BYTES = "0053", 16, 8
 
 
 class Stopped(Exception):
@@ -133,27 +144,39 @@ def write(
         wait(partial(convert, database, run_id, lost=True, is_own=True))
 
 
-def note_due(session: Session) -> None:
-    """Record all runs whose steps are not in blocks, as of a backup by an earlier version."""
-    rows = exists().where(Step.run_id == Run.id)
-    file = exists().where(FrozenSteps.run_id == Run.id)
-    session.add_all(map(_conversion_of, session.scalars(select(Run.id).where(or_(rows, file)))))
+def note_due(session: Session, *, steps: bool) -> None:
+    """Record all runs whose data is not in blocks, as of a backup by an earlier version.
+
+    steps: that of steps as well, not only of metrics.
+    """
+    if steps:
+        rows = exists().where(Step.run_id == Run.id)
+        file = exists().where(FrozenSteps.run_id == Run.id)
+        for run_id in session.scalars(select(Run.id).where(or_(rows, file))):
+            session.add(StepConversion(run_id=run_id))
+    for run_id in session.scalars(select(Metric.run_id).distinct()):
+        conversion = session.get(StepConversion, run_id)
+        if conversion is None:
+            conversion = StepConversion(run_id=run_id, is_verified=True)
+            session.add(conversion)
+        conversion.metrics_wait = True
     session.flush()
 
 
-def _conversion_of(run_id: int) -> StepConversion:
-    return StepConversion(run_id=run_id)
+def count_due(database: Database, revision: str | None) -> tuple[int, int]:
+    """Count about the steps and the points of metrics that wait.
 
-
-def count_due(database: Database, revision: str | None) -> int:
-    """Count about the steps that wait. revision: of the database, which may be an earlier one."""
+    revision: of the database, which may be an earlier one.
+    """
     if revision is None:
-        return 0
-    query = "SELECT coalesce(sum(step), 0) FROM runs"
+        return 0, 0
+    steps = "SELECT coalesce(sum(step), 0) FROM runs"
     if revision >= REVISION:
-        query += " WHERE id IN (SELECT run_id FROM step_conversions WHERE NOT is_verified)"
+        steps += " WHERE id IN (SELECT run_id FROM step_conversions WHERE NOT is_verified)"
+    points = "SELECT coalesce(max(id) - min(id) + 1, 0) FROM metrics"  # to count takes minutes
     with database.reading() as session:
-        return int(session.execute(text(query)).scalar_one())
+        counts = session.execute(text(f"SELECT ({steps}), ({points})")).one()
+    return int(counts[0]), int(counts[1])
 
 
 def unread(session: Session) -> list[int]:
@@ -211,7 +234,10 @@ def convert(
                 recorded = _Recorded(run_id, file, end, lost, is_own)
                 _copy(database, recorded, stopping)
                 _verify(database, recorded, stopping)
+        if conversion.metrics_wait:
+            _convert_metrics(database, run_id, stopping, is_own=is_own)
         _delete_rows(database, run_id, stopping)
+        metric_conversion.delete_rows(database, run_id, partial(_pause, stopping))
         _finish(database, run_id, row)
     except _Changed:
         return
@@ -220,7 +246,7 @@ def convert(
 def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
     run_id = recorded.run_id
     with database.writing() as session:
-        conversion = _locked(session, recorded)
+        conversion = _locked(session, run_id, is_own=recorded.is_own)
         if conversion.steps is None:
             conversion.steps = _count(session.connection(), run_id)
         last = step_blocks.last_step(session.connection(), run_id)
@@ -234,7 +260,7 @@ def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
         points = np.zeros(len(columns["step"]), loss_curves.POINT)
         points["step"], points["loss"] = columns["step"], columns["loss"]
         with database.writing() as session:
-            _locked(session, recorded)
+            _locked(session, run_id, is_own=recorded.is_own)
             connection = session.connection()
             if step_blocks.last_step(connection, run_id) != last:
                 raise _Changed
@@ -257,7 +283,7 @@ def _verify(database: Database, recorded: _Recorded, stopping: Event) -> None:
         _pause(stopping, begun)
     problem: StepsMissing | None = None
     with database.writing() as session:
-        conversion = _locked(session, recorded)
+        conversion = _locked(session, run_id, is_own=recorded.is_own)
         connection, expected = session.connection(), conversion.steps or 0
         if not is_equal or steps != step_blocks.count(connection, run_id):
             session.execute(delete(StepBlock).where(StepBlock.run_id == run_id))
@@ -309,13 +335,37 @@ def _finish(database: Database, run_id: int, row: FrozenSteps | None) -> None:
         step_files.delete(database.open_store, [key for key in (row.key, row.previous_key) if key])
 
 
-def _locked(session: Session, recorded: _Recorded) -> StepConversion:
+def _convert_metrics(database: Database, run_id: int, stopping: Event, *, is_own: bool) -> None:
+    def lock(session: Session) -> Run:
+        _locked(session, run_id, is_own=is_own, of_metrics=True)
+        return session.get_one(Run, run_id)
+
+    pause = partial(_pause, stopping)
+    metric_conversion.copy(database, run_id, lock, _Changed(), pause)
+    is_equal = metric_conversion.verify(database, run_id, pause)
+    with database.writing() as session:
+        run = lock(session)
+        if is_equal:
+            session.get_one(StepConversion, run_id).metrics_wait = False
+            run.revision += 1
+        else:
+            metric_conversion.delete_blocks(session, run_id)
+    if not is_equal:
+        message = f"The blocks of metrics of run {run_id} differ from its points, which stay."
+        raise StepsMissing(message)
+
+
+def _locked(
+    session: Session, run_id: int, *, is_own: bool, of_metrics: bool = False
+) -> StepConversion:
     """Lock a run that is to be converted. Raises _Changed."""
-    run = session.get(Run, recorded.run_id, with_for_update=True, populate_existing=True)
-    conversion = session.get(StepConversion, recorded.run_id, populate_existing=True)
-    if run is None or run.erasing or conversion is None or conversion.is_verified:
+    run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
+    conversion = session.get(StepConversion, run_id, populate_existing=True)
+    if run is None or run.erasing or conversion is None:
         raise _Changed
-    if not recorded.is_own:
+    if not conversion.metrics_wait if of_metrics else conversion.is_verified:
+        raise _Changed
+    if not is_own:
         query = select(Run.id).join(StepConversion, StepConversion.run_id == Run.id)
         query = query.where(Run.id == run.id, _is_recorded_elsewhere())
         if session.scalar(query) is not None:

@@ -22,7 +22,6 @@ from db.tables import (
     ControlRequest,
     Diagnosis,
     LogLine,
-    Metric,
     Run,
     RunNode,
     RunStatus,
@@ -32,15 +31,13 @@ from db.tables import (
     Table,
 )
 from db.telemetry import (
-    bulk_writes,
     latest_metrics,
     loss_curves,
-    metric_pyramids,
+    metric_block_writer,
     step_block_writer,
     step_blocks,
 )
 from db.telemetry.metric_points import MetricPoints
-from db.telemetry.metric_pyramids import NEVER
 from halfstep.diagnosis.zero_gradients import count_zero_steps
 from halfstep.number_formats import number
 from halfstep.telemetry import events
@@ -224,12 +221,12 @@ def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[
     connection = session.connection()
     step_block_writer.truncate(connection, run.id, after=after)
     loss_curves.truncate(connection, run.id, after=after)
-    for table in (ScalerEvent, Metric):
-        session.execute(delete(table).where(table.run_id == run.id, table.step > after))
+    scaler_events = (ScalerEvent.run_id == run.id, ScalerEvent.step > after)
+    session.execute(delete(ScalerEvent).where(*scaler_events))
+    metric_block_writer.truncate(connection, run.id, after=after)
     latest_metrics.take_back(connection, run.id, after=after)
     diagnoses = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
     session.execute(diagnoses.where(Diagnosis.kind.not_in(retained)))
-    metric_pyramids.truncate(session, run.id)
     run.step = after
     run.skipped = _count_skips(connection, run.id)
     run.not_stepped, run.zero_steps = _count_not_stepped(connection, run.id), 0
@@ -348,29 +345,16 @@ def _record_events(connection: Connection, run: Run, rows: Iterable[events.StepE
     _upsert(connection, Diagnosis, grants, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     if metrics:
-        _record_metrics(connection, run.id, metrics)
+        _record_metrics(connection, run, metrics)
 
 
-def _record_metrics(connection: Connection, run_id: int, metrics: list[events.Metric]) -> None:
-    """Write metric points, the latest point of each metric, and the pyramids."""
-    rows = MetricPoints.of(metrics)
-    points = rows.points
-    columns: dict[str, bulk_writes.Column] = {
-        "name": [rows.names[owner] for owner in rows.owner.tolist()],
-        "step": points.step,
-        "value": points.values[:, 0],
-        "elapsed_ms": points.elapsed_ms,
-    }
-    key = {"run_id": run_id}
-    before = latest_metrics.last_steps(connection, run_id, rows.names, default=NEVER)
-    if bool((points.step[rows.first] > before).all()):  # no other writer: the run is locked
-        bulk_writes.replace(connection, Metric.__table__, key, columns, are_new=True)
-    else:
-        bulk_writes.upsert(
-            connection, Metric.__table__, key, columns, conflict=(*key, "name", "step")
-        )
-    latest_metrics.note(connection, run_id, rows)
-    metric_pyramids.update(connection, run_id, rows, before)
+def _record_metrics(connection: Connection, run: Run, metrics: list[events.Metric]) -> None:
+    """Write metric points and the latest point of each metric."""
+    points = MetricPoints.of(metrics)
+    never = metric_block_writer.NEVER
+    before = latest_metrics.last_steps(connection, run.id, points.names, default=never)
+    metric_block_writer.write(connection, run.id, run.revision + 1, points, before)
+    latest_metrics.note(connection, run.id, points)
 
 
 def _without_worse_replays(

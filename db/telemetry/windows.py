@@ -8,17 +8,14 @@ powers of two and their edges multiples of the size, so they never move while th
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from itertools import groupby, pairwise
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    ScalarSelect,
-    bindparam,
     case,
     func,
     select,
@@ -26,15 +23,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, LatestMetric, Metric, ScalerEvent
-from db.telemetry import latest_metrics, metric_pyramids, step_blocks
-from db.telemetry.pyramid import END, SIZES, BucketRange, Source, StepRange, metric_of
+from db.tables import FLAGGED, ScalerEvent
+from db.telemetry import latest_metrics, metric_blocks, step_blocks
+from db.telemetry.metric_blocks import MetricSource
+from db.telemetry.pyramid import END, SIZES, BucketRange, StepRange
 from db.telemetry.step_blocks import StepSource
 from db.telemetry.summaries import Ints, Points, Summaries, in_order, merge
 from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
 from halfstep.telemetry.plain_json import json_safe
 
-AnySource: TypeAlias = Source | StepSource
+AnySource: TypeAlias = MetricSource | StepSource
 #: Rows read by one query: more or longer runs are read a few at a time.
 ROWS = 40_000
 NORMS = frozenset({"grad_norm", "grad_norm_clipped"})
@@ -188,19 +186,36 @@ def metrics_of_runs(
 ) -> dict[int, dict[str, Line]]:
     """Return the result of `metrics` for each run.
 
-    Short runs take one query per name and one more.
+    Metrics with few points take one query together.
     """
     connection, limits = session.connection(), _limits(first, last)
-    given = {"run_ids": list(run_ids), **limits}
-    if names is not None:
-        given["names"] = list(names)
-    rows = connection.execute(_spans_of_metrics(names is not None), given)
-    there = [(metric_of(row[1], row[0]), (row[2], row[3])) for row in rows if row[2] is not None]
     by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
-    for stretch in _read(connection, there, limits, most):
+    sources = metric_blocks.sources(connection, run_ids, names, (limits["first"], limits["last"]))
+    for stretch in _read_metrics(connection, sources, limits, most):
         key = stretch.source.key
         by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
     return {run_id: dict(sorted(lines.items())) for run_id, lines in by_run.items()}
+
+
+def _read_metrics(
+    connection: Connection, sources: Sequence[MetricSource], limits: dict[str, int], most: int
+) -> Iterator["_Raw | _Stretch"]:
+    """Yield the data to draw for each metric with points, reading those with few ones together."""
+    _check_most(most)
+    few, points = list[MetricSource](), 0
+    for index, source in enumerate(sources):
+        is_short = source.most_points <= 2 * most
+        if is_short:
+            few.append(source)
+            points += source.most_points
+        elif (span := source.span(connection)) is not None:
+            yield _long(connection, source, span, limits, most)
+        if few and (points >= ROWS or index == len(sources) - 1):
+            for each, part in metric_blocks.read_points(connection, few):
+                if len(part):
+                    span = (int(part.step[0]), int(part.step[-1]))
+                    yield _drawn(each, span, part, most)
+            few, points = [], 0
 
 
 @dataclass(frozen=True)
@@ -230,7 +245,7 @@ def measured_by_run(
 ) -> dict[int, list[Measured]]:
     """Summarize each metric of each run by name, in as many queries as for one run."""
     latest = latest_metrics.points(session, run_ids, names)
-    ends = metric_pyramids.extremes(session.connection(), run_ids, names)
+    ends = metric_blocks.extremes(session.connection(), run_ids, names)
     return {
         run_id: [
             Measured(name, step, value, end.low, end.high, end.points)
@@ -245,49 +260,33 @@ def _limits(first: int | None, last: int | None) -> dict[str, int]:
     return {"first": -END if first is None else first, "last": END if last is None else last}
 
 
-@cache
-def _spans_of_metrics(are_named: bool) -> Any:
-    """Select the lowest and highest existing step of each metric of each run, by name."""
-    latest, points = LatestMetric.__table__.c, Metric.__table__.c
-    query = select(latest.run_id, latest.name)
-    query = query.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
-    if are_named:
-        query = query.where(latest.name.in_(bindparam("names", expanding=True)))
-    of = query.subquery().c
-    ends = _ends(points.step, points.run_id == of.run_id, points.name == of.name)
-    return select(of.name, of.run_id, *ends).order_by(of.name)
-
-
-def _ends(step: ColumnElement[int], *same: ColumnElement[bool]) -> list[ScalarSelect[int]]:
-    there = select(step).where(*same, step.between(bindparam("first"), bindparam("last"))).limit(1)
-    return [there.order_by(order).scalar_subquery() for order in (step, step.desc())]
-
-
 def _read(
     connection: Connection,
-    there: Sequence[tuple[AnySource, StepRange]],
+    there: Sequence[tuple[StepSource, StepRange]],
     limits: dict[str, int],
     most: int,
 ) -> Iterator["_Raw | _Stretch"]:
-    """Yield the data to draw for each source, reading several short ones in one query.
+    """Yield the data to draw for each run, reading several short ones in one query.
 
-    there: each source with its first and last step; sources of the same name are adjacent.
+    there: the steps of each run with the first and the last one.
     """
+    _check_most(most)
+    spans = {source.key["run_id"]: (source, span) for source, span in there}
+    short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
+    size = max(1, ROWS // (2 * most))
+    for at in range(0, len(short), size):
+        sources = [spans[run_id][0] for run_id in short[at : at + size]]
+        window = (limits["first"], limits["last"])
+        for source, points in StepSource.read_points_of_runs(connection, sources, window):
+            _, span = spans.pop(source.key["run_id"])
+            yield _drawn(source, span, points, most)
+    for source, span in spans.values():
+        yield _long(connection, source, span, limits, most)
+
+
+def _check_most(most: int) -> None:
     if most < 32:
         raise ValueError(f"most is {most}; a window needs at least 32 points")
-    for _name, alike in groupby(there, lambda row: row[0].key.get("name")):
-        spans = {source.key["run_id"]: (source, span) for source, span in alike}
-        short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
-        size = max(1, ROWS // (2 * most))
-        for at in range(0, len(short), size):
-            sources: list[Any] = [spans[run_id][0] for run_id in short[at : at + size]]
-            window = (limits["first"], limits["last"])
-            raw = sources[0].read_points_of_runs(connection, sources, window)
-            for source, points in raw:
-                _, span = spans.pop(source.key["run_id"])
-                yield _drawn(source, span, points, most)
-        for source, span in spans.values():
-            yield _long(connection, source, span, limits, most)
 
 
 def _long(

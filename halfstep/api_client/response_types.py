@@ -821,7 +821,7 @@ class MetricSummary(TypedDict):
 
 
 class Metrics(TypedDict):
-    """Metric points in order of recording."""
+    """Metric points in order of name and step."""
 
     total: int  # Items on all pages
     next: str | None  # `after` of the next page; null on the last

@@ -11,7 +11,7 @@ from app.runs.summary import summarise_all
 from db.database import Database
 from db.runs import history, runs
 from db.settings import Settings
-from db.tables import Diagnosis, Membership, Metric, Project, Run, ScalerEvent, Status, User
+from db.tables import Diagnosis, Membership, Project, Run, ScalerEvent, Status, User
 from db.telemetry import series, telemetry
 from tests.app.conftest import CONFIG, submit
 from tests.app.looks_made import counted, noted
@@ -32,10 +32,11 @@ def fill(database: Database, run: Run, rows: int) -> None:
     mine = {"run_id": run.id, "step": 0}
     scaler = {"kind": "growth", "scale_before": 1.0, "scale_after": 2.0, "culprits": []}
     kinds = (
-        (Metric, {"name": "val/loss", "value": 1.0, "elapsed_ms": 1}),
         (ScalerEvent, scaler),
         (Diagnosis, {"kind": "replay", "content": make_replay(1)}),
     )
+    points = [make_metric(step, 1.0, "val/loss") for step in range(10**6, 10**6 + rows)]
+    record(database, run, events=points)
     with database.writing() as session:
         for table, values in kinds:
             many = [{**mine, **values, "step": -1000 - step} for step in range(rows)]

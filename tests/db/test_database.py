@@ -15,7 +15,7 @@ from db.access import accounts
 from db.clock import now
 from db.database import Database, is_outage
 from db.errors import DatabaseUnreachable, Invalid
-from db.tables import Metric, Run, Table, User
+from db.tables import LatestMetric, Run, Table, User
 
 
 def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
@@ -125,7 +125,7 @@ def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
 def test_values_too_long_for_an_index_are_no_outage(database: Database, running: Run) -> None:
     """It would be waited for without end, though it is refused every time."""
     name = secrets.token_hex(20_000)  # that nothing can compress
-    metric = Metric(run_id=running.id, name=name, step=1, value=0.5, elapsed_ms=5)
+    metric = LatestMetric(run_id=running.id, name=name, step=1, value=0.5)
     with pytest.raises(DBAPIError) as caught, database.writing() as session:
         session.add(metric)
     assert not is_outage(caught.value)

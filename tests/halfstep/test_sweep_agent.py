@@ -21,12 +21,13 @@ from db.clock import now
 from db.database import Database
 from db.settings import Settings
 from db.sweeps import agent_claims, sweeps
-from db.tables import Membership, Metric, Project, Run, Status, Trial, User
+from db.tables import Membership, Project, Run, Status, Trial, User
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
 from halfstep.session import active_run
 from halfstep.sweep_agent import Agent
 from tests.app.conftest import serving
+from tests.db.telemetry.telemetry_made import logged_points
 from tests.site import SECONDS, is_running, until
 
 SCRIPT = """
@@ -387,9 +388,8 @@ def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode:
     until(lambda: trials(database) == expected)
     if mode is None:
         with database.reading() as session:
-            failed = select(Run.id).where(Run.name == "lr=0.2").scalar_subquery()
-            query = select(Metric.value).where(Metric.run_id == failed, Metric.name == "collected")
-            assert session.scalars(query).all() == [7.0]
+            failed = session.scalars(select(Run.id).where(Run.name == "lr=0.2")).one()
+            assert [point.value for point in logged_points(session, failed, "collected")] == [7.0]
 
 
 def test_wandb_distributions_and_early_terminate_are_served(database: Database) -> None:

@@ -1,13 +1,18 @@
 """An upgrade of the database keeps each row, and each value that a user has written."""
 
+import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from db.tables import StepConversion
 from db.telemetry import step_blocks, step_conversion
+from db.telemetry.metric_blocks import Point
 from db.telemetry.step_rows import StepRow
+from tests.db.telemetry.telemetry_made import logged_points
 from tests.upgrades.build import FIRST
 from tests.upgrades.conftest import Old, Rows
 
@@ -84,6 +89,35 @@ def test_a_conversion_keeps_each_step_to_the_bit(old: Old) -> None:
     after = old.rows()
     assert after["step_conversions"] == []
     assert all(row["flags"] & step_blocks.FLAGS for row in after["steps"])
+
+
+def test_a_conversion_keeps_each_point_to_the_bit(old: Old) -> None:
+    """Blocks have the points of the rows, of which none is left."""
+    before = old.rows()["metrics"]
+    assert before
+    old.migrate()
+    with old.database() as database:
+        with database.reading() as session:
+            waiting = list(session.scalars(select(StepConversion.run_id)))
+        for run_id in waiting:
+            step_conversion.convert(database, run_id, is_own=True)
+        with database.reading() as session:
+            run_ids = {row["run_id"] for row in before}
+            found = {run_id: logged_points(session, run_id) for run_id in run_ids}
+    for run_id, points in found.items():
+        mine = [row for row in before if row["run_id"] == run_id]
+        expected = [
+            Point(
+                row["name"],
+                row["step"],
+                row["elapsed_ms"],
+                math.nan if row["value"] is None else row["value"],
+            )
+            for row in sorted(mine, key=itemgetter("name", "step"))
+        ]
+        assert repr(points) == repr(expected)
+    after = old.rows()
+    assert after["metrics"] == after["metric_buckets"] == after["step_conversions"] == []
 
 
 @pytest.mark.parametrize("old", [f"{FIRST}-sqlite"], indirect=True)

@@ -111,6 +111,9 @@ export class Points {
     }
   }
 
+  /** Let all points of metrics be replaced. */
+  expireMetrics() { for (const line of this.metrics.values()) line.isWhole = false }
+
   get count() { return Math.max(...Object.values(this.lines).map(({ x }) => x.length)) }
   /** The last step: in buckets other lines end before it where they are no longer finite. */
   get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }

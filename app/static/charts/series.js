@@ -277,6 +277,10 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     add(message)
     if (!isPartial()) total = points.names.size
     if (message.metric_names > total) renewNames()
+    if (message.has_all_metrics === false) {
+      points.expireMetrics()
+      renew()
+    }
     if (!message.steps) return
     // After a resume steps run again, and a bucket cannot be cut.
     const runsAgain = points.bucket > 1 && message.steps.step[0] <= newest

@@ -26,13 +26,13 @@ from db.files.object_store import open_store
 from db.files.storage import mismatches
 from db.runs import history, runs
 from db.settings import Settings
-from db.tables import CheckpointFile, Delivery, Metric, Run, Status, User, WatchedAttempt
+from db.tables import CheckpointFile, Delivery, Run, Status, User, WatchedAttempt
 from db.telemetry import ingest, series, step_rows, telemetry
 from db.telemetry.pyramid import END
 from halfstep.telemetry import events
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
 from tests.app.uploading import Uploader, described, write_token
-from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
+from tests.db.telemetry.telemetry_made import logged_points, make_events, make_metric, make_steps
 from tests.spool_made import event_of, spool_anything
 
 pytestmark = pytest.mark.sql
@@ -378,7 +378,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
             (5, 2.0),
         ]
         assert history.resumptions(session, 1) == {2: 3}
-        assert [m.step for m in session.scalars(select(Metric))] == [4]
+        assert [point.step for point in logged_points(session)] == [4]
         log = [line.text for line in series.log_lines(session, 1)]
     assert log == ["resumed at step 3, not bit-exactly: by hand"]
 
@@ -547,7 +547,7 @@ def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
     assert uploader.send().json()["offset"] == len(uploader.content())
     with database.reading() as session:
         [line] = series.log_lines(session, 1)
-        assert session.scalars(select(Metric)).one().step == 3
+        assert [point.step for point in logged_points(session)] == [3]
         assert runs.get(session, 1).status == Status.RUNNING
     assert "some data could not be recorded: metric at step -1: " in line.text
     assert line.text.endswith("and 1 more frames")
@@ -573,7 +573,7 @@ def test_a_row_that_the_database_rejects_affects_no_other(
     assert uploader.send().json()["offset"] == len(uploader.content())
     assert steps_of(database) == [1, 2, 3]
     with database.reading() as session:
-        assert {each.name for each in session.scalars(select(Metric))} == {"good", "better"}
+        assert {point.name for point in logged_points(session)} == {"good", "better"}
         [line] = series.log_lines(session, 1)
     assert "ValueError" in line.text
     assert "'bad'" in line.text
@@ -637,12 +637,11 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: 
             spool.event(event_of(make_metric(step, 0.5)))
     uploader.send()
 
-    def logged() -> list[tuple[int, float | None]]:
+    def read() -> list[tuple[int, float | None]]:
         with database.reading() as session:
-            found = session.scalars(select(Metric).order_by(Metric.step))
-            return [(each.step, each.value) for each in found]
+            return [(point.step, point.value) for point in logged_points(session)]
 
-    assert logged() == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    assert read() == [(1, 0.5), (2, 0.5), (3, 0.5)]
     page = script.get("/api/v1/runs/1/series").json()
     assert (page["total"], page["first"], page["last"]) == (0, 1, 3)
     uploader.begin(attempt=2)
@@ -650,7 +649,7 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: 
         spool.event(event_of({"event": "resumed", "step": 1, "exact": False, "notes": []}))
         spool.event(event_of(make_metric(2, 0.25)))
     uploader.send()
-    assert logged() == [(1, 0.5), (2, 0.25)]
+    assert read() == [(1, 0.5), (2, 0.25)]
 
 
 def test_what_waits_for_the_first_steps_is_bounded(

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as trying
 from hypothesis import strategies as st
-from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.files.json_lines import MOST_LINES
 from app.http import rate_limit
 from app.http.rate_limit import RateLimit, RateLimited
 from db.database import Database
-from db.tables import Metric, User
+from db.tables import User
 from db.telemetry import step_rows
 from db.telemetry.pyramid import END
 from tests.app.uploading import write_token
+from tests.db.telemetry.telemetry_made import logged_points
 
 pytestmark = pytest.mark.sql
 
@@ -51,10 +51,9 @@ def recorded(database: Database, run: int = 1) -> tuple[list[Any], list[Any]]:
     """Return the step rows and the metric points."""
     with database.reading() as session:
         rows = step_rows.read_rows(session, run, most=END)
-        points = select(Metric.step, Metric.name, Metric.value).where(Metric.run_id == run)
         return (
             [(row.step, row.loss, row.lr) for row in rows],
-            sorted(tuple(row) for row in session.execute(points)),
+            sorted((point.step, point.name, point.value) for point in logged_points(session, run)),
         )
 
 

@@ -15,10 +15,10 @@ from db.files.object_store import get_file, open_store, put_file
 from db.queue import queue, run_control
 from db.runs import runs
 from db.settings import Settings
-from db.tables import Metric, Run, Status, User
+from db.tables import Run, Status, User
 from tests.db.conftest import config, submit, submit_command
 from tests.db.files.checkpoints_made import in_shards, saved, saved_weights
-from tests.db.telemetry.telemetry_made import record
+from tests.db.telemetry.telemetry_made import make_metric, record
 from tests.spool_made import checkpoint_of
 
 
@@ -70,15 +70,13 @@ def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) 
 def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, running: Run) -> None:
     """Periodic ones are retained by the policy; of others row and key are deleted."""
     policy = {"keep_last": 1, "keep_every_steps": 40, "keep_best": "val/accuracy"}
+    points = ((10, 0.5), (20, 0.9), (30, 0.8))
+    record(database, running, events=[make_metric(*point) for point in points])
     with database.writing() as session:
         for step in range(10, 70, 10):
             checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
         asked_for = saved(5) | {"reason": "request"}
         checkpoints.publish(session, running.id, 1, checkpoint_of(asked_for), ["key-5"])
-        for step, value in ((10, 0.5), (20, 0.9), (30, 0.8)):
-            session.add(
-                Metric(run_id=running.id, name="val/accuracy", step=step, value=value, elapsed_ms=0)
-            )
         gone = checkpoints.prune(session, running.id, 1, policy)
         steps = [row.step for row in checkpoints.of_run(session, running.id)]
         assert checkpoints.prune(session, running.id, 1, {}) == []

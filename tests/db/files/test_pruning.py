@@ -15,9 +15,10 @@ from db.files.pruning import Rules
 from db.queue import queue, run_control
 from db.runs import runs
 from db.runs.trash import DAY_SECONDS
-from db.tables import CheckpointFile, LogLine, Metric, Run, Status, SystemSample, User
+from db.tables import CheckpointFile, LogLine, Run, Status, SystemSample, User
 from tests.db.conftest import config, submit
 from tests.db.files.checkpoints_made import saved
+from tests.db.telemetry.telemetry_made import make_metric, record
 from tests.spool_made import checkpoint_of
 
 
@@ -29,14 +30,13 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 def old(database: Database, running: Run, store: LocalStore) -> int:
     """A run that ended 40 days ago, with checkpoints at 10 to 50; 30 is the best."""
+    values = {step: 1.0 if step == 30 else 0.1 for step in range(10, 60, 10)}
+    record(database, running, events=[make_metric(*point) for point in values.items()])
     with database.writing() as session:
-        for step in range(10, 60, 10):
+        for step in values:
             key = f"runs/{running.id}/checkpoints/{step}.pt"
             obstore.put(store, key, b"x" * 10)
             checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
-            value = 1.0 if step == 30 else 0.1
-            place = {"run_id": running.id, "step": step, "elapsed_ms": 1}
-            session.add(Metric(name="val/accuracy", value=value, **place))
         line: dict[str, Any] = {"attempt": 1, "time": 0.0, "stream": "stdout", "text": "x"}
         session.add(LogLine(run_id=running.id, number=1, **line))
         session.add(SystemSample(run_id=running.id, device=-1, elapsed_ms=1))

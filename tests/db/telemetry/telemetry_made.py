@@ -6,21 +6,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import delete
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.tables import (
     LatestMetric,
     LossCurve,
-    Metric,
-    MetricBucket,
+    MetricBlock,
+    MetricTail,
     Run,
     ScalerEvent,
     Step,
     StepBlock,
     StepBucket,
 )
-from db.telemetry import telemetry
+from db.telemetry import metric_blocks, telemetry
+from db.telemetry.metric_blocks import Point
 from halfstep.telemetry import events as spooled
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import SKIPPED
@@ -100,11 +102,24 @@ def step_event(fields: dict[str, Any]) -> StepEvent:
     return event
 
 
+def logged_points(
+    session: Session, run_id: int | None = None, name: str | None = None
+) -> list[Point]:
+    """Return the points of metrics in order of run, name and step; of all runs, or of one."""
+    run_ids = session.scalars(select(Run.id).order_by(Run.id)) if run_id is None else [run_id]
+    points = [
+        point
+        for each in run_ids
+        for point in metric_blocks.page(session.connection(), each, limit=10**6)
+    ]
+    return [point for point in points if name is None or point.name == name]
+
+
 def forget(database: Database, run: Run) -> None:
     """Delete all rows of a run, for the next example of a property test."""
     with database.writing() as session:
         of_steps = (Step, StepBlock, StepBucket, LossCurve)
-        for table in (*of_steps, Metric, MetricBucket, LatestMetric, ScalerEvent):
+        for table in (*of_steps, MetricBlock, MetricTail, LatestMetric, ScalerEvent):
             session.execute(delete(table).where(table.run_id == run.id))
 
 

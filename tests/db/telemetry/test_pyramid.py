@@ -1,60 +1,19 @@
 """The pyramid: its blocks agree with the raw steps for any order of arrival."""
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.database import Database
-from db.tables import LatestMetric, MetricBucket, Run, StepBucket
-from db.telemetry import metric_pyramids, pyramid, step_block_writer, windows
+from db.tables import Run, StepBucket
+from db.telemetry import pyramid, step_block_writer, windows
 from db.telemetry.step_blocks import StepSource
 from db.telemetry.summaries import Points, Summaries, layout, merge, unpack
 from halfstep.telemetry.spool import UNKNOWN_US
-from tests.db.telemetry.telemetry_made import forget, make_metric, make_steps, record
-
-#: A function-scoped database may serve every example: each begins with a run of its own.
-anyhow = settings(
-    max_examples=settings.default.max_examples // 2,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-metric_points = st.tuples(
-    st.sampled_from(["a", "b", "c/d", "\N{SNOWMAN}" * 100]),
-    st.sampled_from([0, 1, 63, 64, 500, 4090, 262_100, 2**40, 2**60]),
-    st.integers(0, 70),
-    st.integers(-9, 9).map(float) | st.sampled_from([math.nan, math.inf, 1e-300]),
-)
-
-
-@pytest.mark.slow
-@given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
-@anyhow
-@pytest.mark.one_database
-def test_metrics_summarized_together_equal_those_summarized_one_by_one(
-    database: Database, running: Run, flushes: list[list[tuple[str, int, int, float]]]
-) -> None:
-    """Names of a flush share their queries; buckets and latest points are as of each by itself."""
-    forget(database, running)
-    latest: dict[str, tuple[int, float]] = {}
-    for flush in flushes:
-        points = [(name, base + step, value) for name, base, step, value in flush]
-        record(database, running, events=[make_metric(s, value, name) for name, s, value in points])
-        for name, step, value in points:
-            latest[name] = max(latest.get(name, (step, value)), (step, value), key=lambda p: p[0])
-            latest[name] = (step, value) if step == latest[name][0] else latest[name]
-    written = _stones(database)
-    with database.writing() as session:
-        _rebuild(session, running.id)
-    assert _stones(database) == written
-    with database.reading() as session:
-        rows = session.execute(select(LatestMetric.name, LatestMetric.step, LatestMetric.value))
-        known = {name: (step, math.nan if value is None else value) for name, step, value in rows}
-    assert str(sorted(known.items())) == str(sorted(latest.items()))
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
 def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
@@ -98,42 +57,6 @@ def test_merging_by_steps_is_merging_at_once() -> None:
     np.testing.assert_allclose(at_once.mean, by_steps.mean)
 
 
-@pytest.mark.slow
-@given(
-    points=st.lists(metric_points, min_size=1, max_size=200),
-    cuts=st.lists(st.integers(0, 200), max_size=4),
-)
-@anyhow
-def test_metrics_keep_the_buckets_that_have_a_point_beyond_them(
-    database: Database, running: Run, points: list[tuple[str, int, int, float]], cuts: list[int]
-) -> None:
-    """However points arrive, buckets are those, and are summed up with the points after them."""
-    forget(database, running)
-    result = [(name, base + step, value) for name, base, step, value in points]
-    for part in np.split(np.arange(len(result)), sorted(min(cut, len(result)) for cut in cuts)):
-        some = [result[place] for place in part]
-        record(database, running, events=[make_metric(s, value, name) for name, s, value in some])
-    newest = {(name, step): value for name, step, value in result}
-    last = {name: max(step for other, step in newest if other == name) for name, _ in newest}
-    expected = {
-        (name, size, step // size)
-        for name, step in newest
-        for size in pyramid.SIZES
-        if (step // size + 1) * size <= last[name]
-    }
-    with database.reading() as session:
-        rows = select(MetricBucket.name, MetricBucket.size, MetricBucket.bucket)
-        assert {tuple(row) for row in session.execute(rows)} == expected
-        measured = {each.name: each for each in windows.measured(session, running.id)}
-    for name, summed in measured.items():
-        values = np.array([value for (other, _), value in newest.items() if other == name])
-        finite = values[np.isfinite(values)]
-        assert summed.points == len(values)
-        assert (summed.low, summed.high) == (
-            (finite.min(), finite.max()) if len(finite) else (None, None)
-        )
-
-
 def test_mean_of_numbers_whose_sum_overflows() -> None:
     """The largest numbers there are have a mean, whatever stretches they are summed up in."""
     largest = np.finfo(np.float64).max
@@ -150,16 +73,12 @@ def test_mean_of_numbers_whose_sum_overflows() -> None:
 
 def _rebuild(session: Session, run_id: int) -> None:
     step_block_writer.rebuild(session.connection(), run_id)
-    metric_pyramids.rebuild(session, run_id)
 
 
 def _stones(database: Database) -> list[tuple[Any, ...]]:
     with database.reading() as session:
-        return [
-            tuple(row)
-            for table in (StepBucket.__table__, MetricBucket.__table__)
-            for row in session.execute(select(table).order_by(*table.primary_key))
-        ]
+        table = StepBucket.__table__
+        return [tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))]
 
 
 def test_a_series_without_known_values_has_no_extremes(database: Database, running: Run) -> None:

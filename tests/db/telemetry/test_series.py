@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, insert
 
 from db.database import Database
 from db.queue import queue
-from db.tables import Metric, Run, Status, Worker
+from db.tables import Run, Status, Worker
 from db.telemetry import series, telemetry
 from db.telemetry.series import Cursor
 from tests.db.conftest import claim
@@ -95,7 +94,7 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
     assert Cursor.parse(str(Cursor())) == Cursor()
 
 
-@pytest.mark.parametrize("field", ["attempt", "event", "metric", "diagnosis"])
+@pytest.mark.parametrize("field", ["attempt", "event", "diagnosis"])
 def test_a_cursor_beyond_the_range_of_ids_counts_as_none(
     database: Database, running: Run, field: str
 ) -> None:
@@ -109,39 +108,3 @@ def test_a_cursor_beyond_the_range_of_ids_counts_as_none(
         found = series.changes(session, running.id, largest)
         assert found is not None
         assert found.steps["step"] == [1, 2, 3]
-
-
-def test_pages_of_metrics_are_read_in_the_order_of_an_index(
-    database: Database, running: Run
-) -> None:
-    """In order of recording; SQLite's query plan has no sort."""
-    names = ["val/loss", "accuracy"]
-    recorded = [{"name": name, "step": step} for name in names for step in (3, 1, 2)]
-    with database.writing() as session:
-        session.execute(
-            insert(Metric),
-            [{**row, "run_id": 1, "value": 0.5, "elapsed_ms": 1} for row in recorded],
-        )
-    asked: list[tuple[str, Any]] = []
-    found: list[Any] = []
-    with database.reading() as session:
-        connection = session.connection()
-        event.listen(
-            connection,
-            "before_cursor_execute",
-            lambda _c, _cursor, statement, values, *_: asked.append((statement, values)),
-        )
-        page = series.metrics(session, running.id, limit=4)
-        found += page.rows
-        page = series.metrics(session, running.id, after=page.next or "", limit=4)
-        found += page.rows
-        assert [{"name": row.name, "step": row.step} for (row,) in found] == recorded
-        assert (page.total, page.next) == (6, None)
-        if connection.dialect.name == "sqlite":
-            plans = [
-                row.detail
-                for statement, values in list(asked)
-                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
-            ]
-            assert not [detail for detail in plans if "TEMP B-TREE" in detail]
-            assert any("ix_metrics_run_id_id" in detail for detail in plans)

@@ -7,8 +7,9 @@ from sqlalchemy import select
 
 from db.access import accounts
 from db.database import Database
-from db.tables import Artifact, Metric, Run, Status, User
+from db.tables import Artifact, Run, Status, User
 from db.telemetry import step_rows
+from tests.db.telemetry.telemetry_made import logged_points
 from tests.halfstep.importing.imports_made import RECORDED, event_file, scalar
 from tests.site import type_command
 
@@ -39,7 +40,7 @@ def test_an_imported_run_exists_once(server: None, database: Database, tmp_path:
         assert 0 <= run.ended_at - run.started_at < 60
         rows = step_rows.read_rows(session, run.id, most=100)
         assert [row.step for row in rows] == list(range(1, 13))
-        assert len(session.scalars(select(Metric)).all()) == 14
+        assert len(logged_points(session)) == 14
 
 
 def test_logged_files_are_on_the_server(server: None, database: Database, tmp_path: Path) -> None:
@@ -64,8 +65,7 @@ def test_a_run_without_a_loss_has_its_numbers(
 
     def points() -> list[tuple[int, float | None]]:
         with database.reading() as session:
-            found = session.scalars(select(Metric).order_by(Metric.step)).all()
-            return [(each.step, each.value) for each in found]
+            return [(point.step, point.value) for point in logged_points(session)]
 
     assert points() == [(step, step / 8) for step in range(5)]
     more = event_file(tmp_path / "more", scalar("accuracy", 5, 5 / 8))

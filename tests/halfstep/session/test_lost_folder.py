@@ -13,13 +13,14 @@ from sqlalchemy import select
 
 import halfstep
 from db.database import Database
-from db.tables import Metric, Run
+from db.tables import Run
 from halfstep.session import active_run, run_start
 from halfstep.telemetry import patient_spool, refuge, run_folder
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import last_logged
 from halfstep.telemetry.spool import SpoolWriter
 from halfstep.telemetry.uploader import Training
+from tests.db.telemetry.telemetry_made import logged_points
 from tests.site import until
 
 
@@ -47,8 +48,8 @@ def recorded(
 
     def read() -> tuple[list[float], list[str]]:
         with database.reading() as session:
-            values = session.scalars(select(Metric.value).order_by(Metric.step))
-            return list(values), list(session.scalars(select(Run.status)))  # type: ignore[arg-type]
+            values = [point.value for point in logged_points(session)]
+            return values, list(session.scalars(select(Run.status)))  # type: ignore[arg-type]
 
     return read
 

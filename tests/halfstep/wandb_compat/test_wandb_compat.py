@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import select
 
 import halfstep
 from db.database import Database
-from db.tables import Metric
 from db.telemetry import step_rows
 from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import unsupported
+from tests.db.telemetry.telemetry_made import logged_points
 from tests.halfstep.watching.watch_made import Written
 from tests.site import until
 
@@ -447,8 +446,7 @@ def test_steps_run_again_are_replaced_on_the_server(
 
     def accuracies() -> list[float]:
         with database.reading() as session:
-            query = select(Metric.value).where(Metric.name == "acc")
-            return list(session.scalars(query.order_by(Metric.run_id, Metric.step)))
+            return [point.value for point in logged_points(session, name="acc")]
 
     expected = [*range(1, 7), *range(107, 111)] * 2
     until(lambda: accuracies() == expected)

@@ -32,7 +32,7 @@ from db.tables import (
     Blob,
     CheckpointFile,
     Diagnosis,
-    Metric,
+    MetricTail,
     Run,
     RunNode,
     RunStatus,
@@ -50,7 +50,7 @@ from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry.earlier_steps import as_file
-from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
+from tests.db.telemetry.telemetry_made import logged_points, make_events, make_metric, make_steps
 from tests.halfstep.telemetry.events_made import HONEST
 from tests.site import until
 from tests.spool_made import event_of, spool_anything, spool_raw
@@ -121,6 +121,8 @@ class Attempts:
 
     def steps_of(self, table: Any) -> list[int]:
         with self.database.reading() as session:
+            if table is MetricTail:
+                return [point.step for point in logged_points(session)]
             return list(session.scalars(select(table.step).order_by(table.step)))
 
     @property
@@ -154,8 +156,8 @@ def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
         recorder = attempts.supervisor()
         drain(recorder)
     with attempts.database.reading() as session:
-        found = session.execute(select(Metric.step, Metric.value).order_by(Metric.step)).all()
-    assert [tuple(row) for row in found] == [(0, 2.0), (1, 2.0)]
+        found = logged_points(session)
+    assert [(point.step, point.value) for point in found] == [(0, 2.0), (1, 2.0)]
 
 
 def drain(recorder: Recorder) -> None:
@@ -199,7 +201,7 @@ def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
     spool.steps(attempts.steps(71, 80))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 80, 2)
-    assert attempts.steps_of(Metric) == [40]
+    assert attempts.steps_of(MetricTail) == [40]
     assert attempts.resumed_steps() == [0, 50]
 
 
@@ -250,7 +252,7 @@ def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 70, 1)
     assert attempts.steps_of(ScalerEvent) == [5]
-    assert attempts.steps_of(Metric) == [71]
+    assert attempts.steps_of(MetricTail) == [71]
 
 
 def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attempts) -> None:
@@ -275,7 +277,7 @@ def test_files_of_a_superseded_attempt_are_deleted_unread(attempts: Attempts) ->
     spool = attempts.next("a")
     recorder = attempts.supervisor()
     assert attempts.made_by() == span(1, 120, 2)
-    assert attempts.steps_of(Metric) == []
+    assert attempts.steps_of(MetricTail) == []
     spool.event(event_of(resumed(100, exact=False)))
     spool.steps(attempts.steps(101, 110))
     drain(recorder)
@@ -321,10 +323,10 @@ def test_events_before_the_first_step_survive_an_inexact_resume(
     spool.steps(attempts.steps(51, 52))
     drain(recorder)
     assert attempts.steps_of(ScalerEvent) == [51, 51]
-    assert attempts.steps_of(Metric) == [52]
+    assert attempts.steps_of(MetricTail) == [52]
     spool.event(event_of(make_metric(53, 0.5)))
     drain(recorder)
-    assert attempts.steps_of(Metric) == [52, 53]  # once it has made steps, nothing waits
+    assert attempts.steps_of(MetricTail) == [52, 53]  # once it has made steps, nothing waits
 
 
 def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) -> None:
@@ -339,7 +341,7 @@ def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) ->
     spool.event(event_of(make_metric(52, 0.5)))
     drain(recorder)
     drain(attempts.recorder())
-    assert attempts.steps_of(Metric) == [55]
+    assert attempts.steps_of(MetricTail) == [55]
 
 
 def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
@@ -356,7 +358,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     kept = attempts.settings.run_folder(attempts.run_id) / "quarantine-1" / "frames"
     assert str(kept.parent) in recorder.problem
     assert json.dumps(event).encode() in kept.read_bytes()
-    assert attempts.steps_of(Metric) == [2, 4]
+    assert attempts.steps_of(MetricTail) == [2, 4]
     with attempts.database.reading() as session:
         assert recorder.problem in [line.text for line in log_lines(session, attempts.run_id)]
 
@@ -497,8 +499,8 @@ def test_the_recorder_takes_whatever_a_spool_holds(
     spool_anything(attempts.spool, 1, make_metric(7, 0.5, "the last"))
     drain(attempts.supervisor())
     with database.reading() as session:
-        mine = (Metric.run_id == attempts.run_id, Metric.name == "the last")
-        assert session.scalars(select(Metric.value).where(*mine)).all() == [0.5]
+        [point] = logged_points(session, attempts.run_id, "the last")
+        assert point.value == 0.5
         assert summarise(session, *runs.get_with_owner(session, attempts.run_id), attempts.settings)
         changes(session, attempts.run_id, Cursor())
         findings.of_run(session, runs.get(session, attempts.run_id))
@@ -537,7 +539,7 @@ def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool)
     drain(recorder)
     expected = span(1, 20, 1) | span(21, 24, 7)
     assert attempts.made_by() == expected
-    assert [attempts.steps_of(table) for table in (Metric, ScalerEvent, Diagnosis)] == [
+    assert [attempts.steps_of(table) for table in (MetricTail, ScalerEvent, Diagnosis)] == [
         [],
         [],
         [30],
@@ -713,13 +715,13 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
     """The run can be resumed from it."""
     spool = attempts.next()
     recorder = attempts.supervisor()
-    rename(attempts.database, "metrics", "gone")
+    rename(attempts.database, "metric_tails", "gone")
     spool.steps(attempts.steps(1, 10))
     spool.event(event_of(make_metric(10, 0.5)))
     spool.event(event_of(saved(attempts, 10)))
-    with pytest.raises(CannotRecord, match="metrics"):
+    with pytest.raises(CannotRecord, match="metric_tails"):
         recorder.flush()
-    rename(attempts.database, "gone", "metrics")
+    rename(attempts.database, "gone", "metric_tails")
     assert attempts.made_by() == {}
     assert attempts.steps_of(CheckpointFile) == [10]
 
