@@ -186,13 +186,15 @@ def sources(
     names: Collection[str] | None = None,
     limits: StepRange = (-END, END),
     *,
+    columns: Sequence[str] = NAMES,
     is_converted: bool = True,
 ) -> list[MetricSource]:
     """Return the metrics of runs, in order of name.
 
-    names: only these.  is_converted: False if a conversion is reading. Raises StepsNotConverted.
+    names: only these.  columns: of their tails.  is_converted: False if a conversion is reading.
+    Raises StepsNotConverted.
     """
-    of_tails = tails(connection, run_ids, names, is_converted=is_converted)
+    of_tails = tails(connection, run_ids, names, columns=columns, is_converted=is_converted)
     heads: dict[tuple[str, int], list[Head]] = {}
     for head in _heads(connection, run_ids, names, limits):
         heads.setdefault((head.name, head.run_id), []).append(head)
@@ -236,6 +238,7 @@ def tails(
     run_ids: Collection[int],
     names: Collection[str] | None = None,
     *,
+    columns: Sequence[str] = NAMES,
     is_converted: bool = True,
 ) -> dict[int, MetricPoints]:
     """Return the points of the tail of each run. names: only these. Raises StepsNotConverted."""
@@ -248,19 +251,22 @@ def tails(
                 raise StepsNotConverted(run_id)
             if data is not None:
                 parts.append(data)
-        found[run_id] = joined_tail(run_id, parts, names)
+        found[run_id] = joined_tail(run_id, parts, names, columns)
     return found
 
 
 def joined_tail(
-    run_id: int, parts: Sequence[bytes], names: Collection[str] | None = None
+    run_id: int,
+    parts: Sequence[bytes],
+    names: Collection[str] | None = None,
+    columns: Sequence[str] = NAMES,
 ) -> MetricPoints:
     """Return the points of the rows of a tail; a damaged one is left out."""
     try:
-        return MetricPoints.joined(parts, names)
+        return MetricPoints.joined(parts, names, columns)
     except step_codec.Damaged as error:
         logger.warning("a flush of metrics of run %d cannot be read: %s", run_id, error)
-        return MetricPoints.joined(filter(step_codec.is_intact, parts), names)
+        return MetricPoints.joined(filter(step_codec.is_intact, parts), names, columns)
 
 
 def decoded(
@@ -336,7 +342,7 @@ def extremes(
     ).where(*_of(run_ids, names))
     rows = connection.execute(query.group_by(BLOCKS.c.run_id, BLOCKS.c.name)).cursor.fetchall()
     found = {(row[0], row[1]): Extremes(row[2], row[3], int(row[4])) for row in rows}
-    for run_id, tail in tails(connection, run_ids, names).items():
+    for run_id, tail in tails(connection, run_ids, names, columns=DRAWN).items():
         if not tail.names:
             continue
         values = tail.points.values[:, 0]

@@ -66,17 +66,22 @@ class MetricPoints:
         return cls(names, columns["owner"][order], points_of(step_codec.chosen(columns, order)))
 
     @classmethod
-    def joined(cls, parts: Iterable[bytes], only: Collection[str] | None = None) -> Self:
+    def joined(
+        cls,
+        parts: Iterable[bytes],
+        only: Collection[str] | None = None,
+        columns: Sequence[str] = NAMES,
+    ) -> Self:
         """Return the points of the rows of a tail, the later of which count.
 
-        only: the names of the points to return. Raises Damaged.
+        only: the names of the points to return.  columns: of them. Raises Damaged.
         """
         names: dict[str, int] = {}
-        columns: list[NDArray[np.void] | Columns] = []
+        values: list[NDArray[np.void] | Columns] = []
         owners: list[Ints] = []
         known, indexes = b"", np.empty(0, np.int64)
         for part in parts:
-            packed, rows = _split(part)
+            packed, rows = _split(part, columns)
             if packed != known:  # mostly, the flushes of a run have the same names
                 listed: list[str] = json.loads(zlib.decompress(packed))
                 chosen = [only is None or name in only for name in listed]
@@ -92,13 +97,14 @@ class MetricPoints:
             if only is not None:
                 is_chosen = owner >= 0
                 owner = owner[is_chosen]
-                rows = {name: rows[name][is_chosen] for name in NAMES}
+                rows = {name: rows[name][is_chosen] for name in columns}
             owners.append(owner)
-            columns.append(rows)
-        none = cls.none()
+            values.append(rows)
         if not owners:
-            return none
-        whole = {name: np.concatenate([rows[name] for rows in columns]) for name in NAMES}
+            return cls.none()
+        whole = {name: np.concatenate([rows[name] for rows in values]) for name in columns}
+        if len(owners) == 1:
+            return cls(list(names), owners[0], points_of(whole))
         return cls._in_order(list(names), {"owner": np.concatenate(owners), **whole})
 
     @classmethod
@@ -149,8 +155,8 @@ class MetricPoints:
         return self.points[self.first[index] : self.last[index] + 1]
 
 
-def _split(part: bytes) -> tuple[bytes, Any]:
-    """Return the compressed names and the columns of a tail's row. Raises Damaged."""
+def _split(part: bytes, columns: Sequence[str]) -> tuple[bytes, Any]:
+    """Return the compressed names, and owner and columns of a tail's row. Raises Damaged."""
     kind, content = step_codec.content_of(part)
     if kind not in (FLUSH, FLUSHES):
         raise Damaged(f"its format is {kind}; this version reads {FLUSH} and {FLUSHES}")
@@ -159,7 +165,7 @@ def _split(part: bytes) -> tuple[bytes, Any]:
     packed, rest = content[_LENGTH.size : end], content[end:]
     if kind == FLUSH:
         return packed, np.frombuffer(rest, RECORD)
-    return packed, step_codec.decode(rest, LAYOUT, LAYOUT)
+    return packed, step_codec.decode(rest, ("owner", *columns), LAYOUT)
 
 
 def columns_of(points: Points) -> Columns:

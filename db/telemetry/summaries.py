@@ -97,7 +97,10 @@ def in_order(parts: list[Rows]) -> Rows:
     """Concatenate points or summaries and sort them by step."""
     kind = type(parts[0])
     names = [field.name for field in fields(kind)]
-    joined = kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    joined, *others = [part for part in parts if len(part)] or parts[:1]
+    if others:
+        some = (joined, *others)
+        joined = kind(*(np.concatenate([getattr(part, name) for part in some]) for name in names))
     step = getattr(joined, names[0])
     return joined if (np.diff(step) > 0).all() else joined[np.argsort(step)]
 

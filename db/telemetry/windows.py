@@ -190,7 +190,8 @@ def metrics_of_runs(
     """
     connection, limits = session.connection(), _limits(first, last)
     by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
-    sources = metric_blocks.sources(connection, run_ids, names, (limits["first"], limits["last"]))
+    span = (limits["first"], limits["last"])
+    sources = metric_blocks.sources(connection, run_ids, names, span, columns=metric_blocks.DRAWN)
     for stretch in _read_metrics(connection, sources, limits, most):
         key = stretch.source.key
         by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
