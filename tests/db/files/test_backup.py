@@ -35,8 +35,9 @@ from db.tables import (
 from db.telemetry import series, step_conversion, step_rows, telemetry
 from tests.db.conftest import submit
 from tests.db.files.backup_made import contents, empty_database
+from tests.db.telemetry import earlier_metrics
 from tests.db.telemetry.earlier_steps import as_rows
-from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import logged_points, make_metric, make_steps, record
 from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = pytest.mark.slow
@@ -289,14 +290,19 @@ def test_every_column_of_every_table_is_restored(
     assert not ended & after.keys()
 
 
-def test_steps_of_a_backup_by_an_earlier_version_are_converted(
-    database: Database, running: Run, tmp_path: Path
+@pytest.mark.parametrize("has_blocks", [False, True])
+def test_a_backup_by_an_earlier_version_is_converted(
+    database: Database, running: Run, tmp_path: Path, has_blocks: bool
 ) -> None:
-    """It has rows of all steps, and no blocks."""
-    record(database, running, make_steps([1.0] * 300))
-    as_rows(database, running)
+    """It has rows of all points of metrics, and of all steps if there are no blocks of these."""
+    points = [make_metric(step, step / 7) for step in range(300)]
+    record(database, running, make_steps([1.0] * 300), events=points)
+    if not has_blocks:
+        as_rows(database, running)
+    earlier_metrics.as_rows(database, running)
     back_up(database, MemoryStore(), tmp_path / "backup")
-    for name in ("step_blocks", "step_conversions", "loss_curves"):
+    missing = ("step_blocks", "loss_curves") if not has_blocks else ()
+    for name in ("metric_blocks", "metric_tails", "step_conversions", *missing):
         (tmp_path / "backup" / "tables" / f"{name}.jsonl.gz").unlink()
     target = Database(f"sqlite:///{tmp_path / 'other.db'}")
     target.migrate()
@@ -304,6 +310,7 @@ def test_steps_of_a_backup_by_an_earlier_version_are_converted(
     step_conversion.convert(target, running.id)
     with target.reading() as session:
         assert len(step_rows.read_rows(session, running.id, most=1000)) == 300
+        assert len(logged_points(session, running.id)) == 300
     target.dispose()
 
 
@@ -326,7 +333,7 @@ def test_summaries_are_the_same_after_a_restore(
     restore(target, MemoryStore(), tmp_path / "backup")
     after = contents(target)
     target.dispose()
-    for name in ("step_buckets", "metric_buckets", "latest_metrics"):
+    for name in ("step_buckets", "metric_blocks", "latest_metrics"):
         assert before[name] == after[name] != []
 
 
