@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, aliased
 from db import clock
 from db.clock import now
 from db.database import Database
+from db.errors import StepsNotConverted
 from db.files import artifacts, checkpoints
 from db.files.object_store import delete_files
 from db.runs import run_metadata, runs
@@ -145,13 +146,19 @@ def _is_older(session: Session, moment: float | None, days: float) -> bool:
 
 
 def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[CheckpointFile]:
-    """List the old checkpoint files, except those of the last and of the best step."""
+    """List the old checkpoint files, except those of the last and of the best step.
+
+    None while the run is converted after an upgrade: the best is unknown.
+    """
     if rules.checkpoint_days is None:
         return []
     rows = checkpoints.of_run(session, run.id)
     steps = sorted({row.step for row in rows})
     policy = run.settings.get("checkpoints") or {}
-    retained = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
+    try:
+        retained = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
+    except StepsNotConverted:
+        return []
     latest = clock.current(session) - rules.checkpoint_days * DAY_SECONDS
     return [row for row in rows if row.step not in retained and row.created_at < latest]
 

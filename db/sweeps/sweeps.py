@@ -6,13 +6,14 @@ is submitted twice, even with several servers, and a killed server loses nothing
 
 import math
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import and_, bindparam, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from db.errors import Conflict, NotFound
+from db.errors import Conflict, NotFound, StepsNotConverted
 from db.queue import run_control
 from db.runs import runs
 from db.runs.outcomes import run_outcome
@@ -167,10 +168,15 @@ def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[in
 
 
 def value_from(session: Session, metric: str, run_id: int, step: int) -> float | None:
-    """Return the first finite value of a metric, or of the loss, from a step on."""
-    if metric == LOSS:
-        return step_rows.first_loss(session, run_id, step)
-    return metric_blocks.first_finite(session.connection(), run_id, metric, step)
+    """Return the first finite value of a metric, or of the loss, from a step on.
+
+    None while the run is converted after an upgrade.
+    """
+    with suppress(StepsNotConverted):
+        if metric == LOSS:
+            return step_rows.first_loss(session, run_id, step)
+        return metric_blocks.first_finite(session.connection(), run_id, metric, step)
+    return None
 
 
 def value_at(session: Session, metric: str, run: Run, count: int) -> float | None:

@@ -15,18 +15,13 @@ def replace(
     table: FromClause,
     key: dict[str, Any],
     columns: dict[str, Column],
-    *,
-    are_new: bool = False,
 ) -> None:
     """Insert rows and replace those with the same primary key. A NaN becomes NULL.
 
-    key: the part of the primary key that all rows share.  are_new: no row with these primary keys
-    exists yet, which saves PostgreSQL a third of the time.
+    key: the part of the primary key that all rows share.
     """
     if connection.dialect.name == "sqlite":
         _insert(connection, table, key, columns, "", verb="INSERT OR REPLACE")
-    elif are_new:
-        _insert(connection, table, key, columns, "")
     else:
         primary = tuple(column.name for column in table.primary_key)
         upsert(connection, table, key, columns, conflict=primary)

@@ -4,18 +4,9 @@
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    FromClause,
-    bindparam,
-    select,
-    union_all,
-)
 
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 
@@ -39,19 +30,6 @@ STEP_SERIES = (
     Series("step_us", "i4", mean=True),
     Series("data_us", "i4", mean=True),  # added last; older summaries lack it
 )
-
-
-def read_bucket_rows(
-    connection: Connection,
-    table: FromClause,
-    key: dict[str, Any],
-    ranges: Sequence[BucketRange],
-) -> list[tuple[Any, ...]]:
-    """Read (size, bucket, summary) of ranges of buckets."""
-    query = _buckets_query(table, tuple(key), len(ranges))
-    sizes = {f"size_{n}": size for n, (size, _, _) in enumerate(ranges)}
-    bounds = _bounds([(first, last) for _, first, last in ranges])
-    return _fetch(connection, query, key | sizes | bounds)
 
 
 def summed_up(
@@ -78,51 +56,6 @@ def summed_up(
         # Larger sizes are built from the stored, rounded summaries.
         parts = in_order([others, unpack(buckets.start, bucket_bytes, series, size)])
     return np.concatenate(starts), np.concatenate(of_sizes), packed
-
-
-# Queries are cached and receive their values as parameters: SQLAlchemy takes longer to build one
-# than the database to answer it.
-
-
-@cache
-def _buckets_query(buckets: FromClause, key: tuple[str, ...], ranges: int) -> Any:
-    column = buckets.c
-    query = select(column.size, column.bucket, column.summary).where(*_of(buckets, key))
-    return _union(
-        [
-            query.where(column.size == bindparam(f"size_{n}"), _within(column.bucket, n))
-            for n in range(ranges)
-        ]
-    )
-
-
-def _of(table: FromClause, key: tuple[str, ...]) -> list[ColumnElement[bool]]:
-    return [table.c[name] == bindparam(name) for name in key]
-
-
-def _within(column: ColumnElement[Any], number: int = 0) -> ColumnElement[bool]:
-    return column.between(bindparam(f"first_{number}"), bindparam(f"last_{number}"))
-
-
-def _bounds(ranges: Sequence[tuple[int, int]]) -> dict[str, int]:
-    return {
-        f"{end}_{n}": value
-        for n, span in enumerate(ranges)
-        for end, value in zip(("first", "last"), span, strict=True)
-    }
-
-
-def _union(queries: list[Any]) -> Any:
-    """Combine queries into one.
-
-    Each reads one range of a primary key, which a single query with OR might not.
-    """
-    return queries[0] if len(queries) == 1 else union_all(*queries)
-
-
-def _fetch(connection: Connection, query: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    # Directly from the driver: thousands of SQLAlchemy rows would take twice the time.
-    return list(connection.execute(query, values).cursor.fetchall())
 
 
 def siblings(first: int, last: int, size: int) -> BucketRange:

@@ -24,7 +24,6 @@ from db.telemetry.pyramid import (
     STEP_SERIES,
     BucketRange,
     StepRange,
-    read_bucket_rows,
     siblings,
     summed_up,
 )
@@ -568,10 +567,24 @@ def stored_buckets(
     """Return the summaries of sealed blocks in ranges of buckets, by size."""
     by_size: dict[int, Summaries] = {}
     if ranges:
-        rows = read_bucket_rows(connection, StepBucket.__table__, {"run_id": run_id}, ranges)
+        given = {"run_id": run_id}
+        for number, bounds in enumerate(ranges):
+            named = zip(("size", "first", "last"), bounds, strict=True)
+            given |= {f"{name}_{number}": value for name, value in named}
+        rows = connection.execute(_buckets_query(len(ranges)), given).cursor.fetchall()
         for size in {size for size, _, _ in ranges}:
             mine = [row for row in rows if row[0] == size]
             start = np.array([bucket for _, bucket, _ in mine], np.int64) * size
             packed = [summary for *_, summary in mine]
             by_size[size] = in_order([unpack(start, packed, STEP_SERIES, size, series)])
     return by_size
+
+
+@cache
+def _buckets_query(ranges: int) -> Any:
+    # Each part reads one range of the primary key, which a query with OR might not.
+    of_range = (
+        "SELECT size, bucket, summary FROM step_buckets WHERE run_id = :run_id"
+        " AND size = :size_{0} AND bucket BETWEEN :first_{0} AND :last_{0}"
+    )
+    return text(" UNION ALL ".join(of_range.format(number) for number in range(ranges)))

@@ -3,7 +3,7 @@
 A summary depends only on the points below it, so it is bit-identical however these arrived.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -38,10 +38,6 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.step)
-
-    def moved(self, by: Ints) -> Self:
-        """Return the points with `by` added to their steps."""
-        return replace(self, step=self.step + by)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ from db.queue import queue, run_control
 from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import CheckpointFile, LogLine, Run, Status, SystemSample, User
+from db.telemetry import step_conversion
 from tests.db.conftest import config, submit
 from tests.db.files.checkpoints_made import saved
+from tests.db.telemetry import earlier_metrics
 from tests.db.telemetry.telemetry_made import make_metric, record
 from tests.spool_made import checkpoint_of
 
@@ -47,6 +49,18 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
         before = CheckpointFile.created_at - 40 * DAY_SECONDS
         session.execute(update(CheckpointFile).values(created_at=before))
     return running.id
+
+
+def test_a_run_that_is_being_converted_keeps_its_checkpoints(database: Database, old: int) -> None:
+    """Its best step is unknown until then."""
+    with database.reading() as session:
+        earlier_metrics.as_rows(database, runs.get(session, old))
+    with database.reading() as session:
+        assert list(pruning.plan(session, Rules(checkpoint_days=30))) == []
+    step_conversion.convert(database, old)
+    with database.reading() as session:
+        [planned] = pruning.plan(session, Rules(checkpoint_days=30))
+    assert planned.steps == [10, 20, 40]
 
 
 def test_old_checkpoints_are_previewed_and_deleted(

@@ -13,6 +13,7 @@ from sqlalchemy import func, select, update
 from db.database import Database
 from db.errors import StepsMissing, StepsNotConverted
 from db.queue import queue
+from db.sweeps import sweeps
 from db.tables import Metric, MetricBlock, MetricBucket, MetricTail, Run, Status, StepConversion
 from db.telemetry import (
     metric_block_writer,
@@ -204,6 +205,18 @@ def test_a_run_that_an_earlier_version_records_waits(database: Database, running
     step_conversion.convert(database, running.id)
     with database.reading() as session:
         assert [point.value for point in logged_points(session)] == [0.5]
+
+
+def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> None:
+    """Without an error, of a metric as of the loss."""
+    record(database, running, make_steps([1.0] * 9), events=[make_metric(3, 0.5)])
+    names = ("val/accuracy", "loss")
+    with database.reading() as session:
+        assert [sweeps.value_from(session, name, running.id, 2) for name in names] == [0.5, 1.0]
+    earlier_steps.as_rows(database, running)
+    as_rows(database, running)
+    with database.reading() as session:
+        assert [sweeps.value_from(session, name, running.id, 2) for name in names] == [None, None]
 
 
 def test_a_downgrade_writes_the_rows_again(
