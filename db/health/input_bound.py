@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.tables import Run
 from db.telemetry import step_blocks
-from db.telemetry.step_codec import Columns
+from db.telemetry.block_codec import Columns
 
 WINDOW = 100
 #: Share of the time of a step, or of all steps: less than that is the cost of handing over a batch.

@@ -75,7 +75,7 @@ class Step(OfRun, Table):
 
 
 class StepBlock(OfRun, Table):
-    """Consecutive steps of a run; `db.telemetry.step_codec` has the format of its bytes.
+    """Consecutive steps of a run; `db.telemetry.block_codec` has the format of its bytes.
 
     The blocks of a run do not overlap. A sealed one has all steps of one or several ranges of 4,096
     step numbers; the others, the tail of the run, are the steps of its latest flushes.

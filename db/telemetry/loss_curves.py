@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 
 from db.tables import LossCurve
 from db.telemetry import bulk_writes
-from db.telemetry.step_codec import Records
+from db.telemetry.block_codec import Records
 
 MOST_POINTS = 256
 POINT = np.dtype([("step", "<i8"), ("loss", "<f8")])

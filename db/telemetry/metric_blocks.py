@@ -19,7 +19,7 @@ from sqlalchemy import Connection, bindparam, func, null, select, text
 
 from db.errors import StepsNotConverted
 from db.tables import LatestMetric, MetricBlock, MetricTail, StepConversion
-from db.telemetry import metric_points, step_codec
+from db.telemetry import block_codec, metric_points
 from db.telemetry.metric_points import NAMES, MetricPoints, no_points
 from db.telemetry.pyramid import END, SIZES, BucketRange, StepRange
 from db.telemetry.summaries import (
@@ -159,11 +159,11 @@ class MetricSource:
         for first, lows in self._read(connection, "lows", heads):
             size = sizes[first]
             try:
-                kind, content = step_codec.content_of(lows)
-                if kind != step_codec.METRIC_LOWS:
-                    raise step_codec.Damaged(f"its format is {kind}")
+                kind, content = block_codec.content_of(lows)
+                if kind != block_codec.METRIC_LOWS:
+                    raise block_codec.Damaged(f"its format is {kind}")
                 found.setdefault(size, []).append((first // size, content))
-            except step_codec.Damaged:
+            except block_codec.Damaged:
                 [head] = [head for head in heads if head.first == first]
                 points = self.decoded(connection, [head])
                 parts.setdefault(size, []).append(raised({0: Summaries.of(points)}, size))
@@ -223,7 +223,7 @@ def read_points(
     if keys["name"]:
         first, last = some[0].limits
         given = {"run_ids": [*keys["run_id"]], "names": [*keys["name"]]}
-        query = _data_query()
+        query = _overlapping_query(("run_id", "name", "first", "data"), are_named=True)
         rows = connection.execute(query, given | {"first": first, "last": last}).cursor.fetchall()
         for run_id, name, *row in rows:
             parts.setdefault((run_id, name), []).extend(decoded(run_id, name, *row, names=names))
@@ -264,9 +264,9 @@ def joined_tail(
     """Return the points of the rows of a tail; a damaged one is left out."""
     try:
         return MetricPoints.joined(parts, names, columns)
-    except step_codec.Damaged as error:
+    except block_codec.Damaged as error:
         logger.warning("a flush of metrics of run %d cannot be read: %s", run_id, error)
-        return MetricPoints.joined(filter(step_codec.is_intact, parts), names, columns)
+        return MetricPoints.joined(filter(block_codec.is_intact, parts), names, columns)
 
 
 def decoded(
@@ -275,7 +275,7 @@ def decoded(
     """Return the points of a block; none if it is damaged."""
     try:
         return [metric_points.decode(data, names)]
-    except step_codec.Damaged as error:
+    except block_codec.Damaged as error:
         block = f"points of {name!r} from step {first:,} on of run {run_id}"
         logger.warning("the block with %s cannot be read: %s", block, error)
         return []
@@ -316,7 +316,7 @@ def encode_lows(points: Points, first: int, size: int) -> bytes:
     summaries = raised({0: Summaries.of(points)}, size)
     offsets = (summaries.start // size - first // size).astype(np.uint8)
     packed = pack(summaries, SERIES, size)
-    return step_codec.checked(step_codec.METRIC_LOWS, offsets.tobytes() + b"".join(packed))
+    return block_codec.checked(block_codec.METRIC_LOWS, offsets.tobytes() + b"".join(packed))
 
 
 def _unpacked(some: Sequence[tuple[int, bytes]], size: int) -> Summaries:
@@ -339,7 +339,9 @@ def extremes(
         func.min(BLOCKS.c.low),
         func.max(BLOCKS.c.high),
         func.sum(BLOCKS.c.points),
-    ).where(*_of(run_ids, names))
+    ).where(BLOCKS.c.run_id.in_(run_ids))
+    if names is not None:
+        query = query.where(BLOCKS.c.name.in_(names))
     rows = connection.execute(query.group_by(BLOCKS.c.run_id, BLOCKS.c.name)).cursor.fetchall()
     found = {(row[0], row[1]): Extremes(row[2], row[3], int(row[4])) for row in rows}
     for run_id, tail in tails(connection, run_ids, names, columns=DRAWN).items():
@@ -513,7 +515,7 @@ def damaged(connection: Connection) -> Iterator[DamagedBlock]:
         for *its, data in connection.execute(
             query.order_by(*order).execution_options(yield_per=64)
         ):
-            if not step_codec.is_intact(data):
+            if not block_codec.is_intact(data):
                 yield DamagedBlock(*its)
 
 
@@ -526,31 +528,18 @@ def _heads(
     given: dict[str, Any] = {"run_ids": list(run_ids), "first": span[0], "last": span[1]}
     if names is not None:
         given["names"] = list(names)
-    query = _heads_query(names is not None)
+    query = _overlapping_query(Head._fields, are_named=names is not None)
     return list(starmap(Head, connection.execute(query, given).cursor.fetchall()))
 
 
-def _of(run_ids: Collection[int], names: Collection[str] | None) -> list[Any]:
-    of_names = [] if names is None else [BLOCKS.c.name.in_(names)]
-    return [BLOCKS.c.run_id.in_(run_ids), *of_names]
-
-
 @cache
-def _heads_query(are_named: bool) -> Any:
+def _overlapping_query(columns: tuple[str, ...], *, are_named: bool) -> Any:
     its = [BLOCKS.c.run_id.in_(bindparam("run_ids", expanding=True))]
     if are_named:
         its.append(BLOCKS.c.name.in_(bindparam("names", expanding=True)))
     its += [BLOCKS.c.first <= bindparam("last"), BLOCKS.c.last >= bindparam("first")]
-    columns = [BLOCKS.c[name] for name in Head._fields]
-    return select(*columns).where(*its).order_by(BLOCKS.c.run_id, BLOCKS.c.name, BLOCKS.c.first)
-
-
-@cache
-def _data_query() -> Any:
-    its = [BLOCKS.c.run_id.in_(bindparam("run_ids", expanding=True))]
-    its.append(BLOCKS.c.name.in_(bindparam("names", expanding=True)))
-    its += [BLOCKS.c.first <= bindparam("last"), BLOCKS.c.last >= bindparam("first")]
-    return select(BLOCKS.c.run_id, BLOCKS.c.name, BLOCKS.c.first, BLOCKS.c.data).where(*its)
+    query = select(*(BLOCKS.c[name] for name in columns)).where(*its)
+    return query.order_by(BLOCKS.c.run_id, BLOCKS.c.name, BLOCKS.c.first)
 
 
 @cache

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from db.database import Database
 from db.tables import Metric, MetricBlock, MetricBucket, MetricTail, Run
-from db.telemetry import metric_block_writer, metric_blocks, step_codec
+from db.telemetry import block_codec, metric_block_writer, metric_blocks
 from db.telemetry.metric_points import NAMES, MetricPoints, columns_of, no_points, points_of
 from db.telemetry.pyramid import END
 from db.telemetry.summaries import in_order
@@ -62,7 +62,7 @@ def verify(database: Database, run_id: int, pause: Pause) -> bool:
                     for source in metric_blocks.sources(connection, *its, is_converted=False)
                 ]
                 found = columns_of(in_order([no_points(), *parts]))
-                if not step_codec.are_equal(found, columns_of(expected), NAMES):
+                if not block_codec.are_equal(found, columns_of(expected), NAMES):
                     return False
         number += len(points.owner)
         pause(begun)

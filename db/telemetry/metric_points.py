@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from db.tables import clean
-from db.telemetry import step_codec
-from db.telemetry.step_codec import FLUSH, FLUSHES, Columns, Damaged
+from db.telemetry import block_codec
+from db.telemetry.block_codec import FLUSH, FLUSHES, Columns, Damaged
 from db.telemetry.summaries import Ints, Points
 from halfstep.telemetry.events import Metric
 
@@ -63,7 +63,7 @@ class MetricPoints:
         owner, step = columns["owner"][order], columns["step"][order]
         is_last = np.append((np.diff(owner) != 0) | (np.diff(step) != 0), np.ones(1, bool))
         order = order[is_last[: len(order)]]
-        return cls(names, columns["owner"][order], points_of(step_codec.chosen(columns, order)))
+        return cls(names, columns["owner"][order], points_of(block_codec.chosen(columns, order)))
 
     @classmethod
     def joined(
@@ -117,13 +117,13 @@ class MetricPoints:
         packed = zlib.compress(json.dumps(self.names).encode())
         columns = {"owner": self.owner, **columns_of(self.points)}
         if is_compressed:
-            kind, content = FLUSHES, step_codec.encode(columns, LAYOUT)
+            kind, content = FLUSHES, block_codec.encode(columns, LAYOUT)
         else:
             records = np.empty(len(self.owner), RECORD)
             for name in LAYOUT:
                 records[name] = columns[name]
             kind, content = FLUSH, records.tobytes()
-        return step_codec.checked(kind, _LENGTH.pack(len(packed)) + packed + content)
+        return block_codec.checked(kind, _LENGTH.pack(len(packed)) + packed + content)
 
     @cached_property
     def first(self) -> Ints:
@@ -157,7 +157,7 @@ class MetricPoints:
 
 def _split(part: bytes, columns: Sequence[str]) -> tuple[bytes, Any]:
     """Return the compressed names, and owner and columns of a tail's row. Raises Damaged."""
-    kind, content = step_codec.content_of(part)
+    kind, content = block_codec.content_of(part)
     if kind not in (FLUSH, FLUSHES):
         raise Damaged(f"its format is {kind}; this version reads {FLUSH} and {FLUSHES}")
     [length] = _LENGTH.unpack_from(content)
@@ -165,7 +165,7 @@ def _split(part: bytes, columns: Sequence[str]) -> tuple[bytes, Any]:
     packed, rest = content[_LENGTH.size : end], content[end:]
     if kind == FLUSH:
         return packed, np.frombuffer(rest, RECORD)
-    return packed, step_codec.decode(rest, ("owner", *columns), LAYOUT)
+    return packed, block_codec.decode(rest, ("owner", *columns), LAYOUT)
 
 
 def columns_of(points: Points) -> Columns:
@@ -189,9 +189,9 @@ def no_points() -> Points:
 
 def encode(points: Points) -> bytes:
     """Return the bytes of a block of one metric."""
-    return step_codec.encode(columns_of(points), NAMES)
+    return block_codec.encode(columns_of(points), NAMES)
 
 
 def decode(data: bytes, names: Sequence[str] = NAMES) -> Points:
     """Return the points of a block of one metric. Raises Damaged."""
-    return points_of(step_codec.decode(data, names, NAMES))
+    return points_of(block_codec.decode(data, names, NAMES))

@@ -18,7 +18,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from db.errors import StepsMissing
 from db.tables import IN_TAIL, Step, StepBucket
-from db.telemetry import bulk_writes, step_codec
+from db.telemetry import block_codec, bulk_writes
+from db.telemetry.block_codec import NAMES, Columns, Records
 from db.telemetry.pyramid import (
     END,
     SIZES,
@@ -43,7 +44,6 @@ from db.telemetry.step_blocks import (
     tail_blocks,
     within,
 )
-from db.telemetry.step_codec import NAMES, Columns, Records
 from db.telemetry.summaries import Ints, merge, pack
 
 #: Steps of a sealed block, at least, except those that are sealed again.
@@ -66,9 +66,9 @@ def write(connection: Connection, run_id: int, records: Records) -> bool:
     newest = newest_block(connection, run_id)
     first = int(records["step"][0])
     if newest is not None and first <= newest.end:
-        _replace(connection, run_id, step_codec.of_records(records))
+        _replace(connection, run_id, block_codec.of_records(records))
         return False
-    _append(connection, run_id, step_codec.of_records(records), records, newest)
+    _append(connection, run_id, block_codec.of_records(records), records, newest)
     return True
 
 
@@ -159,7 +159,7 @@ def _append(
         if len(parts) >= JOINED_PARTS:
             its = (BLOCKS.c.run_id == run_id, BLOCKS.c.first >= parts[0].first)
             connection.execute(delete(BLOCKS).where(*its))
-            columns, records = step_codec.joined([joined_steps(parts, NAMES), columns]), None
+            columns, records = block_codec.joined([joined_steps(parts, NAMES), columns]), None
     _insert(connection, run_id, [_part(columns, records)])
 
 
@@ -176,11 +176,11 @@ def _seal(connection: Connection, run_id: int, columns: Columns, *, has_tail: bo
     if has_tail:
         tail = tail_blocks(connection, run_id)
         _delete_tail(connection, run_id)
-        columns = step_codec.joined([joined_steps(tail, NAMES), columns])
+        columns = block_codec.joined([joined_steps(tail, NAMES), columns])
     groups = _groups(columns)
     rest = groups.pop()
     if groups and len(groups[-1]["step"]) < LEAST_STEPS:
-        rest = step_codec.joined([groups.pop(), rest])
+        rest = block_codec.joined([groups.pop(), rest])
     _insert(connection, run_id, [*_sealed(connection, run_id, groups), _part(rest)])
 
 
@@ -199,7 +199,7 @@ def _groups(columns: Columns) -> list[Columns]:
         starts.append(edges[-1])
     ends = [*starts[1:], len(at)]
     return [
-        step_codec.chosen(columns, slice(start, end))
+        block_codec.chosen(columns, slice(start, end))
         for start, end in zip(starts, ends, strict=True)
     ]
 
@@ -211,9 +211,9 @@ def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
     touched = overlapping(connection, run_id, span)
     recorded = joined_steps(touched, NAMES)
     is_other = ~np.isin(recorded["step"], steps)
-    merged = step_codec.joined([step_codec.chosen(recorded, is_other), columns])
-    merged = step_codec.chosen(merged, np.argsort(merged["step"], kind="stable"))
-    if step_codec.are_equal(merged, recorded):
+    merged = block_codec.joined([block_codec.chosen(recorded, is_other), columns])
+    merged = block_codec.chosen(merged, np.argsort(merged["step"], kind="stable"))
+    if block_codec.are_equal(merged, recorded):
         return
     _delete_flagged(connection, run_id, steps)
     _write_flagged(connection, run_id, columns)
@@ -224,17 +224,17 @@ def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
     is_sealed = merged["step"] < end
     rows = []
     if is_sealed.any():
-        groups = _groups(step_codec.chosen(merged, is_sealed))
+        groups = _groups(block_codec.chosen(merged, is_sealed))
         if len(groups) > 1 and len(groups[-1]["step"]) < LEAST_STEPS:
-            groups[-2:] = [step_codec.joined(groups[-2:])]
+            groups[-2:] = [block_codec.joined(groups[-2:])]
         rows += _sealed(connection, run_id, groups)
-    tail = step_codec.chosen(merged, ~is_sealed)
+    tail = block_codec.chosen(merged, ~is_sealed)
     if not len(tail["step"]):
         _insert(connection, run_id, rows)
         return
     _insert(connection, run_id, [*rows, _part(tail)])
     begun = connection.scalar(select(func.min(BLOCKS.c.first)).where(*_in_tail(run_id)))
-    last, none = last_step(connection, run_id), step_codec.empty()
+    last, none = last_step(connection, run_id), block_codec.empty()
     is_complete = begun is not None and last is not None and begun // RANGE < last // RANGE
     if is_complete and _is_long(connection, run_id, none, has_tail=True):
         _seal(connection, run_id, none, has_tail=True)
@@ -243,9 +243,9 @@ def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
 def _part(columns: Columns, records: Records | None = None) -> dict[str, Any]:
     """Return a row of the tail. records: the same steps as the spool has them."""
     if records is not None and len(records) < COMPRESSED_STEPS:
-        data = step_codec.encode_records(records)
+        data = block_codec.encode_records(records)
     else:
-        data = step_codec.encode(columns)
+        data = block_codec.encode(columns)
     return _row(columns) | {"is_sealed": False, "lows": None, "data": data}
 
 
@@ -275,7 +275,7 @@ def _in_tail(run_id: int) -> tuple[Any, Any]:
 def _write_flagged(connection: Connection, run_id: int, columns: Columns) -> None:
     is_flagged = (columns["flags"] & FLAGS) != 0
     if is_flagged.any():
-        flagged: dict[str, bulk_writes.Column] = {**step_codec.chosen(columns, is_flagged)}
+        flagged: dict[str, bulk_writes.Column] = {**block_codec.chosen(columns, is_flagged)}
         bulk_writes.replace(connection, _STEPS, {"run_id": run_id}, flagged)
 
 
@@ -292,7 +292,7 @@ def _sealed(connection: Connection, run_id: int, groups: Sequence[Columns]) -> l
     """Return the rows of sealed blocks, and write their summaries of 512 and more steps."""
     if not groups:
         return []
-    points = points_of(step_codec.joined(groups), STEP_SERIES)
+    points = points_of(block_codec.joined(groups), STEP_SERIES)
     first, last = int(points.step[0]), int(points.step[-1])
     there = stored_buckets(
         connection, run_id, [siblings(first, last, size) for size in SIZES[2:]], STEP_SERIES
@@ -313,8 +313,8 @@ def _sealed(connection: Connection, run_id: int, groups: Sequence[Columns]) -> l
         low, high = np.searchsorted(
             buckets, [its["first"] // SIZES[0], its["last"] // SIZES[0] + 1]
         ).tolist()
-        lows = step_codec.encode_lows(buckets[low:high], packed[low:high])
-        rows.append(its | {"is_sealed": True, "lows": lows, "data": step_codec.encode(group)})
+        lows = block_codec.encode_lows(buckets[low:high], packed[low:high])
+        rows.append(its | {"is_sealed": True, "lows": lows, "data": block_codec.encode(group)})
     return rows
 
 

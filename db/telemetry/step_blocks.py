@@ -17,7 +17,8 @@ from sqlalchemy import Connection, bindparam, func, select, text
 
 from db.errors import StepsNotConverted
 from db.tables import StepBlock, StepBucket, StepConversion
-from db.telemetry import step_codec
+from db.telemetry import block_codec
+from db.telemetry.block_codec import NAMES, Columns
 from db.telemetry.pyramid import (
     END,
     SIZES,
@@ -27,7 +28,6 @@ from db.telemetry.pyramid import (
     siblings,
     summed_up,
 )
-from db.telemetry.step_codec import NAMES, Columns
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
 
@@ -65,7 +65,7 @@ class Block(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether it is a part of the tail that is not compressed."""
-        return self.content[:1] == bytes([step_codec.RECORDS])
+        return self.content[:1] == bytes([block_codec.RECORDS])
 
 
 def newest_block(connection: Connection, run_id: int, until: int = END) -> Newest | None:
@@ -104,7 +104,7 @@ class StepSource:
             for span in ranges
             if span[0] <= span[1]
         ]
-        return points_of(step_codec.joined(parts, names), self.series)
+        return points_of(block_codec.joined(parts, names), self.series)
 
     @staticmethod
     def read_points_of_runs(
@@ -185,8 +185,8 @@ class StepSource:
 
     def _lows_of(self, connection: Connection, block: Block) -> tuple[Ints, list[bytes]]:
         try:
-            return step_codec.decode_lows(block.content)
-        except step_codec.Damaged:
+            return block_codec.decode_lows(block.content)
+        except block_codec.Damaged:
             span = (block.first, block.last)
             columns = self._joined(overlapping(connection, block.run_id, span), NAMES)
             low = merge(Summaries.of(points_of(columns, STEP_SERIES)), SIZES[0])
@@ -223,7 +223,7 @@ def read_columns(
         number += len(parts[-1]["step"])
         if number >= most:
             break
-    return step_codec.chosen(step_codec.joined(parts), slice(0, most))
+    return block_codec.chosen(block_codec.joined(parts), slice(0, most))
 
 
 def damaged(connection: Connection) -> Iterator[Block]:
@@ -231,7 +231,7 @@ def damaged(connection: Connection) -> Iterator[Block]:
     names = (*Block._fields[:-1], "data")
     query = select(*(BLOCKS.c[name] for name in names)).order_by(BLOCKS.c.run_id, BLOCKS.c.first)
     for row in connection.execute(query.execution_options(yield_per=64)):
-        if not step_codec.is_intact(row.data):
+        if not block_codec.is_intact(row.data):
             yield Block(*row)
 
 
@@ -527,13 +527,13 @@ def joined_steps(
         blocks = list(some)
         if is_small and len(blocks) > 1:  # the parts of a tail, decoded at once
             try:
-                content = step_codec.joined_records([block.content for block in blocks])
-                parts.append(step_codec.decode(content, names))
+                content = block_codec.joined_records([block.content for block in blocks])
+                parts.append(block_codec.decode(content, names))
                 continue
-            except step_codec.Damaged:
+            except block_codec.Damaged:
                 pass  # which of them
         parts += _readable(blocks, names, damaged)
-    return step_codec.joined(parts, names)
+    return block_codec.joined(parts, names)
 
 
 def _readable(
@@ -541,8 +541,8 @@ def _readable(
 ) -> Iterator[Columns]:
     for block in blocks:
         try:
-            yield step_codec.decode(block.content, names)
-        except step_codec.Damaged as error:
+            yield block_codec.decode(block.content, names)
+        except block_codec.Damaged as error:
             span = f"steps {block.first:,} to {block.last:,} of run {block.run_id}"
             logger.warning("the block with %s cannot be read: %s", span, error)
             if damaged is not None and (block.first, block.last) not in damaged:
@@ -555,7 +555,7 @@ def within(columns: Columns, span: StepRange) -> Columns:
     low, high = np.searchsorted(steps, span[0]), np.searchsorted(steps, span[1], side="right")
     if low == 0 and high == len(steps):
         return columns
-    return step_codec.chosen(columns, slice(low, high))
+    return block_codec.chosen(columns, slice(low, high))
 
 
 def stored_buckets(

@@ -40,9 +40,9 @@ from db.tables import (
     StepBucket,
     StepConversion,
 )
-from db.telemetry import loss_curves, metric_conversion, step_block_writer, step_blocks, step_codec
+from db.telemetry import block_codec, loss_curves, metric_conversion, step_block_writer, step_blocks
+from db.telemetry.block_codec import NAMES, WHOLE, Columns
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES
-from db.telemetry.step_codec import NAMES, WHOLE, Columns
 from db.telemetry.summaries import unpack
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,9 @@ class _Recorded:
         if self.file is not None:
             for group, (_, last) in enumerate(self._spans(self.file)):
                 columns = self._group(self.file, group)
-                yield first, last, step_codec.chosen(columns, columns["step"] <= self.end)
+                yield first, last, block_codec.chosen(columns, columns["step"] <= self.end)
                 first = last + 1
-        yield first, END, step_codec.empty()
+        yield first, END, block_codec.empty()
 
     def batches(self, read: Callable[[int, int], Columns]) -> Iterator[Columns]:
         """Yield all steps in order, at most BATCH_STEPS at a time.
@@ -96,11 +96,11 @@ class _Recorded:
             while True:
                 rows = read(first, last)
                 is_other = (others["step"] >= first) & ~np.isin(others["step"], rows["step"])
-                columns = step_codec.joined([rows, step_codec.chosen(others, is_other)])
+                columns = block_codec.joined([rows, block_codec.chosen(others, is_other)])
                 order = np.argsort(columns["step"], kind="stable")[:BATCH_STEPS]
                 if not len(order):
                     break
-                yield step_codec.chosen(columns, order)
+                yield block_codec.chosen(columns, order)
                 first = int(columns["step"][order[-1]]) + 1
 
     def _spans(self, file: StepFile) -> list[tuple[int, int]]:
@@ -115,7 +115,7 @@ class _Recorded:
             return file.read(group)
         except StepsUnreadable as error:
             self._forgive(error)
-            return step_codec.empty()
+            return block_codec.empty()
 
     def _forgive(self, error: StepsUnreadable) -> None:
         if not self.lost:
@@ -253,7 +253,7 @@ def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
     for batch in recorded.batches(partial(_read_rows, database, run_id)):
         columns = batch
         if last is not None:  # an interrupted conversion continues
-            columns = step_codec.chosen(batch, batch["step"] > last)
+            columns = block_codec.chosen(batch, batch["step"] > last)
         if not len(columns["step"]):
             continue
         begun = monotonic()
@@ -278,7 +278,7 @@ def _verify(database: Database, recorded: _Recorded, stopping: Event) -> None:
         with database.reading() as session:
             span = (int(columns["step"][0]), int(columns["step"][-1]))
             copied_steps = step_blocks.read_converted(session.connection(), run_id, *span)
-        is_equal = is_equal and step_codec.are_equal(columns, copied_steps)
+        is_equal = is_equal and block_codec.are_equal(columns, copied_steps)
         steps += len(columns["step"])
         _pause(stopping, begun)
     problem: StepsMissing | None = None

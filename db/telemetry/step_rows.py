@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy.orm import Session
 
-from db.telemetry import step_blocks, step_codec
+from db.telemetry import block_codec, step_blocks
+from db.telemetry.block_codec import Columns
 from db.telemetry.pyramid import END
-from db.telemetry.step_codec import Columns
 from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
 
 #: Steps between two of `rows_at` up to which one query reads both.
@@ -64,8 +64,8 @@ def rows_at(session: Session, run_id: int, steps: Collection[int]) -> list[StepR
         step_blocks.read_columns(session.connection(), run_id, (int(part[0]), int(part[-1])))
         for part in parts
     ]
-    columns = step_codec.joined(read)
-    return _rows(step_codec.chosen(columns, np.isin(columns["step"], numbers)))
+    columns = block_codec.joined(read)
+    return _rows(block_codec.chosen(columns, np.isin(columns["step"], numbers)))
 
 
 def first_loss(session: Session, run_id: int, step: int) -> float | None:
@@ -87,5 +87,5 @@ def last_row(session: Session, run_id: int) -> StepRow | None:
 
 def _rows(columns: Columns) -> list[StepRow]:
     columns = columns | {"grad_norm_clipped": step_blocks.applied_norm(columns)}
-    lists = (step_codec.listed(name, columns[name]) for name in StepRow._fields)
+    lists = (block_codec.listed(name, columns[name]) for name in StepRow._fields)
     return list(map(StepRow._make, zip(*lists, strict=True)))

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from db.telemetry import step_codec
+from db.telemetry import block_codec
 
 revision = '0053'
 down_revision = '0052'
@@ -101,23 +101,23 @@ def downgrade() -> None:
 def _write_rows() -> None:
     """Write the steps of all blocks as rows."""
     connection = op.get_bind()
-    steps = sa.table('steps', *map(sa.column, ('run_id', *step_codec.NAMES)))
+    steps = sa.table('steps', *map(sa.column, ('run_id', *block_codec.NAMES)))
     blocks = sa.table('step_blocks', *map(sa.column, ('run_id', 'first', 'data')))
     keys = connection.execute(sa.select(blocks.c.run_id, blocks.c.first)).all()
     for run_id, first in keys:
         its = (blocks.c.run_id == run_id, blocks.c.first == first)
         try:
-            columns = step_codec.decode(
+            columns = block_codec.decode(
                 bytes(connection.execute(sa.select(blocks.c.data).where(*its)).scalar_one())
             )
-        except step_codec.Damaged:
+        except block_codec.Damaged:
             continue
         known = sa.select(steps.c.step).where(
             steps.c.run_id == run_id,
             steps.c.step.between(int(columns['step'][0]), int(columns['step'][-1])),
         )
         there = set(connection.execute(known).scalars())
-        rows = step_codec.rows(columns)
+        rows = block_codec.rows(columns)
         missing = [{'run_id': run_id, **row} for row in rows if row['step'] not in there]
         if missing:
             connection.execute(sa.insert(steps), missing)

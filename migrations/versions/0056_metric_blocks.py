@@ -6,7 +6,7 @@ from itertools import groupby
 import sqlalchemy as sa
 from alembic import op
 
-from db.telemetry import metric_points, step_codec
+from db.telemetry import block_codec, metric_points
 from db.telemetry.summaries import Points
 
 revision = '0056'
@@ -91,12 +91,12 @@ def _write_rows() -> None:
     for run_id, name, first in connection.execute(keys).all():
         its = (blocks.c.run_id == run_id, blocks.c.name == name, blocks.c.first == first)
         data = connection.execute(sa.select(blocks.c.data).where(*its)).scalar_one()
-        with suppress(step_codec.Damaged):
+        with suppress(block_codec.Damaged):
             _write(run_id, name, metric_points.decode(bytes(data)))
     of_tails = sa.select(tails.c.run_id, tails.c.data).where(is_converted)
     rows = connection.execute(of_tails.order_by(tails.c.run_id, tails.c.revision)).all()
     for run_id, parts in groupby(rows, lambda row: row[0]):
-        intact = [bytes(data) for _, data in parts if step_codec.is_intact(bytes(data))]
+        intact = [bytes(data) for _, data in parts if block_codec.is_intact(bytes(data))]
         for name, points in metric_points.MetricPoints.joined(intact).by_name():
             _write(run_id, name, points)
 

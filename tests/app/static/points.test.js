@@ -125,6 +125,13 @@ test('a metric whose earlier points are not here gets no later ones, a new one b
   assert.deepEqual(points.metrics.get('unseen'), { x: [1, 2], y: [2, 3], isWhole: true })
 })
 
+test('a metric of which points were missed is replaced as a whole', () => {
+  const points = new Points(page({ metrics: { a: { x: [1, 2], y: [1, 2], mean_x: [] } } }))
+  points.expireMetrics()
+  points.setPage(page({ metrics: { a: { x: [1, 2, 3], y: [1, 2, 3], mean_x: [] } } }), [1, Infinity])
+  assert.deepEqual(points.metrics.get('a'), { x: [1, 2, 3], y: [1, 2, 3], isWhole: true })
+})
+
 test('smoothing begins without bias, and leaves gaps', () => {
   assert.deepEqual(smoothed([4, null, 4], 0.9).map((y) => y && Number(y.toFixed(9))), [4, null, 4])
   assert.deepEqual(smoothed([1, 2], 0), [1, 2])

@@ -21,8 +21,8 @@ from db.tables import (
     StepConversion,
 )
 from db.telemetry import bulk_writes, step_blocks
+from db.telemetry.block_codec import Columns
 from db.telemetry.pyramid import SIZES, STEP_SERIES, summed_up
-from db.telemetry.step_codec import Columns
 from db.telemetry.summaries import unpack
 
 GROUP_STEPS = 500

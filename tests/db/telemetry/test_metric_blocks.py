@@ -16,11 +16,11 @@ from db.database import Database
 from db.queue import queue
 from db.tables import LatestMetric, MetricBlock, MetricTail, Run, Status
 from db.telemetry import (
+    block_codec,
     metric_block_writer,
     metric_blocks,
     metric_points,
     series,
-    step_codec,
     telemetry,
     windows,
 )
@@ -440,7 +440,7 @@ def test_a_tail_row_is_the_same_after_encoding() -> None:
         assert found["b"]["value"].tolist() == [0.1, 0.2]
         assert found["a"]["value"].tolist() == [0.1, math.inf]
         assert MetricPoints.joined(parts, ["a"]).names == ["a"]
-        assert all(map(step_codec.is_intact, parts))
-    with pytest.raises(step_codec.Damaged, match="its format is"):
-        MetricPoints.joined([step_codec.checked(9, b"")])
+        assert all(map(block_codec.is_intact, parts))
+    with pytest.raises(block_codec.Damaged, match="its format is"):
+        MetricPoints.joined([block_codec.checked(9, b"")])
     assert make_metric(1, 0.5)["value"] == 0.5

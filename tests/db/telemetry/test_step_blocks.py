@@ -17,10 +17,10 @@ from db.database import Database
 from db.queue import queue
 from db.tables import Run, Step, StepBlock, StepBucket, User, Worker
 from db.telemetry import (
+    block_codec,
     series,
     step_block_writer,
     step_blocks,
-    step_codec,
     step_rows,
     telemetry,
     windows,
@@ -73,9 +73,9 @@ back = st.sampled_from([0, 1, 7, 300, 2000, 5000, 20_000])
 def plain(batch: NDArray[Any]) -> dict[int, Any]:
     """Return what is to be stored of steps: (floats, others) by step."""
     batch = telemetry._canonical(batch)
-    columns = step_codec.of_records(batch)
+    columns = block_codec.of_records(batch)
     columns = columns | {"grad_norm_clipped": step_blocks.applied_norm(columns)}
-    lists = [step_codec.listed(name, columns[name]) for name in StepRow._fields]
+    lists = [block_codec.listed(name, columns[name]) for name in StepRow._fields]
     return {row[0]: StepRow(*row) for row in zip(*lists, strict=True)}
 
 

@@ -32,11 +32,11 @@ from db.tables import (
     StepConversion,
 )
 from db.telemetry import (
+    block_codec,
     bulk_writes,
     loss_curves,
     series,
     step_blocks,
-    step_codec,
     step_conversion,
     telemetry,
     windows,
@@ -140,8 +140,8 @@ def test_values_that_need_eight_bytes_stay(database: Database, running: Run) -> 
     step_conversion.convert(database, running.id)
     with database.reading() as session:
         columns = step_blocks.read_columns(session.connection(), running.id, (3, 8))
-    assert step_codec.listed("loss", columns["loss"])[:5] == list(odd.values())
-    assert step_codec.listed("lr", columns["lr"])[5] is None
+    assert block_codec.listed("loss", columns["loss"])[:5] == list(odd.values())
+    assert block_codec.listed("lr", columns["lr"])[5] is None
 
 
 class _StopsLate(Event):
@@ -233,7 +233,7 @@ def test_a_run_that_an_earlier_version_records_waits(
         assert step_conversion.due(session) == []
         assert step_conversion.unread(session) == [running.id]
         steps = make_steps([2.0] * 10, first=3001)
-        columns = {name: steps[name].astype(float) for name in step_codec.NAMES}
+        columns = {name: steps[name].astype(float) for name in block_codec.NAMES}
         columns["flags"] = columns["step_us"] = steps["step"] * 0
         key = {"run_id": running.id}
         bulk_writes.replace(session.connection(), Step.__table__, key, {**columns})
@@ -306,13 +306,13 @@ def test_blocks_that_differ_are_not_read(
     """The rows stay as they are, and a later conversion begins again."""
     record(database, running, make_steps([1.0] * 3000))
     as_rows(database, running)
-    encode = step_codec.encode
+    encode = block_codec.encode
 
     def wrong(columns: Any) -> bytes:
         return encode(columns | {"loss": columns["loss"] + 1})
 
     with monkeypatch.context() as patched:
-        patched.setattr(step_codec, "encode", wrong)
+        patched.setattr(block_codec, "encode", wrong)
         with pytest.raises(Exception, match="differ from its steps"):
             step_conversion.convert(database, running.id)
     assert rows_left(database, running) == list(range(1, 3001))

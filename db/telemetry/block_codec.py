@@ -1,10 +1,13 @@
-"""Steps as bytes: the content of a block, and the summaries of 64 steps that it carries.
+"""Steps and metrics as bytes: the content of a block, and the summaries that it carries.
 
     data   u8 format, u32 CRC-32 of all that follows; then
            RECORDS: packed records of the spool, as a flush brought them; or
            COLUMNS: u32 number of steps, for each of NAMES one `_HEAD`, then for each its frame
     lows   u8 format, u32 CRC-32 of all that follows; u32 number; the numbers of the buckets as a
            frame of integers with its `_HEAD`, then the packed summaries, byte by byte, by zlib
+
+Blocks of metrics are COLUMNS of `metric_points.NAMES`; FLUSH, FLUSHES and METRIC_LOWS are described
+in db.telemetry.metric_points and metric_blocks.
 
 A frame is shuffled, all first bytes first, and compressed by zlib. Integers are stored as their
 differences to the one before, those of `lr` as the differences of the differences of its bits;
