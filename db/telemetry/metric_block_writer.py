@@ -26,8 +26,8 @@ MOST_LOWS = 32
 NAME_POINTS, LEAST_POINTS, MOST_POINTS = 128, 4096, 2**18
 #: Metrics whose blocks one flush writes: other writers of SQLite wait meanwhile.
 MOST_NAMES = 512
-#: Rows of a tail from which on they are joined to one.
-JOINED_ROWS = 64
+#: Rows of a tail from which on they are joined to one; fewer of rows with so many points.
+JOINED_ROWS, JOINED_LONG_ROWS, LONG_ROW_POINTS = 64, 8, 1024
 #: The tail of an ended run is distributed if it has so many points for each metric.
 ENDED_POINTS = 64
 #: Last step of a metric without earlier points.
@@ -132,7 +132,7 @@ def _shorten_tail(connection: Connection, run_id: int, following: int) -> int | 
     rows, points, newest = connection.execute(query.where(TAILS.c.run_id == run_id)).one()
     if rows and points + following >= _most_points(connection, run_id, int(points)):
         _seal(connection, run_id, _read_tail(connection, run_id))
-    elif rows >= JOINED_ROWS:
+    elif rows >= (JOINED_LONG_ROWS if following >= LONG_ROW_POINTS else JOINED_ROWS):
         _join(connection, run_id, _read_tail(connection, run_id))
     return None if newest is None else int(newest)
 

@@ -372,7 +372,8 @@ def _known(value: Any) -> float | None:
 def count(connection: Connection, run_id: int, *, is_converted: bool = True) -> int:
     """Count the points of a run."""
     number = select(func.coalesce(func.sum(BLOCKS.c.points), 0)).where(BLOCKS.c.run_id == run_id)
-    tail = tails(connection, [run_id], is_converted=is_converted).get(run_id, MetricPoints.none())
+    steps = tails(connection, [run_id], columns=("step",), is_converted=is_converted)
+    tail = steps.get(run_id, MetricPoints.none())
     return int(connection.scalar(number) or 0) + len(tail.owner)
 
 
@@ -434,17 +435,22 @@ def page(
     """Return the first `limit` points after a name and step, in order of name and step."""
     latest = select(LatestMetric.name).where(LatestMetric.run_id == run_id)
     names = sorted(connection.scalars(latest))
-    names = names[bisect_left(names, after[0]) :]
-    tail = tails(connection, [run_id]).get(run_id, MetricPoints.none())
-    tail_points, found = dict(tail.by_name()), list[Point]()
-    heads = _heads(connection, [run_id], None, (-END, END))
+    names = names[bisect_left(names, after[0]) :][: limit + 1]  # each has a point
+    tail = tails(connection, [run_id], names).get(run_id, MetricPoints.none())
+    at, found = dict(zip(tail.names, range(len(tail.names)), strict=True)), list[Point]()
+    limits = (-END, END)
+    heads = [
+        head
+        for at in range(0, len(names), READ_BLOCKS)
+        for head in _heads(connection, [run_id], names[at : at + READ_BLOCKS], limits)
+    ]
     by_name = {name: list(some) for name, some in groupby(heads, lambda head: head.name)}
     for name in names:
         first = after[1] + 1 if name == after[0] else -END
         mine = [head for head in by_name.get(name, []) if head.last >= first]
         source = MetricSource({"run_id": run_id, "name": name}, (first, END), mine, no_points())
         parts = (source.decoded(connection, [head], NAMES) for head in mine)
-        tail_part = within(tail_points.get(name, no_points()), (first, END))
+        tail_part = within(tail.of_index(at[name]), (first, END)) if name in at else no_points()
         for part in chain(parts, [tail_part]):
             found += listed(name, part[: limit - len(found)])
             if len(found) == limit:

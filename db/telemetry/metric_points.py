@@ -84,14 +84,12 @@ class MetricPoints:
             packed, rows = _split(part, columns)
             if packed != known:  # mostly, the flushes of a run have the same names
                 listed: list[str] = json.loads(zlib.decompress(packed))
-                chosen = [only is None or name in only for name in listed]
-                indexes = np.array(
-                    [
-                        names.setdefault(name, len(names)) if is_chosen else -1
-                        for name, is_chosen in zip(listed, chosen, strict=True)
-                    ],
-                    np.int64,
-                )
+                at = dict(zip(listed, range(len(listed)), strict=True))
+                chosen = listed if only is None else [name for name in only if name in at]
+                indexes = np.full(len(listed), -1)
+                indexes[[at[name] for name in chosen]] = [
+                    names.setdefault(name, len(names)) for name in chosen
+                ]
                 known = packed
             owner = indexes[rows["owner"]]
             if only is not None:
@@ -103,7 +101,7 @@ class MetricPoints:
         if not owners:
             return cls.none()
         whole = {name: np.concatenate([rows[name] for rows in values]) for name in columns}
-        if len(owners) == 1:
+        if len(owners) == 1 and only is None:
             return cls(list(names), owners[0], points_of(whole))
         return cls._in_order(list(names), {"owner": np.concatenate(owners), **whole})
 
@@ -143,15 +141,11 @@ class MetricPoints:
 
     def by_name(self) -> Iterator[tuple[str, Points]]:
         """Yield the points of each name."""
-        ends = self.last + 1
-        for name, first, end in zip(self.names, self.first.tolist(), ends.tolist(), strict=True):
-            yield name, self.points[first:end]
+        for index, name in enumerate(self.names):
+            yield name, self.of_index(index)
 
-    def of_name(self, name: str) -> Points:
-        """Return the points of one name."""
-        if name not in self.names:
-            return no_points()
-        index = self.names.index(name)
+    def of_index(self, index: int) -> Points:
+        """Return the points of the name with an index."""
         return self.points[self.first[index] : self.last[index] + 1]
 
 
@@ -174,11 +168,11 @@ def columns_of(points: Points) -> Columns:
 
 
 def points_of(columns: Columns) -> Points:
-    """Return the points with these columns; an absent time is 0."""
+    """Return the points with these columns; an absent one is 0."""
     step = columns["step"]
-    elapsed_ms = columns.get("elapsed_ms", np.broadcast_to(np.int64(0), step.shape))
-    flags = np.broadcast_to(np.int64(0), step.shape)
-    return Points(step, elapsed_ms, flags, columns["value"][:, None])
+    zeros = np.broadcast_to(np.int64(0), step.shape)
+    value = columns.get("value", zeros)
+    return Points(step, columns.get("elapsed_ms", zeros), zeros, value[:, None])
 
 
 def no_points() -> Points:
