@@ -158,6 +158,12 @@ class SeriesCalls(Connection):
         with self._stream(path) as answer:
             yield answer.iter_text()
 
+    @contextmanager
+    def export_file(self, run_id: int, name: str) -> Iterator[Iterator[bytes]]:
+        """Open an export as a file, such as steps.parquet or metrics.csv, as pieces of it."""
+        with self._stream(f"/api/v1/runs/{run_id}/export/{name}") as answer:
+            yield answer.iter_bytes()
+
     def events(self, run_id: int) -> "Iterator[Event]":
         """Yield the scaler's events in order of step: skips with culprits, growth, backoff."""
         return self._pages(f"/api/v1/runs/{run_id}/events", "events")

@@ -34,6 +34,7 @@ CLIENT: Mapping[str, tuple[str, str]] = {
     "note": ("halfstep.cli.commands.note", ""),
     "preset": ("halfstep.cli.commands.preset", ""),
     "projects": ("halfstep.cli.commands.project", ""),
+    "query": ("halfstep.cli.commands.query", ""),
     "report": ("halfstep.cli.commands.report", ""),
     "retention": ("halfstep.cli.commands.retention", ""),
     "run": ("halfstep.cli.commands.run", ""),

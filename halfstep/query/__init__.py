@@ -1,0 +1,1 @@
+"""SQL over the recorded data of runs, in the client."""
