@@ -86,7 +86,9 @@ async def stream_run(
     """Stream the requested parts of a run's changes.
 
     "steps" replaces all steps from its first step on, since a resume repeats steps. "metrics" are
-    points of a page of metrics, in order of name.
+    points of a page of metrics; each replaces the later ones of its metric. Cursors count flushes,
+    of which a run has only the latest: `has_all_metrics` is false if earlier ones are missing,
+    whose points `/metrics` returns.
     """
     requested = [name for name in ALLOWED if name in parts.split(",")]
     poll = run_updates.of_run(

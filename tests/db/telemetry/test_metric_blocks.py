@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, select, update
 
 from db.database import Database
 from db.queue import queue
-from db.tables import LatestMetric, MetricBlock, MetricTail, Run, Status
+from db.tables import LatestMetric, MetricBlock, MetricTail, Run, Status, User, Worker
 from db.telemetry import (
     block_codec,
     metric_block_writer,
@@ -30,6 +30,7 @@ from db.telemetry.pyramid import END, SIZES
 from db.telemetry.series import Cursor
 from db.telemetry.summaries import Points, Summaries, merge
 from halfstep.telemetry import events
+from tests.db.conftest import claim, submit
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, logged_points, make_metric
 
@@ -47,6 +48,17 @@ back = st.sampled_from([0, 1, 7, 100, 1000, 20_000])
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seal and join often."""
     _make_small(monkeypatch.setattr)
+
+
+@pytest.fixture
+def other(database: Database, ada: User, running: Run, worker: Worker) -> Run:
+    """Another run, in its first attempt."""
+    with database.writing() as session:
+        submit(session, ada)
+        run = claim(session, worker)
+        assert run is not None
+        queue.start(session, run.id, run.attempt)
+        return run
 
 
 def _make_small(change: Any) -> None:
@@ -316,7 +328,7 @@ def test_a_backlog_of_flushes_comes_in_pages(database: Database, running: Run) -
 
 
 def test_pages_of_points_are_in_order_of_name_and_step(database: Database, running: Run) -> None:
-    """Whatever is in blocks and what not; a page tells where the next begins."""
+    """Whatever is in blocks and what not; a page has the cursor of the next."""
     for first in range(0, 900, 90):
         log(database, running, [(n, first + i, i, 0.5) for n in ("b-1", "a") for i in range(90)])
     found, after = list[Point](), ""
@@ -424,6 +436,26 @@ def test_readers_see_whole_flushes_while_blocks_are_sealed(
     for reader in readers:
         reader.join()
     assert problems == []
+
+
+def test_two_runs_are_logged_at_once(database: Database, running: Run, other: Run) -> None:
+    """Each has its own blocks."""
+
+    def write(run: Run) -> None:
+        for first in range(0, 1500, 50):
+            log(database, run, [("a", first + i, i, float(run.id)) for i in range(50)])
+
+    writers = [Thread(target=write, args=(run,)) for run in (running, other)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    with database.reading() as session:
+        for run in (running, other):
+            points = logged_points(session, run.id)
+            assert [(point.step, point.value) for point in points] == [
+                (step, run.id) for step in range(1500)
+            ]
 
 
 def test_a_tail_row_is_the_same_after_encoding() -> None:

@@ -158,7 +158,7 @@ def test_a_kill_at_any_statement_loses_nothing(
 def test_blocks_that_differ_are_not_read(
     database: Database, running: Run, recorded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows stay, and the next conversion begins anew."""
+    """The rows stay, and the next conversion begins again."""
     as_rows(database, running)
     append = metric_block_writer.append_converted
 
