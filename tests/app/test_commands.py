@@ -19,11 +19,11 @@ from sqlalchemy import select, update
 
 from db.database import Database, revisions
 from db.settings import Settings
-from db.tables import AuditEvent, Run, Status, StepBlock, StepBucket, User
+from db.tables import AuditEvent, MetricBlock, MetricTail, Run, Status, StepBlock, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.earlier_steps import as_file, rows_left
-from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.marks import extended
 from tests.site import (
     GATED,
@@ -402,19 +402,26 @@ def test_a_lost_file_of_steps_is_named_by_commands(site: Site) -> None:
     assert not (site.data / key).exists()
 
 
-def test_a_deep_check_names_damaged_steps(site: Site) -> None:
+def test_a_deep_check_names_damaged_blocks(site: Site) -> None:
     """The command ends with 1, also with --mend: nothing can restore them."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
-    record(site.database, running, make_steps([1.0] * 9000))
+    points = [make_metric(step, 0.5) for step in range(5000)]
+    record(site.database, running, make_steps([1.0] * 9000), events=points)
+    record(site.database, running, events=[make_metric(5000, 0.5)])
     assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
     with site.database.writing() as session:
         its = StepBlock.first == 4096
         session.execute(update(StepBlock).where(its).values(data=b"x" * 100))
+        of_metric = MetricBlock.first == 1024
+        session.execute(update(MetricBlock).where(of_metric).values(data=b"x" * 100))
+        session.execute(update(MetricTail).values(data=b"x" * 100))
     assert halfstep("storage", "check", **environment).returncode == 0
     ended = halfstep("storage", "check", "--deep", "--mend", **environment)
     assert "run 1: steps 4,096 to 8,191 are damaged" in ended.stdout
+    assert "run 1: a block of val/accuracy from step 1,024 on is damaged" in ended.stdout
+    assert "run 1: the metrics of flush " in ended.stdout
     assert ended.returncode == 1
 
 
