@@ -180,10 +180,15 @@ def value_from(session: Session, metric: str, run_id: int, step: int) -> float |
 
 
 def value_at(session: Session, metric: str, run: Run, count: int) -> float | None:
-    """Return the value of a metric, or of the loss, that is the `count`th finite one."""
-    if metric == LOSS and run.own_steps:
-        return step_rows.first_loss(session, run.id, count) if run.step >= count else None
-    return metric_blocks.first_finite(session.connection(), run.id, metric, number=count)
+    """Return the value of a metric, or of the loss, that is the `count`th finite one.
+
+    None while the run is converted after an upgrade.
+    """
+    with suppress(StepsNotConverted):
+        if metric == LOSS and run.own_steps:
+            return step_rows.first_loss(session, run.id, count) if run.step >= count else None
+        return metric_blocks.first_finite(session.connection(), run.id, metric, number=count)
+    return None
 
 
 def due(session: Session) -> list[int]:

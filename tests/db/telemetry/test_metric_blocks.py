@@ -179,6 +179,8 @@ def _check(database: Database, run: Run, expected: Plain, spans: Sequence[Any]) 
             finite_later = [each.value for each in later if math.isfinite(each.value)]
             first = metric_blocks.first_finite(connection, run.id, point.name, point.step)
             assert first == next(iter(finite_later), None)
+            third = metric_blocks.first_finite(connection, run.id, point.name, point.step, number=3)
+            assert third == (finite_later[2] if len(finite_later) > 2 else None)
         latest = max((point.elapsed_ms for point in points), default=None)
         assert metric_blocks.last_elapsed_ms(connection, run.id) == latest
 

@@ -216,7 +216,10 @@ def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> N
     earlier_steps.as_rows(database, running)
     as_rows(database, running)
     with database.reading() as session:
-        assert [sweeps.value_from(session, name, running.id, 2) for name in names] == [None, None]
+        run = session.get_one(Run, running.id)
+        for name in names:
+            assert sweeps.value_from(session, name, running.id, 2) is None
+            assert sweeps.value_at(session, name, run, 1) is None
 
 
 def test_a_downgrade_writes_the_rows_again(
