@@ -17,6 +17,7 @@ Kind = Literal[
     "gradients_underflow",
     "gradients_differ",
     "update_lost",
+    "scaled_by_another",
     "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",

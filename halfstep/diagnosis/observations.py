@@ -21,7 +21,10 @@ LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_e
 #: Kinds from which gradients that differ follow.
 EXPLAINING: frozenset[Kind] = frozenset({"loss_differs", "gradients_underflow"})
 EDITS: frozenset[Kind] = frozenset(
-    {"scaled_gradients_compared", "scaled_gradients_edited", "scaled_gradients_in_loss"}
+    {
+        *("scaled_by_another", "scaled_gradients_compared"),
+        *("scaled_gradients_edited", "scaled_gradients_in_loss"),
+    }
 )
 MOST_STEPS = 1000  # numbers kept of an observation
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.

@@ -24,6 +24,7 @@ TITLES: Mapping[Kind, str] = {
     "gradients_underflow": "Gradients underflow",
     "gradients_differ": "Gradients differ from fp32",
     "update_lost": "An update is rounded away",
+    "scaled_by_another": "A loss is scaled by another scaler",
     "scaled_gradients_compared": "A comparison depends on the loss scale",
     "scaled_gradients_edited": "Gradients are edited while they are scaled",
     "scaled_gradients_in_loss": "Scaled gradients are part of the loss",
@@ -47,6 +48,7 @@ ADVICE: Mapping[Kind, str] = {
     "gradients_differ": "Compare the precisions by module with halfstep.precision_diff.",
     "update_lost": "Keep weights and averages in fp32; autocast computes in half precision all the "
     "same.",
+    "scaled_by_another": "Scale it with the scaler that steps the optimizer of these weights.",
     "scaled_gradients_compared": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_in_loss": "Divide them by scaler.get_scale() first.",
@@ -273,6 +275,13 @@ def _update_lost(observation: Observation) -> str:
     )
 
 
+def _by_another(observation: Observation) -> str:
+    return (
+        f"{steps_of(observation)} {named(observation.first.site)} scales a loss, and another "
+        "scaler, of another scale, unscales its gradients: they count too much or too little."
+    )
+
+
 def _compared(observation: Observation) -> str:
     defect = observation.first
     return (
@@ -346,6 +355,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "gradients_underflow": _gradients_underflow,
     "gradients_differ": _gradients_differ,
     "update_lost": _update_lost,
+    "scaled_by_another": _by_another,
     "scaled_gradients_compared": _compared,
     "scaled_gradients_edited": _edited,
     "scaled_gradients_in_loss": _scaled_in_loss,

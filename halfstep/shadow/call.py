@@ -15,6 +15,7 @@ from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
+    CLEARING,
     DIFFERENCES,
     MOVES,
     PRODUCTS_OF_TWO,
@@ -100,9 +101,8 @@ class Call:
         self._inputs = [
             self._input(tensor, entry) for tensor, entry in zip(tensors, self._entries, strict=True)
         ]
-        self._is_of_scale = any(
-            entry.power != 0 or any(each.is_of_scale for each in entry.writers)
-            for entry in self._entries
+        self._is_of_scale = operator.name not in CLEARING and any(
+            entry.power != 0 or entry.is_of_scale for entry in self._entries
         )
         self._power = self._measured_power()
         self._infinite = any(
@@ -285,6 +285,7 @@ class Call:
         else:
             entry = memory.find(tensor) or memory.add(tensor)
             entry.writers, entry.is_suspect, entry.power = [made], False, made.power
+            entry.is_of_scale = made.is_of_scale
             shadow = shadows[index] if shadows is not None and index < len(shadows) else None
             if shadow is not None and shadow.shape == tensor.shape:
                 memory.assign(tensor, entry, shadow)
@@ -319,7 +320,7 @@ class Call:
     def _decide(self, made: Operation, tensor: Tensor) -> None:
         """Keep that a tensor of no numbers depends on the loss scale."""
         entry = self._mode.memory.find(tensor) or self._mode.memory.add(tensor)
-        entry.writers, entry.power = [*entry.writers, made], None
+        entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
 
     def _compare_integers(self, made: Operation, integers: Tensor, shadow: Tensor) -> None:
         """Keep an operator whose integers, as of an index, are others in fp32."""
@@ -435,5 +436,5 @@ class Call:
         entry.written_by(made)
         if not made.is_backward and mode.on_write is not None:
             mode.on_write(entry, made)
-        entry.power = made.power
+        entry.power, entry.is_of_scale = made.power, made.is_of_scale
         return entry

@@ -4,10 +4,11 @@ This module imports torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType
 
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
@@ -16,10 +17,17 @@ from halfstep.shadow.facts import all_finite
 from halfstep.shadow.lines import loop_code, outer_line
 from halfstep.shadow.memory import Entry, ShadowMemory
 from halfstep.shadow.operations import Operation
-from halfstep.shadow.operators import is_readable, local
+from halfstep.shadow.operators import CLEARING, is_readable, local
 from halfstep.shadow.walk import first_edit
 
-CLEARING = frozenset({"zero_", "_foreach_zero_"})  # changes of gradients that are no edits
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A scaled loss."""
+
+    scaler: GradScaler
+    scale: float
+    operation: Operation
 
 
 class GradientChanges:
@@ -38,10 +46,24 @@ class GradientChanges:
         self._scaled: dict[int, Entry] = {}  # by the id of their entries
         #: What has cleared the gradients of a pass, by the id of their entries.
         self._cleared: dict[int, Operation] = {}
+        self._scalings: dict[int, Scaling] = {}  # of losses, by the number of the operation
+        self._pass: Scaling | None = None  # of the pass under way
+        self._passed = 0  # number of the last operation before that
+        #: Gradients with how the losses of their passes were scaled, by the id of their entries.
+        self._sources: dict[int, tuple[Entry, list[Scaling]]] = {}
 
-    def pass_begins(self) -> None:
+    def scaled(self, loss: Tensor, scaler: GradScaler, scale: float) -> None:
+        """See a loss that a scaler has scaled."""
+        if (entry := self._memory.find(loss)) is not None:
+            latest = entry.writers[-1]
+            self._scalings[latest.number] = Scaling(scaler, scale, latest)
+
+    def pass_begins(self, roots: Iterable[Tensor]) -> None:
         """Report changes of gradients after their step, of those that were cleared since."""
         self._loop_code = loop_code()
+        latest = [entry.writers[-1].number for entry in map(self._memory.find, roots) if entry]
+        self._passed = max(latest, default=0)
+        self._pass = self._scalings.get(self._passed)
         for key, operation in self._late_edits.items():
             entry = self._memory.entries.get(key)
             is_cleared = entry is not None and entry.writers[-1].name in CLEARING
@@ -52,12 +74,23 @@ class GradientChanges:
 
     def are_scaled(self, entries: Iterable[Entry]) -> None:
         """See the gradients of a pass of a scaled loss."""
-        self._scaled |= {id(entry): entry for entry in entries if entry.power == 1}
+        for entry in entries:
+            if entry.power == 1:
+                self._scaled[id(entry)] = entry
+            if self._pass is not None and entry.writers[-1].number > self._passed:
+                self._sources.setdefault(id(entry), (entry, []))[1].append(self._pass)
 
-    def unscaling(self, optimizer: Optimizer) -> None:
-        """Report the first finite gradient that is not proportional to the scale, if it was."""
+    def unscaling(self, optimizer: Optimizer, scaler: GradScaler, scale: float) -> None:
+        """Report gradients that a scaler unscales and another one has scaled.
+
+        Or else the first finite one that is not proportional to the scale, if it was.
+        """
         for gradient in gradients_of(optimizer):
             entry = self._memory.find(gradient)
+            for source in self._sources.get(id(entry), (entry, ()))[1]:
+                if source.scaler is not scaler and source.scale != scale:
+                    self._report("scaled_by_another", source.operation)
+                    return
             if entry is None or entry.power != entry.writers[-1].power:
                 continue  # older than the step, or unscaled for another optimizer
             edit = first_edit(entry.writers[-1])
@@ -83,6 +116,8 @@ class GradientChanges:
     def written(self, entry: Entry, operation: Operation) -> None:
         """See a change in place outside of a backward pass."""
         key, is_clearing = entry.storage.cdata, operation.name in CLEARING
+        if is_clearing:
+            self._sources.pop(id(entry), None)
         if is_clearing and len(entry.writers) > 1 and entry.writers[-2].is_backward:
             self._cleared[id(entry)] = self._called(operation)
         if key in self._used and not is_clearing:

@@ -127,11 +127,14 @@ class ShadowHooks:
                 with self._sanitizer.paused():  # as `scale` does it
                     scaler._lazy_init_scale_growth_tracker(outputs.device)
             self._call(self._sanitizer.loss, outputs, scaler)
-        return original(scaler, outputs)
+        scaled = original(scaler, outputs)
+        if scaler._enabled:
+            self._call(self._sanitizer.scaled, scaled, scaler)
+        return scaled
 
     def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
         if scaler._enabled:
-            self._call(self._sanitizer.unscaling, optimizer)
+            self._call(self._sanitizer.unscaling, optimizer, scaler)
         with self._sanitizer.paused():
             return original(scaler, optimizer)
 
@@ -139,7 +142,7 @@ class ShadowHooks:
         self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if scaler._enabled:
-            self._call(self._sanitizer.unscaling, optimizer)
+            self._call(self._sanitizer.unscaling, optimizer, scaler)
         self._in_scaler += scaler._enabled
         try:
             return original(scaler, optimizer, *args, **kwargs)

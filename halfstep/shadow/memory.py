@@ -32,6 +32,7 @@ class Entry:
     is_suspect: bool = False  # some element is nonfinite: look again at each use
     is_unread: bool = False  # older than the step, and so large that only parts were read
     power: float | None = 0  # of the loss scale; see scale.py
+    is_of_scale: bool = False  # a value that depends on the scale has led to it
 
     def has_expired(self) -> bool:
         """Return whether the storage no longer exists."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
+from torch.amp.grad_scaler import GradScaler
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
@@ -21,7 +22,7 @@ from halfstep.shadow.lines import ModuleNames
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
-from halfstep.shadow.operators import is_readable
+from halfstep.shadow.operators import is_readable, tensors_in
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.walk import first_defect
 
@@ -136,12 +137,12 @@ class Sanitizer:
         seen = new_loss(self.mode, loss)
         if seen is not None:
             self._judge.add(seen)
-        if scaler is None or self._scaler is not None or scaler._scale is None:
+        if scaler is None or scaler._scale is None or not is_readable(scaler._scale):
             return
-        if is_readable(scaler._scale):
+        self.mode.entry(scaler._scale).power = 1
+        if self._scaler is None:
             self._scaler = scaler
             self.mode.scale = float(scaler._scale)
-            self.mode.entry(scaler._scale).power = 1
 
     def backward_begins(self, roots: Any = (), gradients: Any = ()) -> None:
         """Note that a pass begins.
@@ -151,7 +152,7 @@ class Sanitizer:
         self._passes += 1
         self.mode.has_pass = self.has_loss = True
         if self._passes == 1:
-            self._changes.pass_begins()
+            self._changes.pass_begins(roots)
         is_first = self._scaler is None and self._passes == 1
         if is_first and len(roots) == len(gradients) == 1 and not self.mode.is_over_budget:
             with self.apart():
@@ -175,14 +176,20 @@ class Sanitizer:
         found = map(self.mode.memory.find, filter(is_readable, gradients))
         entries = [entry for entry in found if entry is not None]
         self._judge.pass_ended([each for each in entries if each.is_suspect])
-        if self._scaler is not None and self.mode.scale != 1.0:
+        if self._scaler is not None:
             self._changes.are_scaled(entries)
 
-    def unscaling(self, optimizer: Optimizer) -> None:
-        """Judge an optimizer whose gradients the scaler is about to divide by the scale."""
+    def scaled(self, losses: object, scaler: GradScaler) -> None:
+        """See losses that a scaler has scaled."""
+        with self.apart():
+            for loss in filter(is_readable, tensors_in(losses)):
+                self._changes.scaled(loss, scaler, scaler.get_scale())
+
+    def unscaling(self, optimizer: Optimizer, scaler: GradScaler) -> None:
+        """Judge an optimizer whose gradients a scaler is about to divide by its scale."""
         if id(optimizer) not in self._judged and not (self.mode.is_over_budget or self._passes):
             with self.apart():
-                self._changes.unscaling(optimizer)
+                self._changes.unscaling(optimizer, scaler, scaler.get_scale())
         self.judge(optimizer)
 
     def judge(self, optimizer: Optimizer) -> None:

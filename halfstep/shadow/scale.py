@@ -61,7 +61,7 @@ class ScaleExperiment:
     def result_power(self) -> Power:
         """Return the power of the results; None for a decision that another scale would change."""
         name = self._operator.name.removeprefix("_foreach_")
-        if name.endswith("_like") or name.startswith("new_") or name == "zero_":
+        if name.endswith("_like") or name.startswith("new_"):
             return 0
         inputs = self._args[1:] if name in WRITES else (*self._args, *self._kwargs.values())
         if name in WRITES and not torch.as_tensor(self._args[1]).any():

@@ -69,6 +69,7 @@ KINDS = {
         *("gradients_cleared_before_step", "gradients_edited_after_step"),
         "stale_weight_cache",
         *("scaled_gradients_edited", "no_half_operators", "scaler_without_fp16", "calls"),
+        "scaled_by_another",
     },
 }
 #: What a row must say of causes that several kinds share.

@@ -45,6 +45,7 @@ SHADOW_CAUSES = (
     "gradients_underflow",
     "gradients_differ",
     "update_lost",
+    "scaled_by_another",
     "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",

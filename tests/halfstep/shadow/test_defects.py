@@ -572,6 +572,32 @@ def test_a_bound_in_a_hook_on_scaled_gradients_is_seen() -> None:
     assert (row.kind, row.source) == ("scaled_gradients_edited", "gradient.clamp(-bound, bound)")
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_loss_that_another_scaler_scales_is_seen(*, is_right: bool) -> None:
+    """Its gradients are unscaled by the scale of the one that steps."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        scaler, other = (torch.amp.GradScaler("cpu", init_scale=n) for n in (1024.0, 16.0))
+        for _ in range(3):
+            for of_loss in (scaler, scaler if is_right else other):
+                with torch.autocast("cpu", dtype=HALF):
+                    loss = net(torch.ones(2, 4)).float().square().mean()
+                of_loss.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().square().mean()
+            other.scale(loss).backward()  # as for another optimizer, which comes next
+            optimizer.zero_grad(set_to_none=False)
+
+    rows = [row for row in rows_of_loop(train) if row.is_fault]
+    kinds = {(row.kind, row.source) for row in rows}
+    assert kinds == (set() if is_right else {("scaled_by_another", "of_loss.scale(loss)")})
+
+
 def test_gradients_that_the_loop_drops_itself_are_judged() -> None:
     """It has no scaler, and takes no step with gradients that are not finite."""
 
