@@ -9,7 +9,9 @@ import pytest
 from tests.diagnosis import held_out_cases
 from tests.diagnosis.held_out_cases import Case, cases
 
-COLLECTIONS = ("reported", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+COLLECTIONS = (
+    *("reported", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"),
+)
 #: Cases that are not named right, with what they get.
 MISSED = {
     "second/moment_adapt": "partly",
