@@ -1,6 +1,6 @@
 """A worker's claim of the next run, with all of its nodes, some on other workers, or none.
 
-Decision 17 explains the single transaction and its lock order.
+docs/decisions/0007-nodes-and-leases.md explains the single transaction and its lock order.
 """
 
 from collections.abc import Collection, Sequence

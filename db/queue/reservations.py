@@ -1,6 +1,6 @@
 """Placement of runs of several devices, and the reservation for the first one that waits.
 
-Decision 17 explains reservations, and why one is enough.
+docs/decisions/0007-nodes-and-leases.md has the reasons for a single reservation.
 """
 
 import json

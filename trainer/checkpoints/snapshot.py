@@ -5,7 +5,7 @@ tied weights, share it in the copy, and a file made of it is identical. On CUDA 
 queued after earlier work and before the next change of the weights: the host waits for neither. On
 a CPU the next step writes in place, so the copy is made at once.
 
-torch.distributed.checkpoint has stagers: docs/decisions/0011 says why they are not used.
+docs/decisions/0004-background-saves.md has the reasons against torch's own stagers.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
 """Prefetching: worker processes read batches, a thread copies them to the device.
 
 torch's DataLoader manages the processes. Its workers are forked: a dataset need not be picklable,
-its memory is shared, and they start within milliseconds; see decision 12. Batches arrive in the
-requested order, whichever worker reads them.
+its memory is shared, and they start within milliseconds; see docs/decisions/0005-data-order.md.
+Batches arrive in the requested order, whichever worker reads them.
 """
 
 import atexit

@@ -74,7 +74,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_condit
     get_file(store, KEY, tmp_path / "copy.pt", sha256=sha256)
     assert bucket.proxy.requests == {"GET": 1}
     assert bucket.keys() == [KEY]
-    # Of servers that do not know them the answer would be wrong, and silently (decision 19).
+    # No conditional requests: a server that ignores the condition would silently write anyway.
     asked = {name.lower() for headers in bucket.proxy.headers for name in headers}
     assert not {name for name in asked if name.startswith("if-")}
 
