@@ -68,7 +68,9 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
-    """Whatever its port; unless one is named, or the server has gone, killed or not."""
+    """The link has the port of the running server, unless another one is named or the server
+    has ended or was killed.
+    """
     environment, file = {"HALFSTEP_DATA": str(tmp_path)}, tmp_path / "server.json"
     with up(**environment) as (_process, link):
         base = link.split("/?")[0]
@@ -130,7 +132,7 @@ def test_up_with_a_closed_terminal_leaves_no_worker_behind(tmp_path: Path) -> No
 
 
 def test_written_files_are_private(site: Site) -> None:
-    """Neither the database nor a run's files, nor the folder that they lie in, are others'."""
+    """Other users can read neither the database nor a run's files nor their folders."""
     data = site.data / "data"
     environment = {"HALFSTEP_DATA": str(data), "HALFSTEP_WORKER_NAME": "w1"}
     database = Database(f"sqlite:///{data / 'halfstep.db'}")
@@ -203,7 +205,7 @@ def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Si
 
 @pytest.mark.extended
 def test_up_starts_without_standard_input(tmp_path: Path) -> None:
-    """As under a process manager that closes it."""
+    """`halfstep up` starts if a process manager has closed its standard input."""
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
     command = 'exec "$0" -m halfstep.cli.main up <&-'
     with heeded(signal.SIGTERM):
@@ -253,7 +255,7 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
 @pytest.mark.xdist_group("bucket")
 @pytest.mark.parametrize("word", ["server", *extended(["worker"])])
 def test_a_missing_bucket_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
-    """Before anything is served, claimed or lost."""
+    """The command ends with the reason before anything is served or claimed."""
     url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}
     ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), **url)
     assert ended.returncode == 1
@@ -295,7 +297,7 @@ def test_the_link_creates_only_the_first_user(tmp_path: Path) -> None:
 
 
 def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
-    """In a folder without one they report it, and create no empty database."""
+    """In a folder without an installation they report it, and create no empty database."""
     for words in (("link", "bob"), ("backup", "here"), ("rebuild", "1"), ("storage", "check")):
         ended = halfstep(*words, HALFSTEP_DATA=str(tmp_path / "data"))
         assert ended.returncode == 1
@@ -304,7 +306,7 @@ def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
 
 
 def test_sql_of_migrations_is_printed_for_postgresql(site: Site) -> None:
-    """Without an installation; SQLite's is not known without one."""
+    """PostgreSQL's SQL needs no installation; for SQLite the command says that there is none."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     ended = halfstep("migrate", "--sql", **environment)
     if site.url.startswith("sqlite"):
@@ -328,7 +330,7 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
 
 
 def test_due_migrations_are_printed_without_a_change(site: Site) -> None:
-    """With the space that the copy of a SQLite database needs."""
+    """The output has the space that the copy of a SQLite database needs, and nothing is changed."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     assert "No migration is due." in halfstep("migrate", "--check", **environment).stdout
     before, newest = revisions()[-2:]

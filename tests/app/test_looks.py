@@ -112,7 +112,9 @@ def test_a_list_of_many_takes_few_queries(
 def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Of ten short runs with a metric, zoomed in, too; an answer of one run reads it once."""
+    """Ten short runs with a metric take as many queries as two, also zoomed in; one run
+    is read once.
+    """
     events = [make_metric(2, 0.5)]
     for _ in range(10):
         run = submit(database, ada)
@@ -148,8 +150,8 @@ def test_a_page_of_200_runs_takes_eleven_queries(
     monkeypatch: pytest.MonkeyPatch,
     whose: str,
 ) -> None:
-    """With the sign-in and its rights, the trash, the runs with frozen steps, and all that a row
-    can show: loss, health, retries, place.
+    """They read sign-in, permissions, the trash, and all that a row can show: loss, health,
+    retries, position.
     """
     monkeypatch.setattr("app.runs.list_pages.PAGE_SIZE", 200)
     retrying = {**CONFIG, "scaler": {**CONFIG["scaler"], "retry_in_fp32": True}}

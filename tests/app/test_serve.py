@@ -69,7 +69,7 @@ def test_an_answer_waits_for_no_acknowledgement(settings: Settings, database: Da
 def test_open_streams_hold_no_connection(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:
-    """For any number of open pages, the connection pool stays free."""
+    """Open pages hold no connection, so the connection pool stays free."""
     headers = {"authorization": script.headers["authorization"]}
     record(database, running, make_steps([1.0] * 3))
     with ExitStack() as stack:
@@ -113,7 +113,7 @@ def test_who_sends_no_whole_request_is_not_waited_for(
 def test_a_long_body_may_take_its_time(
     database: Database, settings: Settings, script: TestClient
 ) -> None:
-    """As a checkpoint on a slow line does: what comes is waited for, what stays away is not."""
+    """A slow upload of a checkpoint is received as long as data keep arriving."""
     head = (
         "PUT /api/v1/uploads/w.pt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n"
         f"Authorization: {script.headers['authorization']}\r\n\r\n"

@@ -92,7 +92,9 @@ def test_two_servers_are_as_one(site: Site) -> None:
 
 
 def test_a_server_whose_database_is_migrated_stops_with_one_sentence(site: Site) -> None:
-    """By a newer version on another machine; each request would fail."""
+    """A migration by a newer version on another machine ends the server, since each
+    request would fail.
+    """
     environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(free_port())}
     process = warm.Popen(
         [sys.executable, "-m", "halfstep.cli.main", "server"],
@@ -110,7 +112,7 @@ def test_a_server_whose_database_is_migrated_stops_with_one_sentence(site: Site)
 
 
 def test_a_worker_whose_database_is_migrated_stops_with_one_sentence(site: Site) -> None:
-    """With its next heartbeat."""
+    """The worker ends at its next heartbeat."""
     worker = site.idle_worker()
     _set_revision(site, "9999")
     with pytest.raises(Conflict, match="migrated to revision 9999 by another version"):

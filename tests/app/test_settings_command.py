@@ -39,7 +39,7 @@ def test_values_have_their_source_and_default(
 def test_secrets_are_hidden(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tokens, and passwords in addresses."""
+    """Tokens, and passwords within addresses, are hidden."""
     secret = "correct-horse"
     for name in ("SMTP_URL", "METRICS_TOKEN", "OIDC_CLIENT_SECRET", "TOKEN"):
         monkeypatch.setenv(f"HALFSTEP_{name}", secret)
@@ -54,7 +54,7 @@ def test_secrets_are_hidden(
 def test_an_unknown_variable_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each command of the service."""
+    """Each command of the service ends with the right name of the variable."""
     monkeypatch.setenv("HALFSTEP_BIN_DAYS", "90")
     for command in ("settings", "up", "server", "migrate"):
         ended = type_command(command)

@@ -116,7 +116,7 @@ def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_folder_without_runs_is_named(tmp_path: Path, name: str) -> None:
-    """Before anything is started."""
+    """The command ends with the folder's name before anything is started."""
     ended = halfstep("show", str(tmp_path / name), **os.environ)
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr.replace("\n", "").replace(" ", "")

@@ -106,7 +106,7 @@ def test_a_receiver_that_says_nothing_is_left(
 def test_nothing_goes_into_ones_own_network(
     tmp_path: Path, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a name, a number in any notation, or a name with one such address."""
+    """A channel into the server's own network is refused, by name or by number in any notation."""
     outside = Settings(data=tmp_path)
     for host in ("localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"):
         outcome = sent(outside, "slack", f"http://{host}:{hook.port}/")
@@ -134,7 +134,9 @@ def test_nothing_goes_into_ones_own_network(
 def test_a_channel_into_ones_own_network_is_not_made(
     browser: TestClient, settings: Settings, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By page and API: 422 names the field; a name that does not resolve is judged when sending."""
+    """Page and API answer 422 at the field; a name that does not resolve is checked when
+    sending.
+    """
     known = socket.getaddrinfo
 
     def lookup(name: str, port: int, *rest: Any, **more: Any) -> Any:
@@ -158,7 +160,7 @@ def test_a_channel_into_ones_own_network_is_not_made(
 def test_no_name_is_looked_up_for_a_stranger(
     stranger: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither without a sign-in nor with a token that is not known."""
+    """Host names are resolved neither without a sign-in nor for an unknown token."""
     monkeypatch.setattr(url_policy, "resolved", None)  # raises, were it called
     wanted = {"kind": "webhook", "name": "hook", "address": "http://internal.example"}
     for headers in ({}, {"Authorization": "Bearer hs_unknown"}):
@@ -213,7 +215,9 @@ def test_mail(inside: Settings) -> None:
 
 
 def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor stands in an answer or a log; without a mail server the answer names the setting."""
+    """Mail without TLS is refused with the setting's name, and no answer or log has the
+    password.
+    """
     with smtp_receiver() as server, caplog.at_level(logging.DEBUG):
         for url, answer in (
             (f"smtp://u:hush@127.0.0.1:{server.port}", "no TLS"),
@@ -267,7 +271,9 @@ def test_channels_are_checked_and_keep_their_secrets(
 def test_an_alert_goes_all_the_way_once(
     database: Database, running: Run, ada: User, inside: Settings, hook: Receiver
 ) -> None:
-    """From the figure of a run to the receiver; of two servers that deliver at once, one does."""
+    """A run's loss raises an alert that reaches its receiver; of two servers only one
+    delivers it.
+    """
     with database.writing() as session:
         what = {"kind": "webhook", "name": "n", "address": hook.url}
         channels.make(session, inside.secrets_key, ada, **what)
@@ -317,7 +323,9 @@ def test_attempts_are_bounded_with_growing_pauses(
 def test_a_request_without_a_response_is_repeated(
     database: Database, ada: User, inside: Settings, hook: Receiver
 ) -> None:
-    """After a while; a late response of the first attempt is ignored."""
+    """The delivery is repeated after a while, and a late response of the first attempt is
+    ignored.
+    """
     with database.writing() as session:
         what = {"kind": "slack", "name": "n", "address": hook.url}
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)

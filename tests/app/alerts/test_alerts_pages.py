@@ -136,7 +136,7 @@ def test_the_api_does_what_the_page_does(
 
 
 def test_access_needs_a_session_or_a_token(stranger: TestClient, browser: TestClient) -> None:
-    """Like every page and every form."""
+    """Pages and forms of alerts require a session, and the API a token."""
     assert stranger.get("/alerts").status_code == 303
     assert stranger.get("/api/v1/alerts/deliveries").status_code == 401
     del browser.headers["x-csrf-token"]
@@ -148,7 +148,7 @@ def test_access_needs_a_session_or_a_token(stranger: TestClient, browser: TestCl
 def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Only those that have not ended, and of them those that changed, cost anything."""
+    """Only runs that are active and changed since the last evaluation cost queries."""
     from tests.app.looks_made import counted, noted
 
     browser.post("/api/v1/alerts/rules", json={"condition": "collapsing", "scope": "all"})

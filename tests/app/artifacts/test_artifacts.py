@@ -83,7 +83,7 @@ def test_content_above_the_limit_of_a_project_is_refused_although_its_version_wa
 def test_unchanged_content_of_a_full_project_is_saved_again(
     database: Database, script: TestClient
 ) -> None:
-    """Only new content counts, once however many files have it."""
+    """Only new content counts against the quota, once for any number of files."""
     version = saved(script)
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
@@ -138,7 +138,7 @@ def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
 def test_what_is_not_allowed_is_named(
     script: TestClient, changes: dict[str, Any], field: str
 ) -> None:
-    """Nothing is saved."""
+    """An invalid artifact is rejected with its field, and nothing is saved."""
     answer = script.post("/api/v1/artifacts", json=body(**changes))
     assert answer.status_code == 422
     assert field in answer.json()["errors"]
@@ -207,7 +207,7 @@ def chained(database: Database, ada: User) -> list[int]:
 def test_the_lineage_goes_both_ways(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """From the model back to the run that made its data; drawn, and as a list."""
+    """The lineage of a model has the run that made its data, as a drawing and as a list."""
     data, model = chained(database, ada)
     graph = script.get(f"/api/v1/artifact-versions/{model}/lineage").json()
     assert {node["key"]: node["layer"] for node in graph["nodes"]} == {

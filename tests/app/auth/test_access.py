@@ -90,8 +90,8 @@ def uploaded(client: TestClient) -> str:
 def test_to_know_the_hash_of_an_upload_grants_nothing(
     app: FastAPI, database: Database, installed: Installation, tmp_path: Path
 ) -> None:
-    """By run, sweep, preset and form, whether the file is there or not, and whatever a watched run
-    says that it started from; the one who sent it may start from it.
+    """Runs, sweeps, presets and forms reject the hash of another user's upload, whether it
+    exists or not, also if a watched run states it; its owner may start from it.
     """
     owner = client_of(app, database, installed.hidden.owner)
     upload = uploaded(owner)
@@ -159,7 +159,7 @@ def test_an_upload_of_one_project_stays_there(
 def test_records_of_uploads_go_with_their_files(
     database: Database, installed: Installation
 ) -> None:
-    """After a day, unless a run starts from them."""
+    """Records of unused uploads are deleted after a day, unless a run starts from them."""
     with database.writing() as session:
         session.execute(update(Upload).values(uploaded_at=1.0))
         uploads.record(session, installed.hidden.owner, "new/net.pt", 1, None)
@@ -195,7 +195,9 @@ def test_a_sweep_continues_with_files_that_its_owner_may_download(
 def test_a_token_of_one_project_uses_no_route_of_an_account(
     app: FastAPI, database: Database, installed: Installation, whose: str, kind: str
 ) -> None:
-    """Nor one of the whole server, by whatever method; so nothing that it makes outlives it."""
+    """Every route of an account or of the server rejects the token, so nothing that it
+    makes outlives it.
+    """
     user = installed.users[whose]
     limited = client_of(app, database, user, kind=kind, project=OPEN)
     asked = 0
@@ -225,7 +227,7 @@ def test_a_token_of_one_project_queues_no_command(
 def test_a_token_to_read_makes_no_alert_rule(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """Not of a run that it may see either."""
+    """A read token creates no alert rule, not even for a run that it may see."""
     reader = client_of(app, database, installed.open.owner, kind="read")
     address = f"/api/v1/runs/{installed.open.runs[0]}/alerts"
     assert reader.post(address, json={"condition": "ended"}).status_code == 403
@@ -293,7 +295,7 @@ def test_a_session_shows_no_row_of_a_run_that_its_user_may_not_see(
 def test_a_session_shows_the_projects_of_its_own_user(
     database: Database, installed: Installation
 ) -> None:
-    """Whatever sessions of others showed before, and a role counts from the next session on."""
+    """Sessions of other users have no effect, and a new role applies from the next session on."""
 
     def shown(name: str) -> set[str]:
         with database.reading() as session:
@@ -312,7 +314,9 @@ def test_a_session_shows_the_projects_of_its_own_user(
 def test_a_run_is_compared_with_runs_of_permitted_projects(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """For the group of the other run changes with it."""
+    """The comparison needs permission to submit to the other run's project, because its
+    group changes too.
+    """
     viewer = installed.users["viewer"]
     with database.writing() as session:
         projects.set_role(session, viewer, OPEN, MEMBER)

@@ -237,7 +237,9 @@ FAR, NO_PROJECT = 70_000, "vault-7"
 def test_hidden_rows_are_answered_as_missing_ones(
     app: FastAPI, database: Database, installed: Installation, kind: str
 ) -> None:
-    """By each route with the same status, of the API also with the same text."""
+    """Each route answers a hidden row with the status of a missing one, the API with the
+    same text too.
+    """
     caller = by_token("left", kind=kind)(app, database, installed)
     hidden, wrong = installed.hidden, []
     missing = replace(

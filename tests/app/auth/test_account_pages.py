@@ -71,7 +71,7 @@ def test_the_current_password_is_required(browser: TestClient, stranger: TestCli
 def test_guesses_of_the_current_password_have_to_wait(
     monkeypatch: pytest.MonkeyPatch, browser: TestClient
 ) -> None:
-    """As at the sign-in, several wrong ones require a wait."""
+    """Several wrong current passwords require a wait, as at the sign-in."""
     standing = SimpleNamespace(current=lambda _session: 0.0)  # however long they take here
     monkeypatch.setattr("db.access.login_attempts.clock", standing)
     set_password(browser)
@@ -167,7 +167,9 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     running: Run,
     tmp_path: Path,
 ) -> None:
-    """Not a missing one, nor a worker's, nor another user's, and no other kind names one."""
+    """Only a token of kind `run` names a run: a watched one of the user, not a missing one, a
+    worker's or another user's.
+    """
     uploader = Uploader(stranger, write_token(database, ada), tmp_path)
     mine = uploader.begin().json()["run"]
     with database.writing() as session:

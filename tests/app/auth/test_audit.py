@@ -105,10 +105,9 @@ def test_an_event_names_the_action_and_its_runs(
 def test_sign_ins_and_failed_attempts_are_recorded(
     app: FastAPI, database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
-    """With the sign-in method.
-
-    A failed attempt is recorded once a minute per user and address, without a name that matches no
-    user, because it may be a password. Events are found by user, run and day.
+    """Sign-ins have their method. A failed attempt is recorded once a minute per user and
+    address, and without a name that matches no user, because it may be a password. Events are
+    found by user, run and day.
     """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -147,7 +146,7 @@ def test_sign_ins_and_failed_attempts_are_recorded(
 
 
 def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient) -> None:
-    """Whatever is sent, of whatever kind."""
+    """A detail is cut to a maximum length, whatever kind of value was sent."""
     with database.writing() as session:
         projects.make(session, "p" * 200)
     name = "\u202e" + "x" * 900

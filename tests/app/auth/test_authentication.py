@@ -84,7 +84,7 @@ def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> Non
 def test_a_token_that_writes_opens_nothing_but_the_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """And the artifacts that it may read; every other route answers 403 with a sentence."""
+    """It may use ingest and the artifacts that it may read; every other route answers 403."""
     writing = {"Authorization": f"Bearer {write_token(database, ada)}"}
     _check_it_only_sends(app, stranger, writing, (404, 422))
 
@@ -93,7 +93,7 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
 def test_a_token_for_one_run_opens_nothing_but_its_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient, tmp_path: Path
 ) -> None:
-    """Nor the ingest of another run, its owner's too, or of one that is not there yet."""
+    """It may not use the ingest of another run, of its owner or of a missing one."""
     with database.writing() as session:
         full, _row = accounts.make_api_token(session, ada, "full")
     uploader = Uploader(stranger, full, tmp_path)
@@ -159,7 +159,7 @@ def _check_it_only_sends(
 def test_a_reader_with_a_token_waits_for_no_writer(
     database: Database, ada: User, address: str
 ) -> None:
-    """That the token was used is written down after the answer, when the lock is free."""
+    """The use of a token is recorded after the answer, when the write lock is free."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     with database.writing() as session:
@@ -220,5 +220,5 @@ def test_cookie_is_out_of_reach_of_scripts_and_other_sites(
     ],
 )
 def test_redirects_stay_on_this_server(address: str, target: str) -> None:
-    """Only a path of this server is gone to."""
+    """A redirect leads only to a path of this server."""
     assert local_path(address) == target

@@ -69,7 +69,7 @@ def test_every_route_declares_what_it_requires(app: FastAPI) -> None:
 
 
 def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
-    """Event streams, and no other routes."""
+    """Event streams count against this limit, and no other route does."""
     routes = [route.original_route for route in iter_route_contexts(app.routes)]
     streams = [
         route for route in routes if getattr(route, "response_class", 0) is EventSourceResponse
@@ -140,7 +140,9 @@ def test_an_admin_is_denied_nothing(app: FastAPI, database: Database, ada: User)
 def test_what_one_may_not_see_is_on_no_page(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Neither in lists nor counts, nor words, nor by its id: each page and list of an outsider."""
+    """Pages and lists of an outsider show a hidden run neither in lists, counts and words
+    nor by its id.
+    """
     hidden = submit(database, ada, project=PROJECT, name=HIDDEN, tags=HIDDEN)
     sweep = _sweep(database, ada, project=PROJECT, name=HIDDEN)
     with database.writing() as session:
@@ -222,7 +224,9 @@ def test_runs_go_where_one_may_submit(
 def test_weights_are_uploaded_with_permission_to_submit(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """Somewhere, and by a token of one project there."""
+    """An upload of weights requires the permission to submit to some project; a token of one
+    project needs it there.
+    """
     body = {"content": b"PK\x03\x04 weights"}
     for role, project, status in (
         (VIEWER, None, 403),
@@ -265,7 +269,9 @@ def test_many_runs_are_each_requested(
 def test_nothing_is_got_round_by_submitting(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Neither files that one may not download, by starting from them; nor a place in the queue."""
+    """A submission cannot start from files that the user may not download, nor take another's
+    place in the queue.
+    """
     source = submit(database, ada, project=PROJECT)
     with database.writing() as session:
         projects.get(session, PROJECT).viewers_download = False
@@ -300,7 +306,7 @@ def test_nothing_is_got_round_by_submitting(
 def test_a_token_of_one_project_is_no_operators(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """For every owner."""
+    """A token of one project gives no admin access, whoever owns it."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
     headers = {"Authorization": f"Bearer {token}"}

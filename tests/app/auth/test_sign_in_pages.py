@@ -38,7 +38,7 @@ def test_link_signs_in_once_and_leaves_the_address(
 def test_password_signs_in_and_leads_back(
     database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """After sign-in the requested page opens."""
+    """The requested page opens after a sign-in."""
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), "a long secret")
     form = {"name": "ada", "password": "a long secret", "next": "/workers"}
@@ -98,7 +98,7 @@ def test_verifying_a_password_holds_no_lock(
 def test_sign_in_attempts_are_throttled(
     ada: User, monkeypatch: pytest.MonkeyPatch, stranger: TestClient
 ) -> None:
-    """After too many failures the response gives the waiting time, even for the right password."""
+    """After too many failures the response has the waiting time, also for the right password."""
     standing = SimpleNamespace(current=lambda _session: 0.0)  # however long they take here
     monkeypatch.setattr("db.access.login_attempts.clock", standing)
     form = {"name": "ada", "password": "wrong"}

@@ -145,7 +145,7 @@ def test_a_slow_provider_delays_no_other_request(
 def test_an_account_is_not_taken_over_by_its_name(
     stranger: TestClient, database: Database, ada: User, issuer: str
 ) -> None:
-    """Until an operator says that they are the same."""
+    """The account is linked to the provider's subject by `halfstep user subject` only."""
     answer = stranger.get(_agree(_begin(stranger), "2"))
     assert (answer.status_code, "halfstep user subject" in answer.text) == (401, True)
     with database.writing() as session:

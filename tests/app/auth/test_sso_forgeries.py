@@ -244,7 +244,7 @@ def test_a_forged_token_signs_no_one_in(
 def test_signatures_of_each_allowed_algorithm_are_accepted(
     stranger: TestClient, ada: User, forger: Forger, algorithm: str
 ) -> None:
-    """With the key that the token's kid names."""
+    """A signature is accepted if it was made with the key that the token's kid names."""
     attempt, kid = _begin(stranger, forger), ALGORITHMS[algorithm]
     audience = ["halfstep", "other"]
     forger.token = attempt.signed(
@@ -286,7 +286,7 @@ def test_groups_come_from_the_userinfo_of_the_same_subject(
     subject: str | None,
     role: str | None,
 ) -> None:
-    """That of another subject is ignored."""
+    """The userinfo of another subject is ignored."""
     attempt = _begin(stranger, forger)
     forger.token, forger.userinfo = attempt.signed(), {"sub": subject, "groups": ["ml"]}
     assert _status(stranger, attempt) == 303
@@ -299,7 +299,7 @@ def test_groups_come_from_the_userinfo_of_the_same_subject(
 def test_invisible_characters_of_a_name_are_removed(
     stranger: TestClient, database: Database, ada: User, forger: Forger, hidden: str
 ) -> None:
-    """So a name that is shown as another account's is that account's name, and refused."""
+    """A name that is displayed like another account's is treated as that name, and refused."""
     attempt = _begin(stranger, forger)
     forger.token = attempt.signed(preferred_username=f"{hidden}a{hidden}da")
     assert _status(stranger, attempt) == 401

@@ -60,7 +60,7 @@ def test_an_admin_invites_and_removes_users(
 
 
 def test_the_last_admin_stays(database: Database, ada: User, browser: TestClient) -> None:
-    """Otherwise no user could invite others."""
+    """The last admin can neither be removed nor lose the role."""
     for change in ("no-admin", "deactivate", "remove"):
         answer = browser.post(f"/people/{ada.id}/{change}")
         assert answer.status_code == 422
@@ -71,7 +71,7 @@ def test_the_last_admin_stays(database: Database, ada: User, browser: TestClient
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a\x1bb", "al\u200bice", "\u202eevil"])
 def test_a_name_is_what_it_looks(database: Database, ada: User, name: str) -> None:
-    """Nothing unseen is in one, and no two look alike."""
+    """A user name has no invisible characters, and no two names look alike."""
     with database.writing() as session:
         with pytest.raises(Invalid, match="name"):
             accounts.make_user(session, name)
@@ -84,7 +84,7 @@ def test_a_name_is_what_it_looks(database: Database, ada: User, name: str) -> No
 def test_maintainers_give_roles_in_their_projects(
     app: FastAPI, database: Database, ada: User, browser: TestClient
 ) -> None:
-    """And in no other; members and viewers give none."""
+    """Maintainers grant roles in their own projects only; members and viewers grant none."""
     for name in ("vision", "speech"):
         assert browser.post("/projects", data={"name": name}).status_code == 303
     twice = browser.post("/projects", data={"name": "vision"})
@@ -124,7 +124,7 @@ def test_maintainers_give_roles_in_their_projects(
 def test_a_token_may_no_more_than_it_says(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
-    """An admin's token too: by kind, only in its project, until it expires."""
+    """A token is limited by its kind, project and expiry, also that of an admin."""
     with database.writing() as session:
         projects.make(session, "vision")
     run = submit(database, ada)
@@ -181,8 +181,9 @@ def test_tokens_are_created_with_limits(browser: TestClient) -> None:
 def test_actions_are_recorded_with_their_users(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
-    """With each change, in its transaction; rejected requests and contents are not recorded; and
-    rows cannot be changed."""
+    """Each change is recorded with its user in the change's transaction; rejected requests and
+    contents are not, and rows cannot be changed.
+    """
     run = submit(database, ada)
     script = script_of(app, database, ada)
     assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
@@ -270,7 +271,7 @@ def test_accounts_are_kept_from_a_terminal(
 def test_commands_need_a_right_of_their_own(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
-    """Which a member has not, until an operator gives it."""
+    """A member may submit commands only with a permission that an admin grants."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
     script = script_of(app, database, bob)

@@ -204,7 +204,9 @@ def test_a_check_with_a_baseline_counts_what_is_known(
 def test_lines_without_an_uploaded_source_are_shown_by_their_expression(
     browser: TestClient, database: Database, ada: User
 ) -> None:
-    """So are lines beyond the source, and findings without a line."""
+    """Findings beyond the source, and those of sources that were not uploaded, show their
+    expression; findings without a line are listed.
+    """
     nowhere = row("no_half_operators", 0, file="", title="Nothing runs in half precision")
     beyond = row("overflow", 10**6, source="beyond(x)")
     made = report(*full_report().rows, beyond, nowhere)
@@ -219,7 +221,7 @@ def test_lines_without_an_uploaded_source_are_shown_by_their_expression(
 
 
 def test_a_finding_has_the_values_of_both_precisions() -> None:
-    """And the largest loss scale at which the line stays finite."""
+    """A finding has both values, and the largest loss scale at which the line stays finite."""
     view = check_view.view_of(full_report(), {SCRIPT: SOURCE})
     shown = {
         each.row.kind: (each.half, each.fp32, str(each.fits), each.tone)

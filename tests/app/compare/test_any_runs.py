@@ -29,7 +29,7 @@ def cells(page: str, key: str) -> list[str]:
 def test_runs_are_in_the_requested_order(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """With last and best figures, what differs, and the numbers of runs that there are not."""
+    """Each run has its last and best figures and differing settings; missing runs are named."""
     trained(database, ada, [3.0, 1.0, 2.0], lr=0.1)
     trained(database, ada, [3.0, 2.5, 2.4], lr=0.2, extra="x")
     answer = script.get("/api/v1/comparison", params={"runs": "2, 77,1,2"}).json()
@@ -108,7 +108,7 @@ def test_invalid_urls_name_the_allowed_values(
 def test_series_are_those_of_each_run(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Only the requested series, metrics by name as well, with columns to convert steps to updates,
+    """Only requested series and metrics are returned, with columns to convert steps to updates,
     seconds and examples.
     """
     losses = [float(n % 37) for n in range(3000)]
@@ -157,7 +157,7 @@ def test_best_of_each_row_is_marked_where_it_is_known(
 def test_a_metric_called_loss_is_not_the_loss_that_is_recorded(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Nor are others that go by names of ours; of a run that only logs it is all that there is."""
+    """Metrics with names of columns stay separate series; a run that only logs has nothing else."""
     both, logs = (start_run(database, ada, name=name) for name in ("both", "logs"))
     clash = [make_metric(2, 99.0, name) for name in ("loss", "seconds", "run/step_ms")]
     record(database, both, make_steps([3.0, 1.0, 2.0]), events=clash)
@@ -211,7 +211,7 @@ def test_missing_files_are_reported(
 def test_a_run_leads_to_a_comparison_that_offers_others(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Its parent, its forks, and others of its recipe, a click each."""
+    """The comparison offers the run's parent, its forks and other runs of its recipe."""
     for _ in range(3):
         submit(database, ada)
     with database.writing() as session:
@@ -246,8 +246,9 @@ def test_runs_of_all_kinds_are_compared(
 def test_runs_are_labelled_by_the_few_settings_that_differ(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """In the legend and the table; the switch of the scaler follows from the precision, and runs
-    that differ in much keep their names."""
+    """Legend and table have the differing settings without those that follow from the
+    precision; runs that differ in many keep their names.
+    """
     for precision in ("fp16", "fp32"):
         for lr in (0.1, 0.30000000000000004):
             run = trained(database, ada, [1.0], lr=lr)

@@ -53,7 +53,9 @@ def test_one_call_queues_four(
 
 
 def test_several_seeds_are_a_group_each(database: Database, ada: User, script: TestClient) -> None:
-    """From the run's seed on, past the largest one from 0; their parity can be tested at once."""
+    """Seeds continue from the run's seed, after the largest one from 0; their parity can
+    be tested at once.
+    """
     offer_seeds(database)
     submit(database, ada, config=CONFIG | {"training": {"steps": 5, "seed": 2**32 - 2}})
     answer = script.post("/api/v1/runs/1/comparison", json={"seeds": 3}).json()
@@ -74,7 +76,7 @@ def test_several_seeds_are_a_group_each(database: Database, ada: User, script: T
 def test_the_form_leads_to_the_parity_of_its_seeds(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """By its metric, which no run has yet, and its margin; with one seed to the group."""
+    """The form leads to the parity with its metric and margin, with one seed to the group."""
     offer_seeds(database)
     submit(database, ada)
     page = browser.get("/runs/1").text
@@ -149,9 +151,8 @@ def test_tf32_is_a_column_where_all_devices_have_it(
 def test_fp8_is_offered_where_devices_have_it(
     database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
 ) -> None:
-    """As a column, in the forms and on the page of workers; it is missing nowhere else.
-
-    A run that no worker can train shows the reason in the queue.
+    """fp8 appears in columns, forms and workers only if a device has it; a run that no worker
+    can train states the reason in the queue.
     """
     fields = SCHEMA["properties"]
     precision = fields["precision"] | {"enum": [*fields["precision"]["enum"], "fp8"]}
@@ -273,7 +274,9 @@ def test_numbers_have_their_ratio_to_fp32(
 def test_configuration_that_is_no_longer_allowed_is_rejected(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Nothing is queued, and the answer names the field."""
+    """A comparison of a configuration that is not allowed any more queues nothing and
+    names the field.
+    """
     config: dict[str, Any] = {"precision": "fp16", "training": {"steps": 5, "batch_size": 5000}}
     submit(database, ada, config=config)
     answer = script.post("/api/v1/runs/1/comparison")

@@ -29,8 +29,9 @@ def simulated(difference: float, pairs: int) -> tuple[NDArray[np.float64], NDArr
 
 @pytest.mark.parametrize("pairs", [2, 3, 5, 12])
 def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
-    """At no difference lower or higher in 5 %, so worse in at most that; at a difference equal to
-    the margin equivalent in 5 %; an interval of 95 % has the true difference in 95 %."""
+    """Without a difference 5 % of tests decide lower or higher; at a difference equal to the
+    margin 5 % decide equivalent; 95 % of the intervals have the true difference.
+    """
     means, deviations = simulated(0.0, pairs)
     half = half_width(deviations, pairs, 0.95)
     assert np.mean(means + half < 0) <= 0.05
@@ -44,8 +45,9 @@ def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
 
 
 def test_the_documented_rates_are_measured() -> None:
-    """Those of docs/how-to/compare.md: equivalence found by number of seeds and margin, and found
-    wrongly by those who test again until it is decided."""
+    """The table of docs/how-to/compare.md has the measured rates of equivalence by seeds and
+    margin, and of wrong ones with repeated tests.
+    """
     text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
     number = r"([01]\.\d\d)"
     rows = re.findall(rf"^\| (\d+) \| {number} \| {number} \| {number} \|$", text, re.MULTILINE)
@@ -83,9 +85,9 @@ def _wrongly_equivalent(counts: Iterable[int], margin: float) -> float:
 def test_the_further_pairs_decide_as_often_as_estimated(
     pairs: int, difference: float, margin: float
 ) -> None:
-    """With the true difference and deviation as measured, in 80 %, and one pair less in fewer.
-
-    A decision is any of the three: a difference of half the margin is found by either test.
+    """With the measured difference and deviation 80 % are decided after the further pairs,
+    fewer with one pair less. A decision is any of the three: a difference of half the margin is
+    found by either test.
     """
     values = difference + np.linspace(-1, 1, pairs) / np.linspace(-1, 1, pairs).std(ddof=1)
     result = compare_pairs(values.tolist(), [0.0] * pairs, margin)
@@ -143,7 +145,9 @@ def test_intervals_and_decisions_agree_with_scipy(
 
 
 def test_each_decision() -> None:
-    """Of the same five differences of about -0.01, by the margin."""
+    """The same differences of about -0.01 are equivalent, lower or undecided depending on
+    the margin.
+    """
     values, references = [0.95, 0.96, 0.94, 0.955, 0.945], [0.96, 0.971, 0.949, 0.965, 0.956]
     decisions = [compare_pairs(values, references, m).decision for m in (0.02, 0.01, None)]
     assert decisions == ["equivalent", "lower", "lower"]
@@ -167,7 +171,7 @@ def test_two_pairs_have_one_degree_of_freedom() -> None:
 @pytest.mark.parametrize("unusable", [math.nan, math.inf, -math.inf, 1e151, -1e300])
 @pytest.mark.parametrize("is_reference", [True, False])
 def test_values_that_are_no_numbers_are_unknown(unusable: float, is_reference: bool) -> None:
-    """As are no pairs and one; whatever the other values are."""
+    """One NaN or infinite value makes the comparison unknown, whatever the other values are."""
     pairs = ([1.0, 2.0, 4.0], [1.0, unusable, 2.0])
     result = compare_pairs(*(pairs if is_reference else pairs[::-1]), 1.0)
     assert (result.decision, result.interval) == ("unknown", None)
@@ -176,7 +180,7 @@ def test_values_that_are_no_numbers_are_unknown(unusable: float, is_reference: b
 
 @pytest.mark.parametrize("values", [[], [1.0], [math.nan]])
 def test_fewer_than_two_pairs_are_unknown(values: list[float]) -> None:
-    """Without a spread there is no interval."""
+    """Fewer than two pairs have no spread, so there is no interval."""
     result = compare_pairs(values, values, 1.0)
     assert (result.decision, result.pairs) == ("unknown", len(values))
     assert "at least 2 are needed" in result.reason
@@ -185,7 +189,9 @@ def test_fewer_than_two_pairs_are_unknown(values: list[float]) -> None:
 @pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e149])
 @pytest.mark.parametrize("difference", [0.0, 0.1, -0.3])
 def test_equal_differences_are_unknown(scale: float, difference: float) -> None:
-    """Also where they are equal but for rounding: their spread says nothing about other seeds."""
+    """Differences that are equal up to rounding are unknown: their spread says nothing
+    about other seeds.
+    """
     references = [scale * value for value in (0.1, 0.2, 0.3, 0.7)]
     values = [value + scale * difference for value in references]
     result = compare_pairs(values, references, scale)
@@ -210,8 +216,9 @@ def test_decisions_do_not_depend_on_the_unit(unit: float, margin: float) -> None
 def test_the_estimate_grows_with_the_deviation(
     pairs: int, exponent: float, t_share: float, seed: int
 ) -> None:
-    """From margins far below the difference to far above, up to differences that are almost found
-    with their pairs, where the statistics are largest."""
+    """The estimate grows with the deviation for margins far below to far above the difference,
+    and for differences that are almost found, where the statistics are largest.
+    """
     values = np.random.default_rng(seed).normal(0, 1, pairs)
     values = (values - values.mean()) / values.std(ddof=1)
     values += t_share * float(half_width(1.0, pairs, 0.95))

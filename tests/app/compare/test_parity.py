@@ -96,7 +96,7 @@ def test_precisions_are_paired_by_seed(database: Database, ada: User, script: Te
 def test_better_and_worse_follow_the_direction_of_the_metric(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """Of a time lower is better; of a metric whose direction is not known it is only lower."""
+    """A lower time is better; a metric of unknown direction is only lower or higher."""
     for lr, scale in ((0.1, 1.0), (0.2, 2.0)):
         for seed in range(3):
             trained(database, ada, [3.0, scale * (1 + seed / 10)], lr=lr, seed=seed)
@@ -114,7 +114,7 @@ def test_better_and_worse_follow_the_direction_of_the_metric(
 def test_not_decided_has_an_estimate_of_further_seeds(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """Where there is a margin; without, only whether one is worse can be decided."""
+    """There is an estimate if there is a margin; without one only worse can be decided."""
     for seed, (low, high) in enumerate(((0.9, 0.91), (0.93, 0.92), (0.89, 0.89))):
         make("bf16", seed, low)
         make("fp32", seed, high)
@@ -134,7 +134,7 @@ def test_not_decided_has_an_estimate_of_further_seeds(
 def test_each_precision_is_compared_with_fp32(
     make: Callable[..., Run], database: Database, script: TestClient
 ) -> None:
-    """Those with an own name are groups of their own: fp16 without scaler, and TF32."""
+    """fp16 without a scaler and TF32 are groups of their own."""
     for seed in (0, 1):
         for precision, accuracy in (("fp32", 0.9), ("fp16", 0.8), ("bf16", 0.7)):
             make(precision, seed, accuracy + seed * (0.01 + accuracy / 100))
@@ -294,7 +294,7 @@ def with_curves(
 def test_curves_are_compared_over_the_steps_that_they_share(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """By their mean in the unit of the metric, by the trapezoidal rule."""
+    """Curves are compared by their mean in the metric's unit, by the trapezoidal rule."""
     runs = with_curves(
         make,
         {
@@ -344,7 +344,7 @@ def test_curves_at_other_intervals_are_compared_at_their_common_steps(
 def test_areas_of_long_curves_name_their_buckets(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """And count the points that were recorded."""
+    """The area of a long curve names its buckets and the number of recorded points."""
     for number, precision in enumerate(("fp32", "fp16") * 2):
         make(precision, number // 2, None, steps=6_000, loss=1 + number**2 / 100)
     group = only(parity(script, "1,2,3,4", metric="loss", value="area"))
@@ -386,14 +386,16 @@ def test_a_group_of_another_length_has_steps_of_its_own(
 def test_a_curve_without_an_area_is_unknown(
     make: Callable[..., Run], script: TestClient, curve: list[float], text: str
 ) -> None:
-    """None, one point, or a value that is not finite."""
+    """A curve without points, with one point or with a non-finite value is unknown."""
     whole = [4.0, 2.0, 1.0]
     runs = with_curves(make, {"fp32": [whole, whole], "fp16": [curve, whole]})
     assert reason(parity(script, runs, metric="val/loss", value="area")) == text
 
 
 def test_times_to_a_target_are_compared(make: Callable[..., Run], script: TestClient) -> None:
-    """In seconds from the run's start to the first point that reaches it: lower is better."""
+    """Times are seconds from the start to the first point that reaches the target, and
+    lower is better.
+    """
     curves = {
         "fp32": [[0.5, 0.9, 0.8, 0.9], [0.5, 0.6, 0.9, 0.9], [0.9, 0.1]],
         "fp16": [[0.5, 0.6, 0.7, 0.9], [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.95]],
@@ -437,7 +439,7 @@ def test_a_run_that_never_reaches_the_target_has_no_time(
 def test_a_time_to_a_target_needs_a_target_and_a_direction(
     make: Callable[..., Run], script: TestClient, browser: TestClient
 ) -> None:
-    """Both are reasons, since the page's form may lack the one and a metric the other."""
+    """A missing target and an unknown direction are reasons in the response, not errors."""
     runs = with_curves(make, {"fp32": [[1.0], [2.0]], "fp16": [[1.0], [2.0]]}, "val/score")
     query = {"metric": "val/score", "value": "time_to_target"}
     missing = parity(script, runs, **query)
@@ -491,7 +493,9 @@ def test_times_of_runs_that_stop_early_are_compared(
 def test_times_at_other_intervals_are_not_compared_by_themselves(
     make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
 ) -> None:
-    """Of the same curve, the run with more points is seen to reach the target earlier."""
+    """Curves with other intervals between points are not compared, because more points reach
+    the target earlier.
+    """
     for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
         for seed in range(2):
             losses = {step: 100 - step + seed for step in range(every, 121, every)}
@@ -530,7 +534,9 @@ def test_figures_and_metrics_without_a_curve_are_named(
 def test_the_direction_is_known_before_the_first_evaluation(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """From the name of the metric: the reason is that the runs have not finished."""
+    """The direction follows from the metric's name, so the reason is that the runs have
+    not finished.
+    """
     for seed in range(2):
         make("fp32", seed, None, status=None)
         make("fp16", seed, None, status=None)
@@ -563,7 +569,7 @@ def test_a_metric_beyond_the_first_hundred_is_compared(
 def test_steps_that_are_being_converted_are_a_reason(
     make: Callable[..., Run], database: Database, script: TestClient, value: str
 ) -> None:
-    """Of the groups whose runs these are; the others are compared, and so are last values."""
+    """Groups with such runs state the reason; other groups and last values are compared."""
     for precision in ("fp32", "fp16", "bf16"):
         for seed in range(2):
             make(precision, seed, None, steps=500, loss=1.0 + len(precision) / 10 + seed / 100)
@@ -594,8 +600,9 @@ def grid(make: Callable[..., Run], rates: dict[str, list[float]]) -> str:
 def test_runs_of_a_grid_are_paired_within_each_combination(
     make: Callable[..., Run], script: TestClient, browser: TestClient
 ) -> None:
-    """Only with runs that are equal in all but the setting; each combination has a test of its
-    own, and what differs between seeds only makes none."""
+    """Runs are paired only with runs that are equal in all other settings. Each combination has
+    its own test, and settings that differ only between seeds make none.
+    """
     runs = grid(make, {"fp16": [0.1, 0.5], "fp32": [0.1, 0.5]})
     found = parity(script, runs, margin=0.03)
     assert (found["setting"], found["paired_by"]) == (
@@ -629,7 +636,7 @@ def test_runs_of_a_grid_are_paired_within_each_combination(
 def test_runs_of_a_grid_without_a_partner_are_named(
     make: Callable[..., Run], script: TestClient, browser: TestClient
 ) -> None:
-    """Those of a combination that one of the groups lacks."""
+    """Runs of a combination that one of the groups lacks are listed as not paired."""
     runs = grid(make, {"fp16": [0.1, 0.5], "fp32": [0.1, 0.2]})
     found = parity(script, runs)
     assert only(found)["combination"] == {"training.lr": "0.1"}
@@ -656,7 +663,7 @@ def test_runs_of_a_grid_that_differ_in_more_are_not_comparable(
 def test_runs_that_have_no_combination_in_common_are_unknown(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """They share values of each setting, but no combination."""
+    """Groups that share values of each setting but no combination are unknown."""
     for precision, settings in (("fp16", [(1, 1), (2, 2)]), ("fp32", [(1, 2), (2, 1)])):
         for width, depth in settings:
             for seed in range(2):
@@ -689,7 +696,7 @@ def test_runs_of_several_settings_need_a_choice(
 def test_parts_of_a_mix_of_precisions_are_compared(
     make: Callable[..., Run], database: Database, script: TestClient, path: str, values: Any
 ) -> None:
-    """By themselves in one precision; between precisions they belong to the mix."""
+    """Parts are compared within one precision; between precisions they belong to the mix."""
     group, name = path.split(".")
     for seed in range(2):
         for precision, value in zip(("fp16", "fp32"), values, strict=True):
@@ -721,7 +728,9 @@ def test_runs_of_one_group_are_not_compared(make: Callable[..., Run], script: Te
 def test_scripts_are_paired_by_their_own_seed(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """By the only setting that is called seed; with several it is unknown which one pairs."""
+    """Scripts are paired by the only setting called seed; with several of them the
+    pairing is unknown.
+    """
     configs = [{"args": {"seed": seed, "depth": depth}} for depth in (1, 2) for seed in (7, 8)]
     for config in configs:
         run = seeded(database, ada, "fp16", 0, 0.5 + len(str(config)) / 1000)
@@ -762,7 +771,7 @@ def test_scripts_are_paired_by_their_own_seed(
 def test_invalid_parameters_name_the_allowed_values(
     make: Callable[..., Run], script: TestClient, query: dict[str, str], field: str, text: str
 ) -> None:
-    """With the field and the value."""
+    """An invalid parameter is answered with its field, value and allowed values."""
     for precision in ("fp16", "fp32"):
         make(precision, 1, 0.9)
     answer = script.get("/api/v1/comparison/parity", params={"runs": "1,2", **query})
@@ -773,7 +782,7 @@ def test_invalid_parameters_name_the_allowed_values(
 def test_runs_of_other_projects_are_not_found(
     database: Database, ada: User, script: TestClient, stranger: TestClient
 ) -> None:
-    """As in a comparison: those that are not visible count as missing, and none at all is 404."""
+    """Invisible runs count as missing; a comparison of missing runs only is answered by 404."""
     start_run(database, ada)
     path = "/api/v1/comparison/parity"
     assert script.get(path, params={"runs": "2,3"}).status_code == 404
@@ -814,7 +823,7 @@ def test_the_page_shows_the_parity_of_runs_that_share_seeds(
 def test_runs_that_share_no_seeds_have_no_such_block(
     make: Callable[..., Run], browser: TestClient
 ) -> None:
-    """Nor have runs of one seed, and those that differ in nothing."""
+    """The block is missing for runs without common seeds, of one seed, or without a difference."""
     for precision, seed in (("fp16", 0), ("fp32", 0), ("fp16", 1), ("fp16", 1), ("fp32", None)):
         make(precision, seed, 0.9)
     for runs in ("1", "1,2", "1,2,3", "3,4", "1,2,5"):

@@ -21,7 +21,7 @@ def test_a_run_has_the_colour_of_its_id() -> None:
 
 
 def test_pictures_have_the_colours_of_the_pages() -> None:
-    """Which base.css has for both themes."""
+    """The server's images use the colours of base.css for both themes."""
     css = (STATIC / "base" / "base.css").read_text()
     found = re.findall(r"--run-\d: light-dark\((#\w+), (#\w+)\)", css)
     assert [*zip(chart_links.LIGHT, chart_links.DARK, strict=True)] == found

@@ -155,7 +155,9 @@ def test_runs_side_by_side_are_shared_in_their_order(
 def test_a_link_ends(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """At its time, when it is revoked, and when its maker may share the run no longer."""
+    """A link ends at its time, when it is revoked, or when its creator may no longer
+    share the run.
+    """
     client = browser_of(app, database, member)
 
     def is_open(page: str) -> bool:
@@ -193,8 +195,9 @@ def test_a_link_ends(
 def test_links_are_made_by_those_who_may(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, browser: TestClient
 ) -> None:
-    """On a page or by the API, of runs that the user may share, only from a browser; a project's
-    maintainers see and revoke those of others, and the secret is not stored."""
+    """Users create links to runs that they may share, in a browser or by the API. A project's
+    maintainers see and revoke those of others, and the secret is not stored.
+    """
     with database.writing() as session:
         viewer, boss, peer = (accounts.make_user(session, each) for each in ("vi", "bo", "pe"))
         for user, role in ((viewer, VIEWER), (boss, MAINTAINER), (peer, MEMBER)):

@@ -58,7 +58,7 @@ def test_file_is_sent_as_nothing_that_runs(
 
 
 def test_a_document_is_shown_in_a_frame_that_runs_nothing(saved: None, script: TestClient) -> None:
-    """Without an origin, scripts, forms or requests."""
+    """A document is displayed in a frame without origin, scripts, forms and requests."""
     listed = script.get("/api/v1/runs/1/artifacts").json()["artifacts"]
     [number] = [each["id"] for each in listed if each["name"] == "page.html"]
     address = f"/runs/1/artifacts/{number}/download"
@@ -104,7 +104,7 @@ def test_artifact_of_another_run_is_not_there(saved: None, script: TestClient) -
 def test_a_link_that_a_recipe_made_is_not_followed(
     saved: None, settings: Settings, script: TestClient, linked: str
 ) -> None:
-    """Neither a file nor a folder of the run's may lead elsewhere; all runs together may."""
+    """Files and folders of a run may not be links; the folder of all runs may be one."""
     place = settings.run_folder(1) / "artifacts" / "step-00000100"
     runs_folder = settings.data / "runs"
     runs_folder.rename(settings.data / "elsewhere")

@@ -87,7 +87,9 @@ def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bu
 def test_missing_or_truncated_objects_are_not_sent(
     http: httpx2.Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even in part; if the bucket is unavailable, the error says so without its URL."""
+    """No part of such an object is sent; if the bucket is unavailable, the error does not
+    have its URL.
+    """
     monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
     key = "lab/runs/1/checkpoints/step-00000400.pt"
     bucket.client.put_object(Bucket=bucket.name, Key=key, Body=BODY[:10])
@@ -107,8 +109,9 @@ class TestSigned:
     def test_the_url_opens_the_file_for_its_bearer(
         self, http: httpx2.Client, bucket: Bucket
     ) -> None:
-        """After the same permission check; for minutes; artifacts, which pages show, are served
-        here."""
+        """The redirect follows the permission check and is valid for minutes; artifacts on
+        pages are served by the server.
+        """
         assert httpx2.get(f"{http.base_url}{PATH}").status_code in (303, 401)
         answer = http.get(PATH)
         assert (answer.status_code, answer.content) == (307, b"")

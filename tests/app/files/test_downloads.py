@@ -113,7 +113,7 @@ def test_ranges_that_make_no_sense_get_the_whole(header: str) -> None:
 def test_a_broken_download_resumes_only_if_the_file_is_the_same(
     saved: None, script: TestClient
 ) -> None:
-    """If-Range with the ETag gets the rest; with another, the whole file again."""
+    """If-Range with the ETag gets the rest, with another one the whole file again."""
     headers = {"Range": "bytes=100-", "If-Range": f'"{SHA256}"'}
     assert script.get(PATH, headers=headers).status_code == 206
     headers["If-Range"] = '"another"'
@@ -121,7 +121,7 @@ def test_a_broken_download_resumes_only_if_the_file_is_the_same(
 
 
 def test_who_has_the_file_need_not_fetch_it(saved: None, script: TestClient) -> None:
-    """If-None-Match with the ETag gets 304."""
+    """A request with If-None-Match and the file's ETag is answered by 304."""
     answer = script.get(PATH, headers={"If-None-Match": f'"x", "{SHA256}"'})
     assert (answer.status_code, answer.content) == (304, b"")
 
@@ -205,7 +205,9 @@ def test_weights_and_their_average_have_names_of_their_own(
 def test_the_page_says_how_a_learnt_model_is_loaded(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """By from_pretrained, of the recipe that learns one; every run leads to the help on files."""
+    """The page shows from_pretrained for the recipe that trains a language model; every run
+    links to the help on files.
+    """
     file = {"kind": "weights", "path": "p", "size_bytes": 1, "sha256": SHA256}
     event = {"step": 400, "reason": "end", "files": [file]}
     line = "AutoModelForCausalLM.from_pretrained(&#39;huggingface&#39;)"

@@ -118,7 +118,7 @@ def test_a_file_continues_after_a_full_disk(
 def test_an_upload_names_a_full_disk_of_the_server_and_continues_later(
     small: Disk, settings: Settings, database: Database, tmp_path: Path
 ) -> None:
-    """As `halfstep upload` does: it tries for a while; once there is room it sends the rest."""
+    """`halfstep upload` retries for a while and sends the rest once there is room."""
     writer = Writer(tmp_path / "runs").steps(1).file(CONTENT).finish()
     with database.writing() as session:
         ada = accounts.user_named(session, "ada")

@@ -84,7 +84,7 @@ def test_the_stored_image_is_the_encoded_one(browser: TestClient) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP"])
 def test_animations_keep_frames_durations_and_repetitions(kind: str) -> None:
-    """Of each format that has them."""
+    """Each animated format keeps its frames, durations and repetitions."""
     with Image.open(BytesIO(encode_again(_moving(kind, 5)).content)) as image:
         assert (image.n_frames, image.info["loop"]) == (5, 3)
         image.seek(4)
@@ -94,7 +94,7 @@ def test_animations_keep_frames_durations_and_repetitions(kind: str) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "I;16", "RGB", "RGBA"])
 def test_a_png_keeps_its_pixels(mode: str) -> None:
-    """Bit for bit, also those of few colours, of 16 bits and transparent ones."""
+    """A PNG keeps its pixels bit for bit, also with a palette, 16 bits or transparency."""
     image = Image.new(mode, (3, 2), 0 if mode in ("1", "L", "P", "I;16") else None)
     image.putpixel((1, 1), {"LA": (7, 99), "RGB": (1, 2, 3), "RGBA": (1, 2, 3, 4)}.get(mode, 1))
     out = BytesIO()
@@ -140,7 +140,7 @@ def test_a_photo_is_stored_upright() -> None:
     ],
 )
 def test_what_is_no_image_within_bounds_is_rejected(content: bytes | Callable[[], bytes]) -> None:
-    """Before it is decoded, if its size is the reason."""
+    """Such an upload is rejected, before it is decoded if its size is the reason."""
     with pytest.raises(Invalid) as raised:
         encode_again(content() if callable(content) else content)
     assert list(raised.value.errors) == ["body"]

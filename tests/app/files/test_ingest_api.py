@@ -175,7 +175,7 @@ def test_a_spool_without_its_header_is_recorded(uploader: Uploader, database: Da
 def test_an_end_reports_the_bytes_that_were_lost(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:
-    """In the run's log, once."""
+    """The number of lost bytes appears in the run's log once."""
     uploader.begin()
     spool_steps(uploader, 2)
     uploader.send()
@@ -215,7 +215,7 @@ def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packe
 
 @pytest.mark.slow
 def test_large_values_are_rejected(uploader: Uploader) -> None:
-    """32 MiB a piece, as it travels and unpacked."""
+    """A piece of more than 32 MiB is rejected, compressed or not."""
     uploader.begin()
     zeros = bytes(2**25 + 1)
     for packed in (False, True):
@@ -274,7 +274,7 @@ def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, messag
 
 @pytest.mark.parametrize("config", [None, {}, {"a": float("nan"), "b": [1e999]}])
 def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, config: Any) -> None:
-    """None is an empty one; what JSON lacks is a word."""
+    """Any JSON configuration is stored, and None becomes an empty one; other values become text."""
     content = json.dumps(described(config=config, project=None, tags=[]))
     headers = uploader.headers | {"content-type": "application/json"}
     assert uploader.client.post("/api/v1/ingest", content=content, headers=headers).is_success
@@ -302,7 +302,7 @@ def test_the_environment_of_an_attempt_is_recorded(uploader: Uploader, script: T
 def test_git_state_and_packages_are_recorded_and_shown(
     uploader: Uploader, script: TestClient, browser: TestClient
 ) -> None:
-    """As its machine sends them, escaped on the page; beyond the bounds they are refused."""
+    """They are stored as sent and escaped on the page; values beyond the bounds are rejected."""
     uploader.begin(command=["python", "train.py"], folder="/home/ada")
     git = {"commit": "c0ffee", "branch": "<main>", "remote": "https://host/a.git", "folder": "src/"}
     git |= {"is_dirty": True, "changed": ["<b>.py"], "changed_count": 7, "is_pushed": False}
@@ -331,7 +331,7 @@ def test_git_state_and_packages_are_recorded_and_shown(
 def test_a_preempted_run_is_cancelled_until_it_goes_on(
     uploader: Uploader, script: TestClient
 ) -> None:
-    """With signal and job as its reason; its next attempt continues it."""
+    """Its reason has the signal and the job, and its next attempt continues it."""
     uploader.begin()
     ended = {"exit_code": -15, "preemption": "SIGTERM in Slurm job 42"}
     for _ in range(2):
@@ -345,7 +345,7 @@ def test_a_preempted_run_is_cancelled_until_it_goes_on(
 
 
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
-    """Of two uploaders of one run only that of the newer attempt is accepted."""
+    """Only the uploader of the newest attempt is accepted."""
     uploader.begin()
     content = spool_steps(uploader, 5, 5)
     uploader.put(content[:300])
@@ -429,7 +429,7 @@ def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -
 def test_a_run_that_a_person_ended_takes_nothing_more(
     uploader: Uploader, script: TestClient, browser: TestClient
 ) -> None:
-    """From the same attempt; a later one may continue."""
+    """The ended attempt is rejected; a later attempt may continue."""
     uploader.begin()
     content = spool_steps(uploader, 5)
     uploader.put(content[:100])
@@ -458,7 +458,9 @@ ON_A_RUN = {
 def test_a_hidden_run_is_answered_as_a_missing_one(
     uploader: Uploader, database: Database, ada: User, route: str, is_own: bool
 ) -> None:
-    """By status and text, also to its owner who has lost the role, and by a token of a project."""
+    """Status and text are those of a missing run, also for an owner without the role and for a
+    token of a project.
+    """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         projects.make(session, "digits")
@@ -528,7 +530,7 @@ def test_a_full_token_may_send_too(uploader: Uploader, script: TestClient) -> No
 
 
 def test_a_run_of_a_recipe_is_not_written_to(uploader: Uploader, running: Run) -> None:
-    """Only its supervisor writes it."""
+    """An uploader cannot write to a run that a worker trains."""
     uploader.run, uploader.attempt = running.id, running.attempt
     assert uploader.put(b"").status_code == 404
     assert uploader.end().status_code == 404
@@ -694,7 +696,7 @@ def test_what_waits_for_the_first_steps_is_bounded(
 def test_no_bytes_make_the_server_fail(
     uploader: Uploader, script: TestClient, begun: bool, pieces: list[bytes]
 ) -> None:
-    """Whatever is sent is recorded or refused; pages that show the run are there all the same."""
+    """Any bytes are recorded or rejected, and the pages of the run still work."""
     uploader.begin(id=uuid.uuid4().hex)
     header = FILE_HEADER.pack(MAGIC, VERSION) if begun else b""
     answer = uploader.put(header + b"".join(pieces))
@@ -803,7 +805,9 @@ def test_a_file_comes_in_pieces(announced: Uploader, script: TestClient, path: s
 
 
 def test_a_damaged_file_starts_over(announced: Uploader) -> None:
-    """The checksum in its event covers the whole file."""
+    """The upload starts again at offset 0, because the checksum in its event covers the
+    whole file.
+    """
     size = len(CONTENT)
     answer = announced.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
     assert answer.status_code == 422
@@ -812,7 +816,7 @@ def test_a_damaged_file_starts_over(announced: Uploader) -> None:
 
 
 def test_an_unannounced_file_is_rejected(announced: Uploader) -> None:
-    """Neither another path, nor another size or hash, nor more bytes than it has."""
+    """Another path, size or hash and more bytes than announced are rejected."""
     for path in ("checkpoints/other.pt", "../../halfstep.db", "artifacts/%00", "run.json"):
         assert put_piece(announced, path, 0, 10).status_code == 404
     wrong = announced.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
@@ -825,7 +829,7 @@ def test_an_unannounced_file_is_rejected(announced: Uploader) -> None:
 def test_a_file_of_a_cancelled_or_fenced_run_is_rejected(
     announced: Uploader, script: TestClient
 ) -> None:
-    """As its spool is."""
+    """A file is rejected under the same conditions as the run's spool."""
     script.post("/api/v1/runs/1/cancellation")
     assert put_piece(announced, CHECKPOINT, 0, 10).json()["code"] == "ended"
     announced.begin(attempt=2)
@@ -834,7 +838,7 @@ def test_a_file_of_a_cancelled_or_fenced_run_is_rejected(
 
 
 def test_a_failing_disk_is_named(announced: Uploader, settings: Settings) -> None:
-    """503, so that the client retries later."""
+    """A failing disk is answered by 503, so that the client retries later."""
     settings.run_folder(1).parent.mkdir(parents=True)
     settings.run_folder(1).write_text("no folder")
     answer = put_piece(announced, CHECKPOINT, 0, 10)

@@ -119,7 +119,9 @@ def test_an_invalid_line_is_skipped(
 
 
 def test_unusable_destinations_are_rejected(sender: TestClient, script: TestClient) -> None:
-    """Too many lines, too many bytes, no token, no such run, a run that is not watched."""
+    """Too many lines or bytes, a missing token or run, and a run that is not watched are
+    rejected.
+    """
     address = "/api/v1/ingest/1/log"
     line = b'{"step": 1, "a": 1}\n'
     assert sender.post(address, content=line * (MOST_LINES + 1)).status_code == 422
@@ -130,7 +132,7 @@ def test_unusable_destinations_are_rejected(sender: TestClient, script: TestClie
 
 
 def test_a_loss_of_an_earlier_step_is_named(sender: TestClient, database: Database) -> None:
-    """Unless it is the recorded one, which is sent again."""
+    """A loss of an earlier step is reported, unless it repeats the recorded one."""
     log(sender, {"step": 5, "loss": 1.25}, {"step": 6, "loss": "NaN"})
     answer = log(
         sender,
@@ -187,7 +189,7 @@ VALUES = st.one_of(
 def test_no_lines_make_the_server_fail(
     sender: TestClient, script: TestClient, lines: list[Any]
 ) -> None:
-    """Whatever is sent is recorded or named, and the run's page can be shown."""
+    """Any lines are recorded or reported, and the page of the run still works."""
     run = begin(sender)
     texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     answer = sender.post(f"/api/v1/ingest/{run}/log", content=b"\n".join(texts))
@@ -227,7 +229,7 @@ def test_a_spelling_of_the_header_is_no_other_client(sender: TestClient, spellin
 
 
 def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Database) -> None:
-    """Neither a line end nor a blank line is a line."""
+    """Line ends and blank lines do not count as lines."""
     sender.app.state.log_lines = RateLimit(10, "JSON lines")  # type: ignore[attr-defined]
     for step in range(1, 11):
         log(sender, {"step": step, "a": 1.0}, b"", b"")
@@ -235,7 +237,7 @@ def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Databa
 
 
 def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As fast as units become free; one request above the limit passes after a pause."""
+    """Units become free with time, and one request above the limit passes after a pause."""
     moment = 0.0
     monkeypatch.setattr(rate_limit.time, "monotonic", lambda: moment)
     limit = RateLimit(60, "lines")
@@ -264,7 +266,7 @@ def findings(sender: TestClient, script: TestClient) -> list[dict[str, Any]]:
 def test_a_loss_that_is_not_finite_once_is_named_at_its_step(
     sender: TestClient, script: TestClient
 ) -> None:
-    """Without norms, a later finite loss shows that the step has not lost the weights."""
+    """Without norms, a later finite loss shows that the weights are still finite."""
     log(sender, *numbers({"step": 200, "loss": "NaN", "lr": 0.1}))
     [finding] = findings(sender, script)
     assert finding["title"] == "The loss was not finite at step 200"

@@ -54,7 +54,9 @@ def test_an_image_is_stored_once_and_shown_in_the_note(
 def test_what_is_not_allowed_stores_nothing(
     database: Database, browser: TestClient, project: str, content: bytes, status: int
 ) -> None:
-    """Other files, too large ones, and unknown projects."""
+    """Files that are no image, files that are too large and unknown projects are rejected
+    and not stored.
+    """
     answer = browser.post(PATH, params={"project": project}, content=content)
     assert answer.status_code == status
     with database.reading() as session:
@@ -72,7 +74,7 @@ def test_a_full_project_takes_no_further_image(database: Database, browser: Test
 
 
 def test_a_role_decides_who_adds_images(database: Database, script: TestClient) -> None:
-    """Who may write the note of a project may add images to it."""
+    """Users who may write the note of a project may add images to it."""
     found: dict[str, Any] = {}
     with database.writing() as session:
         projects.make(session, "vision")

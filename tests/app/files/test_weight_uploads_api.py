@@ -56,7 +56,9 @@ def test_a_file_is_stored_by_its_hash_and_starts_a_run(
     place: str,
     tmp_path: Path,
 ) -> None:
-    """Where checkpoints are; by browser and script, once however often it is sent."""
+    """An upload is stored where checkpoints are, by browser or script, once for any
+    number of requests.
+    """
     folder = settings.data
     if place == "bucket":
         folder = tmp_path / "bucket"
@@ -249,7 +251,7 @@ def small_disk(settings: Settings) -> Iterator[Path]:
 
 
 def test_an_upload_that_meets_a_full_disk_says_so(small_disk: Path, script: TestClient) -> None:
-    """With the bytes needed and free, and nothing is left of it."""
+    """The error has the needed and the free bytes, and no part of the file is left."""
     answer = script.put("/api/v1/uploads/net.pt", content=BODY)
     assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
     assert f"{len(BODY):,} bytes are needed" in answer.json()["detail"]

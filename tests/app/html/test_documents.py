@@ -49,7 +49,7 @@ def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -
 
 
 def test_every_link_leads_somewhere() -> None:
-    """Within the documents, and from the templates into them; no anchor is there twice."""
+    """Links in documents and templates have targets, and anchors are unique."""
     seen = {name: Seen(document.html) for name, document in documents().items()}
     for name, each in seen.items():
         assert len(each.anchors) == len(set(each.anchors)), name

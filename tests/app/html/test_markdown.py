@@ -82,7 +82,7 @@ def test_nothing_in_a_note_acts(text: str) -> None:
 
 @given(st.text(alphabet="<>[]()!&#:;\"'`*_|~-=\\\n\t/ javscripth1", max_size=200))
 def test_nothing_acts_whatever_is_typed(text: str) -> None:
-    """The same of any text."""
+    """No input creates an element that acts or a link that is not allowed."""
     check(text)
 
 
@@ -106,7 +106,7 @@ def check(text: str) -> None:
     "piece", ["[", "*a ", "`", "> ", "- ", "|a", "![](", "~~", "a_", "<", "\\"]
 )
 def test_the_longest_note_of_one_sign_is_rendered(piece: str) -> None:
-    """Nothing that a note may hold nests without end."""
+    """A note of maximum length of one repeated character is rendered without a recursion error."""
     assert markdown((piece * 20_000)[:20_000])
 
 

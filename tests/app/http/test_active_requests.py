@@ -72,9 +72,9 @@ def _statements(engine: Engine) -> Iterator[list[str]]:
 def test_long_requests_end_with_their_authorization(
     settings: Settings, database: Database, ada: User, offered: None, address: str
 ) -> None:
-    """On removal, deactivation, revocation, a new password, sign-out or loss of the role, the
-    user's open streams and downloads end, a running upload is rejected, and those of others
-    continue. It takes two queries for any number of requests.
+    """Removal, deactivation, revocation, a new password, sign-out or loss of the role ends the
+    user's open streams and downloads and rejects a running upload. Those of others continue,
+    and any number of requests takes two queries.
     """
     with database.writing() as session:
         projects.make(session, PROJECT)
@@ -166,7 +166,9 @@ def test_open_requests_of_a_user_are_limited(
 
 
 def test_turns_have_a_queue_with_an_end() -> None:
-    """So many passwords are verified at once, so many wait, and one more is sent away."""
+    """Only so many passwords are verified and so many requests wait at once; one more is
+    rejected.
+    """
 
     async def play() -> None:
         queue, gate, inside = active_requests.Queue(2, 4, "passwords"), asyncio.Event(), []

@@ -42,7 +42,7 @@ BODIES: dict[str, tuple[str, str, Any]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_an_answer_to_an_invalid_body_is_short(running: Run, script: TestClient, name: str) -> None:
-    """By number and length of its messages."""
+    """The number and the length of its error messages are bounded."""
     method, path, body = BODIES[name]
     answer = script.request(method, f"/api/v1/{path}", json=body)
     assert 400 <= answer.status_code < 500, answer.text[:500]
@@ -61,7 +61,7 @@ def test_a_page_for_an_invalid_form_is_short(running: Run, browser: TestClient, 
 
 
 def test_only_first_errors_are_reported() -> None:
-    """With the number of the others; a second bound changes nothing."""
+    """The rest is reported as a number, and applying the bound twice changes nothing."""
     many = {f"{number}{'p' * 500}": "t" * 5000 for number in range(1000)}
     few = bounded(many)
     assert list(few)[-1] == FURTHER
@@ -75,7 +75,7 @@ def test_only_first_errors_are_reported() -> None:
 
 
 def test_the_client_reports_a_part_of_an_older_servers_errors() -> None:
-    """Which sent all of them."""
+    """The client also bounds the errors of an older server, which sends all of them."""
     body = {"detail": "x", "errors": dict.fromkeys(UNKNOWN, "unknown field")}
     answer = httpx2.Response(422, content=json.dumps(body).encode())
     error = error_of(answer)

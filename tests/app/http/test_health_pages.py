@@ -9,7 +9,7 @@ from db.settings import Settings
 
 
 def test_health_needs_no_sign_in(stranger: TestClient) -> None:
-    """Both checks are public."""
+    """Both health checks work without a sign-in."""
     assert stranger.get("/healthz").json() == {"status": "ok"}
     assert stranger.get("/readyz").json() == {"status": "ok", "database": "ok"}
 

@@ -37,7 +37,7 @@ def test_a_filter_is_bounded(browser: TestClient, path: str) -> None:
 def test_a_form_states_the_range_of_a_number(
     offered: None, browser: TestClient, field: str, digits: str
 ) -> None:
-    """However many digits a field has, it is read or refused."""
+    """A number with any number of digits is accepted or rejected, never a server error."""
     answer = browser.post("/runs", data=FIELDS | {"training.steps": "5", field: digits})
     assert answer.status_code in (303, 422)
 
@@ -56,7 +56,7 @@ def test_a_form_states_the_range_of_a_number(
 def test_a_form_field_of_any_length_is_answered(
     running: Run, browser: TestClient, path: str, form: dict[str, str]
 ) -> None:
-    """Buttons and small forms too."""
+    """Buttons and small forms answer a field of any length by a client error."""
     assert 400 <= browser.post(f"/{path}", data=form).status_code < 500
 
 
@@ -122,8 +122,8 @@ def test_a_configuration_holds_no_file(running: Run, script: TestClient) -> None
 def test_invisible_characters_in_names(
     database: Database, ada: User, running: Run, browser: TestClient, tmp_path: Path
 ) -> None:
-    """In names of runs and sweeps they become blanks; in names that only people type they are
-    rejected.
+    """In names of runs and sweeps they become blanks; in names that only users type they
+    are rejected.
     """
     wild, seen = "\x1b[31mbest\u202egnp\u200b", "[31mbest gnp"
     made = browser.post(
@@ -156,7 +156,7 @@ def publish(database: Database, run: Run, key: str, body: bytes) -> None:
 def test_a_key_that_names_no_file_of_the_store_is_not_found(
     database: Database, running: Run, script: TestClient, key: str
 ) -> None:
-    """Not a server's error, and nothing is sent."""
+    """Such a key is answered by 404, not by a server error, and nothing is sent."""
     publish(database, running, key, b"secret")
     answer = script.get("/runs/1/artifacts/1/download")
     assert answer.status_code == 404

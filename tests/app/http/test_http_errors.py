@@ -124,7 +124,7 @@ def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
 
 
 def test_a_body_that_is_not_json_is_named(script: TestClient) -> None:
-    """By where it ends to be; its place is no field."""
+    """The error says that the body is invalid JSON, and its position is not named as a field."""
     answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     [(field, said)] = answer.json()["errors"].items()

@@ -30,7 +30,7 @@ OTHERS = ["", "text/json", "text/plain; application/json", "application/jsonline
 def test_the_audit_log_has_the_details_of_json_in_any_spelling(
     database: Database, ada: User, browser: TestClient, kind: str
 ) -> None:
-    """Of each type that the route takes as JSON."""
+    """Each media type that the route accepts as JSON is parsed for the audit log."""
     answer = browser.put(
         "/api/v1/projects/roles",
         content=b'{"user": "ada", "role": "viewer", "project": ""}',
@@ -44,7 +44,7 @@ def test_the_audit_log_has_the_details_of_json_in_any_spelling(
 def test_the_audit_log_has_the_details_of_forms_in_any_spelling(
     database: Database, ada: User, browser: TestClient, kind: str
 ) -> None:
-    """Of a page's form, whose token of the session is found as well."""
+    """The fields of a page's form are parsed, and its CSRF token is found too."""
     token = browser.headers.pop("x-csrf-token")
     answer = browser.post(
         "/projects/roles",
@@ -60,7 +60,7 @@ def test_the_audit_log_has_the_details_of_forms_in_any_spelling(
 def test_nested_json_is_rejected_in_any_spelling(
     running: Run, script: TestClient, kind: str
 ) -> None:
-    """413 before anything recurses into it."""
+    """Nested JSON is answered by 413 before anything recurses into it."""
     body = b'{"recipe": "digits", "config": %s%s}' % (b"[" * 500, b"]" * 500)
     answer = script.post("/api/v1/runs", content=body, headers={"content-type": kind})
     assert answer.status_code == 413

@@ -78,7 +78,9 @@ def test_a_scrape_has_the_metrics_of_the_service(
 def test_operators_see_queue_workers_backups_and_disk(
     database: Database, ada: User, running: Run, settings: Settings, stranger: TestClient
 ) -> None:
-    """By project and worker; requests by group of routes, and streams of this server."""
+    """Figures are by project and worker, requests by group of routes, and streams of this
+    server.
+    """
     submit(database, ada)
     settings.data.mkdir(exist_ok=True)
     assert stranger.get("/nowhere").status_code == 404

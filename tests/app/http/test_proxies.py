@@ -81,9 +81,9 @@ def test_only_a_trusted_proxy_is_believed(
 def test_a_real_nginx_ends_tls(
     tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None
 ) -> None:
-    """As documented: the cookie is secure and bound to the host, HSTS is sent, the audit log and
-    throttling use the client's address even if the client forges one, and live streams are not
-    buffered.
+    """With the documented configuration the cookie is secure and bound to the host, HSTS is
+    sent, the audit log and throttling use the client's address even if the client forges one,
+    and live streams are not buffered.
     """
     behind = settings.model_copy(update={"trusted_proxies": "127.0.0.1"})
     with (

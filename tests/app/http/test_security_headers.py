@@ -22,7 +22,7 @@ def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) 
 
 @pytest.mark.parametrize("path", ["/runs", "/sign-in", "/api/v1/runs", "/healthz", "/nowhere"])
 def test_head_is_answered_as_get_is(browser: TestClient, path: str) -> None:
-    """The same status and kind, and no body."""
+    """HEAD has the status and media type of GET, and no body."""
     head, answer = browser.head(path), browser.get(path)
     assert (head.status_code, head.content) == (answer.status_code, b"")
     assert head.headers["content-type"] == answer.headers["content-type"]

@@ -49,7 +49,7 @@ def _embedding(text: str) -> list[str]:
 
 @pytest.mark.parametrize("text", [*SPECIAL, *OTHERS])
 def test_a_special_range_is_not_public(text: str) -> None:
-    """From its first to its last address."""
+    """The first, a middle and the last address of each special range are not public."""
     network = ip_network(text)
     for address in (network[0], network[network.num_addresses // 2], network[-1]):
         assert not is_public(str(address)), address
@@ -57,7 +57,9 @@ def test_a_special_range_is_not_public(text: str) -> None:
 
 @pytest.mark.parametrize("text", [*PRIVATE, *PUBLIC])
 def test_an_address_within_another_is_not_public(text: str) -> None:
-    """Whatever it is: networks decide where they translate it to."""
+    """An IPv6 address that embeds an IPv4 address is not public, because networks decide
+    where it leads.
+    """
     for address in _embedding(text):
         assert not is_public(address), address
 

@@ -151,7 +151,7 @@ class Watched:
 
 
 def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
-    """And when a viewer comes; the task ends with the last viewer."""
+    """It is also polled when a viewer comes, and its task ends with the last viewer."""
 
     async def play(live: Live, story: Story) -> None:
         watched = Watched()
@@ -243,7 +243,7 @@ def test_closing_ends_every_stream() -> None:
 
 
 def test_streams_outlive_an_outage_of_the_database() -> None:
-    """While the database is down nothing is sent; afterwards, everything."""
+    """While the database is down nothing is sent; afterwards everything is."""
 
     async def play(live: Live, story: Story) -> None:
         failures = iter([True, True])

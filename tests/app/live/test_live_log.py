@@ -74,7 +74,7 @@ def test_a_log_is_downloaded_while_it_is_written(
 def test_a_part_that_grows_while_it_is_sent_is_sent_as_it_was(
     settings: Settings, running: Run, log: LogFile
 ) -> None:
-    """Up to its length at the time of the request."""
+    """The part is sent up to its length at the time of the request."""
     log.write(b"before\n")
     log.flush()
     [part] = live_parts(settings, running.id)
@@ -111,7 +111,7 @@ def test_a_log_that_is_a_link_is_not_followed(
 
 
 def test_nodes_have_parts_of_their_own(settings: Settings, running: Run) -> None:
-    """Each in the folder of its node."""
+    """Each node's log parts are in the folder of the node."""
     logs = []
     for node in (0, 2):
         folder = settings.run_folder(running.id, node)

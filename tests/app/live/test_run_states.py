@@ -60,7 +60,7 @@ def _is_running(state: State | None) -> bool:
 def test_runs_that_are_watched_at_once_share_a_query(
     database: Database, ada: User, offered: None
 ) -> None:
-    """However many runs are watched, one query reads those that still are, or none."""
+    """One query reads the states of all runs that are still watched."""
     run_ids = [start_run(database, ada).id for _ in range(3)]
     states = Noted(database)
 
@@ -122,7 +122,7 @@ def test_a_run_that_is_watched_during_a_query_is_part_of_the_next_one(
 def test_a_failed_query_is_logged_and_repeated(
     database: Database, running: Run, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Streams outlive an outage of the database, and an error of another kind too."""
+    """Streams survive an outage of the database and any other error of the query."""
     errors = [error]
 
     class Failing(Noted):

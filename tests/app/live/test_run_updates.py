@@ -226,7 +226,7 @@ def test_a_long_queue_costs_what_the_page_shows(
 def test_a_cursor_that_makes_no_sense_is_none(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """Whatever stands in an address, the answer is news from the beginning."""
+    """An invalid cursor gets all updates from the beginning."""
     for cursor in ("", "x", "9-9.x-.7", "1.2.3", "²", "9" * 30, "1.²-1." + "9" * 18 + "-1"):
         assert run_updates.of_list(database, settings)(cursor) is not None
         assert run_updates.of_run(database, settings, running.id)(cursor) is not None
@@ -245,7 +245,7 @@ def test_the_poll_of_a_run_that_was_deleted_for_good_fails(
 def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
     database: Database, settings: Settings
 ) -> None:
-    """Even an empty list; an up-to-date client gets no message."""
+    """An empty list is updated too, and an up-to-date client gets no message."""
     time = [0.0]
     look = run_updates.of_list(database, settings, lambda: time[0])
 
@@ -291,7 +291,7 @@ def test_a_client_receives_the_parts_that_it_requests(
 
 
 def test_a_spike_is_sent_to_viewers(database: Database, settings: Settings, running: Run) -> None:
-    """For the chart and the table; steps without one bring neither."""
+    """A spike is sent for chart and table; steps without one send neither."""
     look = run_updates.of_run(database, settings, running.id)
     record(database, running, make_steps([1.0] * 5))
     _first, cursor = _told(look(""))

@@ -218,7 +218,7 @@ def test_who_looks_on_sees_no_more_of_a_run_that_is_moved_away(
 def test_a_watched_run_stays_where_it_was_moved(
     stranger: TestClient, database: Database, mel: User, tmp_path: Path
 ) -> None:
-    """Whatever its script sends; a token of the former project can no longer send it."""
+    """Its script cannot move it back, and a token of the former project can no longer send it."""
     with database.writing() as session:
         of_vision, _row = accounts.make_api_token(session, mel, "a", "write", project="vision")
         of_all, _row = accounts.make_api_token(session, mel, "b", "write")
@@ -245,7 +245,9 @@ def swept(database: Database, user: User, **place: Any) -> Sweep:
 def test_a_sweep_is_moved_with_all_of_its_runs(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:
-    """Those in the trash too, by maintainers of both; single trials and training runs stay."""
+    """Maintainers of both projects move a sweep with its runs in the trash; a single trial and
+    training runs are not moved.
+    """
     sweep = swept(database, ada, project="vision")
     client = browser_of(app, database, mel)
     with database.writing() as session:
@@ -289,7 +291,7 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
 def test_a_project_goes_with_sweeps_that_have_no_runs_left(
     database: Database, settings: Settings, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """Not while one is to submit more, nor while a run of it is in the trash."""
+    """A sweep that will submit more runs, or has one in the trash, prevents the deletion."""
     sweep = swept(database, ada, project="vision")
 
     def delete() -> tuple[int, str]:
@@ -368,8 +370,9 @@ def test_runs_submitted_meanwhile_are_included(
 def test_who_makes_more_of_a_project_waits_for_who_renames_it(
     database: Database, ada: User, mel: User, what: str
 ) -> None:
-    """Without a deadlock: a new sweep, a failed run, or a watched one; it continues afterwards,
-    in the renamed project."""
+    """A new sweep, a failed run or a watched run waits for the rename without a deadlock, and
+    continues in the renamed project.
+    """
     if what == "watched":
         with database.writing() as session:
             make_watched(session, ada, project="vision")

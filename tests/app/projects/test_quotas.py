@@ -28,7 +28,7 @@ def full(database: Database, ada: User, offered: None) -> None:
 
 
 def test_an_admin_sets_limits(script: TestClient, browser: TestClient) -> None:
-    """By API and on the page, which shows use and limit and preserves invalid input."""
+    """The API and the page set limits; the page shows use and limit and preserves invalid input."""
     limits = {"devices": 8, "queued": None, "stored_gib": 0.5, "share": 2.0}
     result = script.put("/api/v1/projects/quota", json={"name": "", **limits}).json()
     use = {"devices_used": 0, "queued_used": 0, "stored_bytes": 0}
@@ -50,7 +50,7 @@ def test_an_admin_sets_limits(script: TestClient, browser: TestClient) -> None:
 def test_a_submission_beyond_a_quota_is_rejected(
     full: None, script: TestClient, browser: TestClient, database: Database
 ) -> None:
-    """By API, form and comparison, with the field, and nothing of it is queued."""
+    """API, form and comparison reject it with the field, and nothing of it is queued."""
     answer = script.post("/api/v1/runs", json=RUN)
     assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
     said = "Default project has 1 run in the queue, its limit"
@@ -67,7 +67,7 @@ def test_a_submission_beyond_a_quota_is_rejected(
 def test_a_user_has_so_many_queued(
     app: FastAPI, settings: Settings, script: TestClient, offered: None
 ) -> None:
-    """By the setting, whatever the project."""
+    """The setting limits a user's queued runs over all projects."""
     app.state.settings = settings.model_copy(update={"queued_per_user": 1})
     assert script.post("/api/v1/runs", json=RUN).status_code == 201
     answer = script.post("/api/v1/runs", json=RUN)

@@ -359,7 +359,9 @@ def test_a_report_goes_from_the_trash_with_its_images_and_links(
 def test_an_image_is_one_by_its_content_and_is_sent_as_nothing_else(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Of a run's note it is an artifact, which counts as stored; scripts in it never run."""
+    """An image in the note of a run is an artifact that counts as stored; scripts in it
+    never run.
+    """
     run = start_run(database, ada)
     for wrong in (b"<svg onload=alert(1)>", b"", b"RIFF1234WAVE"):
         answer = browser.post(f"/api/v1/runs/{run.id}/images", content=wrong)

@@ -174,7 +174,9 @@ SORTED = {
 
 @pytest.mark.slow
 def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
-    """By columns, settings and metrics; those that lack it last; a page at a time the same."""
+    """Runs are sorted by columns, settings and metrics, page by page; those without a
+    value are last.
+    """
     found, paged = {}, {}
     for sort in SORTED:
         answer = script.get("/api/v1/runs", params={"sort": sort}).json()
@@ -200,7 +202,7 @@ def test_values_of_settings_and_metrics_are_reported(listed: None, script: TestC
 def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
     listed: None, database: Database, running: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """In the filter, order, values and columns; `loss` stays the column."""
+    """The prefix works in filter, order, values and columns, and `loss` stays the column."""
     record(database, running, events=[make_metric(3, 41.5, "loss"), make_metric(3, 7.5, "status")])
     query = {"filter": "metrics.loss>40 loss<1", "sort": "-metrics.status"}
     answer = script.get("/api/v1/runs", params=query | {"values": "metrics.loss"}).json()
@@ -241,7 +243,7 @@ WORDS = st.lists(
 def test_whatever_is_typed_there_are_rows_or_a_sentence(
     listed: None, browser: TestClient, text: str, sort: str
 ) -> None:
-    """Never an error of the server, neither from the page nor from the API."""
+    """Page and API answer any filter with rows or with the allowed values."""
     for path in ("/runs", "/api/v1/runs"):
         answer = browser.get(path, params={"filter": text, "sort": sort, "columns": text})
         assert answer.status_code in (200, 422)
@@ -251,14 +253,14 @@ def test_whatever_is_typed_there_are_rows_or_a_sentence(
 
 @given(text=st.text(alphabet='"- x:<>=\t\n', max_size=1000))
 def test_a_filter_is_read_in_time_that_grows_with_its_length(text: str) -> None:
-    """For any number of quotes in a row it ends, with terms or with errors."""
+    """A filter with any number of quotes is parsed in linear time, into terms or errors."""
     with suppress(BadFilter):
         assert len(filters.read(text, me="ada")) <= filters.MOST_WORDS
 
 
 @given(text=st.text(min_size=1, max_size=30).filter(lambda text: not filters.flaw(text)))
 def test_a_text_that_is_quoted_is_read_as_it_is(text: str) -> None:
-    """So tags become filters, whatever is in them."""
+    """A quoted text is parsed as it is, so any tag can be a filter."""
     if text.strip():
         [term] = filters.read(f"tag:{filters.quoted(text)}", me="ada")
         assert term.condition == filters.Text("tag", text.strip())

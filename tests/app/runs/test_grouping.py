@@ -36,7 +36,7 @@ def some(database: Database, ada: User) -> None:
 def test_each_groups_filter_lists_its_runs(
     database: Database, some: None, script: TestClient, ada: User
 ) -> None:
-    """Whatever they are grouped by: as many as the group has, and no others."""
+    """The filter of a group lists as many runs as the group has, whatever they are grouped by."""
     for by in ("batch_size", "tag", "recipe", "project", "owner", "sweep", "source", "enabled"):
         query = {"group": by, "filter": "digits", "values": "loss,val/accuracy"}
         answer = script.get("/api/v1/runs/groups", params=query).json()
@@ -112,7 +112,7 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
 def test_a_group_has_the_range_of_its_loss_scales(
     database: Database, some: None, browser: TestClient
 ) -> None:
-    """As powers of two, without a mean, which no scaler uses."""
+    """Loss scales are shown as a range of powers of two, without a mean, which no scaler uses."""
     with database.writing() as session:
         for run, power in zip(
             session.scalars(select(Run).order_by(Run.id)), (-30, 16, 9), strict=False
@@ -226,6 +226,6 @@ def test_runs_without_a_scaler_have_no_scale(
 
 @pytest.mark.parametrize("word", ["sweep:x", "sweep:0", f"sweep:{'9' * 30}", "has:", "sweep>3"])
 def test_invalid_filters_are_rejected(word: str) -> None:
-    """With the allowed values."""
+    """An invalid filter is rejected with the allowed values."""
     with pytest.raises(filters.BadFilter, match="allowed"):
         filters.read(word, me="ada")

@@ -15,7 +15,9 @@ from tests.db.telemetry.telemetry_made import (
 
 
 def test_the_scaler_card_counts_skips_and_culprits(database: Database, running: Run) -> None:
-    """In the latest steps, in a row, and by the parameter that overflowed."""
+    """The card has the skips of the latest steps, skips in a row, and skips by overflowed
+    parameter.
+    """
     skipped = [2, 3, 4, 90]
     events = [*make_events(skipped[:-1]), make_skip(90, "model.0.bias", "model.2.bias")]
     record(database, running, make_steps([1.0] * 100, skipped=skipped), events=events)
@@ -62,7 +64,7 @@ def test_the_metric_of_the_tiles_counts_nothing(
 def test_the_metric_of_the_tiles_is_a_loss_if_there_is_one(
     database: Database, running: Run
 ) -> None:
-    """With its step; the norm says whether it was clipped."""
+    """The tile has the metric with its step, and the norm says whether it was clipped."""
     events = [make_metric(3, 0.9, "a/accuracy"), make_metric(2, 0.5, "val/loss")]
     record(database, running, make_steps([1.0] * 4), events=events)
     with database.reading() as session:

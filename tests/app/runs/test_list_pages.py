@@ -16,7 +16,7 @@ from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
 
 def test_a_newcomer_sees_the_next_step(browser: TestClient) -> None:
-    """With no run and no worker, the page says how to get both."""
+    """Without runs and workers, the page says how to get both."""
     page = browser.get("/runs").text
     assert "halfstep worker" in page
     assert 'href="/runs/new"' in page
@@ -35,7 +35,9 @@ def test_row_shows_where_a_run_is(database: Database, running: Run, browser: Tes
 def test_what_a_run_does_not_have_is_a_dash_in_the_list_and_on_its_page(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Skipped and applied steps before the first one, and the health of a scale."""
+    """Skipped and applied steps before the first step, and the health of a run without a
+    scale, are dashes.
+    """
     submit(database, ada)
     page = browser.get("/runs").text
     assert '<td class="number" data-column="skipped"><span class="quiet">–</span>' in page
@@ -126,7 +128,7 @@ def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestCl
 def test_actions_on_an_older_page_lead_back_to_it(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """Where a button of the list leads back to is the page that it stands on."""
+    """A button of the list returns to the page that it was on."""
     submit(database, ada)
     page = browser.get("/runs?filter=d&sort=-loss&columns=name,lr&before=1").text
     assert "No run matches" in page
@@ -196,7 +198,9 @@ def queued(database: Database) -> list[int]:
 def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_other(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Both lock by id, whatever the order they were ticked in: the second waits for the first."""
+    """Both requests lock by id, whatever order the runs were ticked in, so the second
+    waits for the first.
+    """
     ids = [str(submit(database, ada).id) for _ in range(40)]
     together = threading.Barrier(2)
 

@@ -34,7 +34,7 @@ def test_page_shows_the_three_counts(database: Database, running: Run, browser: 
 
 
 def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
-    """Only a high share is shown in the error colour."""
+    """Only a high share of skipped steps has the error colour."""
     assert "<b data-skip-count>0 skipped steps<" in browser.get("/runs/1").text
 
 
@@ -213,7 +213,9 @@ def test_line_that_loads_names_the_file_as_it_is_downloaded(
 def test_a_state_in_shards_is_one_row(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """With the size of all its files; it can be resumed from, but not downloaded in parts."""
+    """The row has the size of all its files; it can be resumed from, but its parts cannot
+    be downloaded.
+    """
     event = in_shards(40, ranks=8)
     with database.writing() as session:
         keys = [file["kind"] for file in event["files"]]
@@ -329,7 +331,7 @@ def test_a_run_without_skips_explains_them_by_its_scaler(
 def test_spikes_are_listed_with_the_step_of_the_rollback(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """On the page and in the series of the chart; without spikes the page says so."""
+    """They are on the page and in the series of the chart; without spikes the page says so."""
     assert "Not examined" in browser.get("/runs/1").text  # by this configuration
     spikes = [
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},

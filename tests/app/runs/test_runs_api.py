@@ -154,7 +154,7 @@ def test_contradictions_come_at_once_with_other_mistakes(
 def test_list_is_filtered_and_paged(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """By text, status, limit and position."""
+    """The list can be limited by text, status, number and position."""
     for name in ("one", "two", "three"):
         submit(database, ada, name=name)
 
@@ -202,7 +202,7 @@ def test_paused_run_is_resumed_and_moved_forward(
 
 
 def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient) -> None:
-    """With the same key a retry gets the run that the first request queued."""
+    """A retry with the same key gets the run that the first request queued."""
     body = {"recipe": "digits"}
     key = {"Idempotency-Key": "once"}
     answers = [script.post("/api/v1/runs", json=body, headers=key).json()["id"] for _ in range(2)]
@@ -249,7 +249,9 @@ def test_known_data_are_not_sent_again(database: Database, ada: User, script: Te
 
 @pytest.mark.slow
 def test_the_description_names_permissions_and_errors(script: TestClient) -> None:
-    """Ways to sign in, bounds of submitted fields, and one form of all errors."""
+    """The OpenAPI description has the ways to sign in, the bounds of submitted fields, and one
+    form of all errors.
+    """
     description = script.get("/api/v1/openapi.json").json()
     assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     fields = description["components"]["schemas"]["Submission"]["properties"]

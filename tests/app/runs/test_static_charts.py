@@ -83,7 +83,7 @@ def test_any_loss_can_be_drawn(
 
 
 def test_page_without_steps_has_no_chart_yet(running: Run, browser: TestClient) -> None:
-    """Before the first step the panels are empty."""
+    """The panels are empty before the first step."""
     assert '<svg class="lines"' not in browser.get("/runs/1").text
 
 
@@ -112,14 +112,16 @@ def test_run_without_scaler_has_its_gradient_norm(
 def test_a_logarithmic_axis_has_at_least_three_labels(
     low: float, high: float, ticks: list[float]
 ) -> None:
-    """Powers of ten, 1, 2 and 5 of each, or as on a linear axis."""
+    """Labels are powers of ten, 1, 2 and 5 of each, or those of a linear axis."""
     assert _log_ticks(low, high) == pytest.approx(ticks)
 
 
 def test_values_that_are_not_finite_are_marked(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """At the edges, with their signs in the legend; the last value of the loss is NaN."""
+    """They are marked at the edges, with their signs in the legend; the last loss is
+    shown as NaN.
+    """
     nan, inf = float("nan"), float("inf")
     events = [make_metric(1, -inf, "val/loss"), make_metric(4, 1.0, "val/loss")]
     record(database, running, make_steps([1.0, inf, 1.0, 1.0, nan]), events=events)
@@ -136,7 +138,7 @@ def test_values_that_are_not_finite_are_marked(
 def test_buckets_with_values_that_are_not_finite_are_marked(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """At most one mark for each hundredth of the axis, however many there are."""
+    """There is at most one mark for each hundredth of the axis."""
     losses = [1.0] * (STEPS // 2) + [float("nan")] * (STEPS // 2)
     record(database, running, make_steps(losses))
     chart = _chart(browser.get("/runs/1").text, "loss")

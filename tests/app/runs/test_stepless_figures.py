@@ -82,7 +82,9 @@ def shown(page: str) -> list[str]:
 def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
     database: Database, command: Run, browser: TestClient
 ) -> None:
-    """Before its first number, with metrics only, and with steps."""
+    """The page has only the note before the first number, then metrics, then tabs and
+    tools of steps.
+    """
     address = f"/runs/{command.id}"
     page = browser.get(address).text
     assert shown(page) == ["note"]
@@ -97,7 +99,7 @@ def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
 def test_a_script_that_only_logs_numbers_shows_them(
     database: Database, command: Run, browser: TestClient
 ) -> None:
-    """Until its first step, its latest numbers are the tiles."""
+    """Its latest numbers are the tiles until its first step."""
     events = [make_metric(1, 0.5, "val/acc"), make_metric(1, 2.0, "x")]
     record(database, command, events=events)
     page = browser.get(f"/runs/{command.id}").text

@@ -79,7 +79,7 @@ def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: T
 def test_a_script_that_logs_only_numbers_has_no_empty_charts(
     watched: Uploader, browser: TestClient
 ) -> None:
-    """Neither loss nor loss scale, until it takes a step."""
+    """The panels of loss and loss scale are left out until the script takes a step."""
     assert 'data-row="loss"' in browser.get("/runs/1").text  # either may come
     with watched.spool() as spool:
         spool.event(event_of(make_metric(1, 0.5, "reward")))
@@ -94,7 +94,7 @@ def test_a_script_that_logs_only_numbers_has_no_empty_charts(
 def test_the_page_of_a_watched_run_has_all_its_telemetry(
     watched: Uploader, browser: TestClient
 ) -> None:
-    """And no button that could not work."""
+    """The page shows all telemetry of the run, and no button that could not work."""
     tell(watched)
     page = browser.get("/runs/1").text
     for text in (
@@ -139,7 +139,7 @@ def test_any_configuration_has_a_page(
 def test_impossible_requests_are_rejected(
     watched: Uploader, script: TestClient, browser: TestClient, offered: None
 ) -> None:
-    """409 with a sentence, from the API and from forms."""
+    """Requests that only a worker could fulfil are answered by 409, from the API and from forms."""
     tell(watched)
     for path, content in (
         ("pause", None),
@@ -209,7 +209,9 @@ def test_viewers_are_notified_of_silence(
 def test_the_queue_passes_a_watched_run_by(
     watched: Uploader, database: Database, ada: User, offered: None
 ) -> None:
-    """Whatever device memory its configuration names, workers claim the queued runs."""
+    """Workers claim the queued runs, whatever device memory the watched run's
+    configuration names.
+    """
     watched.begin(id="e" * 32, config={"training": {"device_memory_gib": "much"}})
     queued = submit(database, ada)
     with database.writing() as session:
@@ -225,7 +227,9 @@ def test_the_queue_passes_a_watched_run_by(
 def test_an_unknown_loss_is_not_called_nan(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """In a loop with unobserved backward passes, even if all its steps were skipped."""
+    """The loss of a loop with unobserved backward passes is unknown, also if all its
+    steps were skipped.
+    """
     steps = make_steps([math.nan] * 12, skipped=range(1, 13))
     steps["flags"] |= UNKNOWN_LOSS
     record(database, running, steps)

@@ -96,7 +96,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
 def test_invalid_commands_are_rejected_by_field(
     script: TestClient, changes: dict[str, Any], field: str | None, message: str
 ) -> None:
-    """With path, value and allowed values."""
+    """The errors have path, value and allowed values."""
     body = {"command": COMMAND | changes, "config": {"name": "it"}}
     answer = script.post("/api/v1/runs", json=body)
     assert answer.status_code == 422, answer.text
@@ -114,7 +114,7 @@ def test_invalid_commands_are_rejected_by_field(
     ],
 )
 def test_a_value_is_what_its_parameter_allows(script: TestClient, value: Any, message: str) -> None:
-    """As a recipe's configuration is what its schema allows."""
+    """A value must match its parameter's schema, like a recipe's configuration."""
     body = {"command": COMMAND, "config": {"lr": value, "name": "it"}}
     assert message in script.post("/api/v1/runs", json=body).json()["detail"]
 
@@ -208,7 +208,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
     path: str,
     message: str,
 ) -> None:
-    """Nothing is queued."""
+    """Invalid fields are named, the input is preserved, and nothing is queued."""
     answer = browser.post("/runs/new/command", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{path}">' in answer.text
@@ -260,9 +260,7 @@ def test_the_page_shows_the_command_without_secrets(
 def test_configuration_of_the_script_and_parameters_of_the_command(
     commanded: None, database: Database, browser: TestClient
 ) -> None:
-    """Both appear on the page, in comparisons and in the filter; submitting again uses the
-    parameters.
-    """
+    """Page, comparison and filter have both; submitting again uses the parameters."""
     for lr, width in ((0.1, 8), (0.2, 16)):
         given = {"command": COMMAND, "config": {"lr": lr, "name": "it"}}
         run_id = browser.post("/api/v1/runs", json=given).json()["id"]
@@ -284,7 +282,7 @@ def test_configuration_of_the_script_and_parameters_of_the_command(
 def test_secrets_are_set_listed_and_deleted_and_never_shown(
     settings: Settings, browser: TestClient, script: TestClient
 ) -> None:
-    """By page and API; a value that is refused is not repeated either."""
+    """Page and API set and delete secrets; neither shows a value, not even a rejected one."""
     settings.data.mkdir()
     form = {"name": "KEY_A", "value": "open-sesame\r\nsecond line"}
     assert browser.post("/secrets", data=form).status_code == 303

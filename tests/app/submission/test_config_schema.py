@@ -70,7 +70,7 @@ def test_an_error_names_field_value_and_allowed_values(path: str, value: Any, me
 
 
 def test_a_group_that_is_no_object_is_a_mistake() -> None:
-    """Even so wrong a configuration is refused, not a crash."""
+    """A group that is no object is reported as a mistake, and does not raise."""
     assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))
 
 

@@ -83,7 +83,9 @@ def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
 def test_memory_is_estimated_after_a_worker_has_counted(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """Next to the device's memory, with half-precision copies if there are any."""
+    """The estimate is shown next to the device's memory, with half-precision copies if
+    there are any.
+    """
     assert script.get("/api/v1/estimates", params=ASKED).json()["memory_bytes"] is None
     counted = {"weight_bytes": 4 * 2**30, "gradient_bytes": 2**30, "optimizer_bytes": 2 * 2**30}
     for cast_bytes, words in (
@@ -108,7 +110,7 @@ def test_memory_is_estimated_after_a_worker_has_counted(
 def test_invalid_requests_are_rejected(
     offered: None, script: TestClient, changes: dict[str, Any], status: int
 ) -> None:
-    """By field."""
+    """Invalid parameters are rejected with their field."""
     answer = script.get("/api/v1/estimates", params=ASKED | changes)
     assert answer.status_code == status
     assert next(iter(changes)) in answer.text

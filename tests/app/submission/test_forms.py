@@ -39,7 +39,9 @@ def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
 
 
 def test_a_title_with_a_gap_has_its_value_there() -> None:
-    """In the summary of a closed group; other titles are followed by theirs."""
+    """In the summary of a closed group the value fills the gap of the title; other titles are
+    followed by their value.
+    """
     schema = deepcopy(SCHEMA)
     schema["properties"]["training"]["properties"]["batch_size"]["title"] = "Every … steps"
     groups = {group.name: group for group in field_sets(schema, CONFIG, {})}

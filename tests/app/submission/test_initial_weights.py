@@ -52,7 +52,7 @@ def submit(script: TestClient, **weights: Any) -> Any:
 def test_weights_are_named_by_run_and_step_or_by_path(
     database: Database, saved: Run, script: TestClient, weights: dict[str, Any], kept: Any
 ) -> None:
-    """Without a step, the newest one is stored, so that it stays the same."""
+    """Without a step the newest one is stored, so that it stays the same."""
     answer = submit(script, **weights)
     assert answer.status_code == 201, answer.text
     with database.reading() as session:
@@ -74,7 +74,7 @@ def test_weights_are_named_by_run_and_step_or_by_path(
 def test_errors_are_at_their_fields(
     saved: Run, script: TestClient, weights: dict[str, Any], field: str, message: str
 ) -> None:
-    """At once, and not when the run starts."""
+    """The submission reports them, not the start of the run."""
     answer = submit(script, **weights)
     assert answer.status_code == 422
     assert message in str(answer.json())
@@ -84,7 +84,7 @@ def test_errors_are_at_their_fields(
 def test_an_expired_upload_is_reported_before_a_run_waits_for_it(
     settings: Settings, saved: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """By API, form and sweep; a run's creation preserves an upload for another day."""
+    """API, form and sweep report it; a new run keeps its upload for another day."""
     upload = f"{'0' * 64}/net.pt"
     place = settings.data / uploads.key(upload)
     place.parent.mkdir(parents=True)
@@ -107,7 +107,9 @@ def test_an_expired_upload_is_reported_before_a_run_waits_for_it(
 
 
 def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) -> None:
-    """From the table of checkpoints; a fork has its checkpoint's and names none."""
+    """The table of checkpoints links to the filled form; a fork has its checkpoint's weights
+    and names none.
+    """
     address = "/runs/new?from=1&amp;weights_step=20"
     assert address in browser.get("/runs/1").text
     page = browser.get(address.replace("&amp;", "&")).text
@@ -125,7 +127,7 @@ def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) ->
 def test_the_page_lists_what_did_not_fit(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Each weight with its state; of many, the number of the others."""
+    """Each weight is listed with its state, and the number of the others if there are many."""
     assert 'id="weights"' not in browser.get("/runs/1").text
     event = make_weights(missing=["model.head.bias"], unexpected=["<b>"]) | {"unexpected_count": 9}
     record(database, running, events=[event])

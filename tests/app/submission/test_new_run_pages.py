@@ -35,7 +35,9 @@ def test_without_workers_it_says_so(browser: TestClient) -> None:
 def test_a_viewer_gets_a_sentence_in_place_of_the_form(
     app: FastAPI, database: Database, offered: None
 ) -> None:
-    """Of a run and of a sweep; nothing is there to be filled in for nothing."""
+    """The forms of a run and of a sweep are replaced by the reason, so that nothing is
+    filled in in vain.
+    """
     with database.writing() as session:
         viewer = accounts.make_user(session, "viola")
         projects.set_role(session, viewer, projects.DEFAULT, VIEWER)
@@ -195,7 +197,7 @@ def test_errors_use_labels(offered: None, browser: TestClient) -> None:
 
 
 def test_an_emptied_number_is_not_one_in_silence(offered: None, browser: TestClient) -> None:
-    """For required fields the allowed values are shown; a form may omit them."""
+    """An empty required number is an error with the allowed values; a form may omit it."""
     typed = {"recipe": "digits", "precision": "fp16", "training.steps": "5"}
     typed |= {"training.batch_size": "8", "scaler.init_scale": "2"}
     page = browser.post("/runs", data={**typed, "nodes": "", "devices_per_node": " "})

@@ -66,7 +66,7 @@ def test_roles_allow_what_they_do_on_the_pages(
 def test_a_token_for_one_project_sets_no_rule_for_all(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """Though it be an operator's, by the API or the page's address."""
+    """API and page reject it, even if the token is an admin's."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "one", project="")
     headers = {"Authorization": f"Bearer {token}"}

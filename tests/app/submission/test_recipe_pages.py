@@ -45,7 +45,7 @@ def offer(database: Database) -> None:
 
 
 def test_each_recipe_is_listed_with_its_source(database: Database, browser: TestClient) -> None:
-    """With title, name and result of the check; recipes that failed to load with the reason."""
+    """A recipe has title, name and result of the check; one that failed to load has the reason."""
     assert "No worker is up" in browser.get("/recipes").text
     offer(database)
     page = " ".join(html.unescape(browser.get("/recipes").text).split())

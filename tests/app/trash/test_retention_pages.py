@@ -119,7 +119,7 @@ def test_a_projects_rule_overrides_that_of_the_instance(
 def test_invalid_rules_are_rejected(
     browser: TestClient, changes: dict[str, Any], text: str
 ) -> None:
-    """By field, with the input and the allowed values."""
+    """Each error is at its field, with the input and the allowed values."""
     page = browser.post("/retention", data=RULE | changes)
     assert page.status_code == 422
     assert text in page.text
@@ -129,7 +129,9 @@ def test_invalid_rules_are_rejected(
 def test_only_who_manages_a_project_sets_its_rule(
     app: Any, database: Database, ada: User, offered: None
 ) -> None:
-    """A maintainer of a project that one, not the instance's nor one unseen; a member none."""
+    """A maintainer sets the rule of the own project only, not the instance's nor a hidden
+    project's; a member sets none.
+    """
     submit(database, ada)
     with database.writing() as session:
         for name in ("vision", "hidden"):

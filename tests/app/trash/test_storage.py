@@ -52,7 +52,7 @@ def typed(*words: str) -> str:
 
 @pytest.mark.slow
 def test_the_largest_come_first(old: int) -> None:
-    """With a limit; the total is of all."""
+    """The list has a limit; its total is of all runs."""
     result = typed("runs", "--limit", "1").splitlines()
     assert result[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
     assert result[1:3] == [

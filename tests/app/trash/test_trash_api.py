@@ -55,7 +55,7 @@ def test_bad_labels_are_named(
 
 
 def test_a_label_changed_meanwhile_is_not_overwritten(script: TestClient, running: Run) -> None:
-    """409, with a code of its own."""
+    """The change is answered by 409 with the code `changed`."""
     address = f"/api/v1/runs/{running.id}"
     script.patch(address, json={"note": "theirs"})
     answer = script.patch(address, json={"note": "mine", "seen": {"note": ""}})
@@ -127,7 +127,7 @@ def test_invalid_requests_are_rejected(script: TestClient, body: dict[str, objec
 def test_runs_are_listed_by_what_they_take(
     database: Database, script: TestClient, ada: User
 ) -> None:
-    """The largest first, and page by page."""
+    """Runs are listed by stored bytes, the largest first, page by page."""
     ids = [submit(database, ada).id for _ in range(3)]
     with database.writing() as session:
         for run_id, size in zip(ids, (5, 2**40, 7), strict=True):

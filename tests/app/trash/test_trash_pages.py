@@ -45,7 +45,7 @@ def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None
 
 
 def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClient) -> None:
-    """And to nowhere else."""
+    """The restoration returns to the page of the form, and never to another server."""
     for back, place in (("/trash", "/trash"), ("//elsewhere.example", "/")):
         browser.post(f"/runs/{ended}/deletion")
         answer = browser.post(f"/runs/{ended}/restoration", data={"back": back})
@@ -53,7 +53,7 @@ def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClien
 
 
 def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient) -> None:
-    """Nothing can be done with its row any more."""
+    """Its row offers no action any more."""
     browser.post(f"/runs/{ended}/deletion")
     assert browser.post(f"/runs/{ended}/erasure").headers["location"] == "/trash"
     page = browser.get("/trash").text
@@ -65,7 +65,7 @@ def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient)
 def test_the_trash_is_shown_page_by_page(
     database: Database, ada: User, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest first."""
+    """The newest deleted run is first."""
     monkeypatch.setattr(trash_routes, "PAGE_SIZE", 2)
     for _ in range(3):
         run_id = submit(database, ada, name="<b>" + "x" * 97).id
@@ -84,7 +84,7 @@ def test_the_trash_is_shown_page_by_page(
 def test_a_full_disk_is_reported(
     settings: Settings, ended: int, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the files are on this machine's disk the list has a gauge, and warns in time."""
+    """If the files are on this machine's disk, the list has a gauge and warns in time."""
     usage = {"total": 10**12, "used": 0, "free": 5 * 10**11}
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _path: type("Usage", (), usage))
     settings.data.mkdir(exist_ok=True)

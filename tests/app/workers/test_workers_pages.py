@@ -41,7 +41,7 @@ def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient)
 def test_the_memory_of_a_warm_process_is_shown(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """As of the worker's last heartbeat, on its page and in the API."""
+    """The page of the worker and the API have the memory of its last heartbeat."""
     for memory in (3 * 2**28, None):
         with database.single_write() as session:
             workers.heartbeat(session, 1, memory)
@@ -104,7 +104,7 @@ def test_the_grid_says_what_runs_where_and_follows_it(
 def test_two_hundred_workers_cost_ten_queries(
     database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """However many devices they have, and runs on them."""
+    """The number of queries does not depend on the number of devices and of their runs."""
     devices = [{**GPU, "index": index} for index in range(8)]
     known: dict[str, Any] = {"host": "h", "pid": 1, "recipes": [], "versions": {}}
     with database.writing() as session:
@@ -127,7 +127,7 @@ def test_two_hundred_workers_cost_ten_queries(
 def test_the_queue_is_below_the_grid_in_order(
     app: FastAPI, database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """With the reason of each; runs of hidden projects count and have no name."""
+    """Each queued run has its reason; runs of hidden projects count and have no name."""
     with database.writing() as session:
         projects.make(session, "hush")
         other = accounts.make_user(session, "other")
@@ -157,7 +157,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And let it claim again; page, list and audit log show it."""
+    """A drained worker can be made to claim again; page, list and audit log show it."""
     assert browser.post("/workers/1/drain", data={"stop": "true"}).status_code == 303
     assert "drained, stops" in browser.get("/workers").text
     assert "Undrain" in browser.get("/workers/1").text
@@ -190,7 +190,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
 def test_an_outdated_worker_is_marked_with_the_command_that_helps(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """On both pages and in the API; its recipes are not offered."""
+    """Both pages and the API mark it, and its recipes are not offered."""
     assert "outdated" not in browser.get("/workers").text + browser.get("/workers/1").text
     with database.writing() as session:
         session.execute(update(Worker).values(versions={"torch": "2.13.0", "protocol": "0"}))
