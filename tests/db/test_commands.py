@@ -45,7 +45,9 @@ def test_a_command_needs_its_number_of_devices(
 def test_a_queued_command_has_a_pending_reason(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Where no worker offers commands, the setting is named; then it is like any other run."""
+    """Without a worker that offers commands the reason names the setting; with one it is that
+    of any other run.
+    """
     with database.writing() as session:
         command = submit_command(session, ada, devices_per_node=2)
     assert reason(database, command) == (
@@ -75,6 +77,6 @@ def test_a_command_is_held_in_the_queue_and_not_paused(
 
 
 def test_a_command_that_waits_for_no_run_is_rejected(database: Database, ada: User) -> None:
-    """As with any other run."""
+    """A command that waits for an unknown run is rejected like any other run."""
     with database.writing() as session, pytest.raises(Invalid, match="there is no run 7"):
         submit_command(session, ada, after_id=7)

@@ -19,7 +19,7 @@ from db.tables import LatestMetric, Run, Table, User
 
 
 def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
-    """The migrated database and a fresh schema agree."""
+    """A migrated database has the schema of a fresh one."""
 
     elsewhere = {"sqlite": "ix_runs_kept", "postgresql": "ix_runs_listed"}
 

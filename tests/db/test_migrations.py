@@ -76,7 +76,9 @@ def fill(database: Database, *, without: Collection[str] = ()) -> set[str]:
 
 
 def test_rows_outlive_every_migration(database: Database) -> None:
-    """From each revision to the next, and from the newest back to the first, one by one."""
+    """Rows survive each upgrade to the next revision, and each downgrade from the newest
+    to the first.
+    """
     config = database.migrations()
     command.downgrade(config, "base")
     command.upgrade(config, REVISIONS[0])
@@ -137,7 +139,9 @@ def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_sql_is_printed_without_a_change(database: Database) -> None:
-    """For users who apply changes of the schema by hand."""
+    """The SQL of migrations is printed for users who apply changes by hand, and nothing
+    is changed.
+    """
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0035:head", sql=True)
     assert "ALTER TABLE deeds RENAME TO audit_events" in text.getvalue()
@@ -220,7 +224,7 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
 
 
 def test_names_of_users_are_restored(database: Database, running: Run, ada: User) -> None:
-    """0039 and 0041 replaced them; run_config_values, tags and metrics kept them."""
+    """Names that 0039 and 0041 replaced are restored from run_config_values, tags and metrics."""
     damaged = {"rollback": 3, "model": {"mismatched": 1, "afterwards": "continue"}}
     earlier = {"rewind": 3, "model": {"misshapen": 1, "afterwards": "go on"}}
     spike = {"spike": {"rollback": True, "afterwards": "continue"}}

@@ -115,8 +115,8 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
 def test_memory_of_recipes_is_measured_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a delay, once; unchanged recipes keep their value; one that cannot be measured has
-    none.
+    """Memory is measured once after a delay; unchanged recipes keep their value, and a recipe
+    that fails has none.
     """
     monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
     here = Capabilities(Settings(data=tmp_path))
@@ -135,7 +135,9 @@ def test_memory_of_recipes_is_measured_later(
 @pytest.mark.extended
 @pytest.mark.slow
 def test_additions_and_removals_are_in_the_audit_log(site: Site, tmp_path: Path) -> None:
-    """By which worker, once each; a file that is broken for a while stays offered there."""
+    """Each addition and removal is recorded once with its worker; a file that is broken for a
+    while stays offered.
+    """
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))
     known = {"HALFSTEP_DATA": str(site.data)}

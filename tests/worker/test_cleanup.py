@@ -25,8 +25,8 @@ def test_only_folders_of_erased_runs_go(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In the bin a run keeps its folder, as every stranger's does; then it goes, though a file
-    of another is in the way.
+    """A run in the trash and a foreign folder are kept; folders of erased runs are deleted even
+    if another file is in the way.
     """
     settings = Settings(data=tmp_path / "data", database_url=str(database.engine.url))
     assert delete_erased(settings, database) == []
@@ -50,7 +50,9 @@ def test_only_folders_of_erased_runs_go(
 
 
 def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path) -> None:
-    """Of ended commands; one that may be tried again keeps its own, and so does an empty folder."""
+    """Checkouts of the latest ended commands stay, also those of commands that may be retried,
+    and empty folders.
+    """
     url = str(database.engine.url)
     settings = Settings(data=tmp_path / "data", database_url=url, max_cached_checkouts=2)
     assert delete_checkouts(settings, database) == []
@@ -70,7 +72,7 @@ def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path
 
 @pytest.mark.slow
 def test_runs_train_while_a_folder_is_deleted(site: Site, tmp_path: Path) -> None:
-    """However many files a deleted run has left, the worker goes on, and then the folder goes."""
+    """The worker continues while the files of a deleted run are removed."""
     gate, programs = tmp_path / "gate", tmp_path / "programs"
     programs.mkdir()
     slow, wait = programs / "rm", f"until [ -e {quote(str(gate))} ]; do sleep 0.1; done"

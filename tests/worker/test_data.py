@@ -96,7 +96,7 @@ def page(browser: TestClient, run_id: int) -> str:
 def test_the_end_of_a_data_worker_is_on_the_runs_page(
     site: Site, browser: TestClient, recipes: str, kind: str, why: str, traceback: str
 ) -> None:
-    """With the example's index and the traceback, and in the API's answer; the code is to blame."""
+    """Page and API have the example's index and the traceback, and the failure kind is the code."""
     recipe = f"{recipes}:Reading{kind}"
     run_id = submit(site, recipe)
     with site.worker(HALFSTEP_RECIPES=recipe):
@@ -113,7 +113,7 @@ def test_the_end_of_a_data_worker_is_on_the_runs_page(
 def test_a_run_that_waits_for_its_data_says_so_on_its_page(
     site: Site, browser: TestClient, recipes: str, tmp_path: Path
 ) -> None:
-    """With the duration, the worker's example and its stack; then it continues."""
+    """The page has the duration, the worker's example and its stack; then the run continues."""
     gate, recipe = tmp_path / "gate", f"{recipes}:ReadingSlow"
     os.mkfifo(gate)
     run_id = submit(site, recipe, wait_seconds=0.2)

@@ -32,7 +32,7 @@ def detached(tmp_path: Path, no_adoption: None) -> Detached:
 
 
 def test_it_is_no_child_of_its_starters(detached: Detached) -> None:
-    """In a session of its own; it ends when it is asked, and only then."""
+    """The process has a session of its own, and ends only when it is asked to."""
     try:
         until(lambda: "no input" in detached.printed(1000))
         name, parent, pid = detached.printed(1000).split()[:3]

@@ -57,7 +57,9 @@ def test_a_claim_that_a_recipe_wrote_over_is_a_supervisor_that_has_ended(
 
 
 def test_a_handle_that_a_run_wrote_names_no_supervisor(tmp_path: Path) -> None:
-    """Neither another process, nor content signed for another attempt or folder."""
+    """Neither another process nor content that was signed for another attempt or folder is
+    taken for a supervisor.
+    """
     engine, other = SubprocessEngine(KEY), tmp_path / "other"
     handle = engine.launch(tmp_path / "own", 1, SLEEP, {})
     try:

@@ -47,7 +47,7 @@ def waiting(site: Site) -> Iterator[Waiting]:
 def test_a_worker_notices_a_run_by_the_file_of_sqlite(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a query, and long before its tick."""
+    """The worker notices the run without a query, and long before its tick."""
     monkeypatch.setattr("worker.daemon.TICK_SECONDS", 1e6)
     with waiting(site) as worker:
         until(lambda: not getattr(worker, "may_have_work", True))
@@ -59,7 +59,7 @@ def test_a_worker_notices_a_run_by_the_file_of_sqlite(
 def test_a_run_that_cannot_start_is_looked_at_once_a_tick(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often a training on the same database changes its file."""
+    """A training that changes the database's file does not cause further checks of that run."""
     monkeypatch.setattr("worker.daemon.TICK_SECONDS", 1e6)
     with waiting(site) as worker:
         until(lambda: not getattr(worker, "may_have_work", True))
@@ -72,8 +72,8 @@ def test_a_run_that_cannot_start_is_looked_at_once_a_tick(
 
 @pytest.mark.only_on("postgresql")
 def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With notifications it executes one statement per heartbeat; a queued run is claimed at once
-    on notification.
+    """With notifications the worker executes one statement per heartbeat, and claims a
+    queued run at once.
     """
     monkeypatch.setattr("worker.daemon.TICK_SECONDS", 0.01)
     monkeypatch.setattr("worker.daemon.QUIET_BEAT_SECONDS", 0.02)

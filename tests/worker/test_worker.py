@@ -158,7 +158,7 @@ def test_the_training_of_a_dead_supervisor_affects_only_its_run(
 
 
 def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: Site) -> None:
-    """Whatever reading one run's remains raises, that run fails and the next one is closed."""
+    """A run whose remains cannot be read fails, and the next one is closed."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
@@ -197,7 +197,7 @@ def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
     ids=["1e308 GiB", "401 digits", "5,000 digits"],
 )
 def test_nor_does_it_on_sqlite(site: Site, wish: str, status: Status) -> None:
-    """As above; a number that is larger than any double is no error there, but infinity."""
+    """A number beyond doubles is no error on SQLite, but infinity."""
     _check_what_stands_before_a_run(site, wish, status)
 
 

@@ -48,7 +48,7 @@ def test_wrong_names_and_passwords_get_the_same_error(
 
 
 def test_passwords_are_hashed_as_argon2_advises() -> None:
-    """Which the other tests are spared."""
+    """Passwords are hashed with the recommended Argon2id parameters, which other tests reduce."""
     assert PASSWORDS.hash("correct horse").startswith("$argon2id$v=19$m=65536,t=3,p=4$")
 
 

@@ -61,8 +61,8 @@ def _client(address: str, name: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_strangers_cannot_lock_users_out(take: Callable[..., int]) -> None:
-    """However many addresses guess at a name, another is not braked; an address that guesses at
-    many names is, and a /64 is one address.
+    """Another address is not slowed by guesses at a name. An address that guesses many names
+    is, and a /64 is one address.
     """
     for number in range(10):
         for _ in range(FREE_ATTEMPTS["name"]):

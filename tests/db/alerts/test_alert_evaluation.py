@@ -97,7 +97,7 @@ def test_a_restart_repeats_and_misses_nothing(database: Database, running: Run, 
 def test_one_of_two_servers_that_poll_at_once_sends(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Both find that it holds before either has written."""
+    """Both find the condition true before either has written, and one of them sends."""
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     with ThreadPoolExecutor(4) as threads:
@@ -143,7 +143,7 @@ def test_the_index_has_room_for_one(database: Database, running: Run, ada: User)
 def test_only_runs_that_changed_are_read(
     database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many there are; and all of them again once there is another rule."""
+    """Only changed runs are read, and all of them again after a new rule."""
     read: list[list[int]] = []
     found = alert_evaluation.alert_facts.read
 
@@ -244,7 +244,9 @@ def test_statuses(
 
 
 def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
-    """For a scale that fell over 250 steps, all its conditions; nothing before these steps."""
+    """A scale that fell over 250 steps meets all conditions of a falling scale; earlier
+    steps meet none.
+    """
     skipped = range(230, 251)
     steps = make_steps([1.0] * 99 + [float("nan")] + [1.0] * 150, skipped=skipped)
     steps["scale"][-1] = 2.0**-3
@@ -358,7 +360,7 @@ def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -
 
 
 def test_a_measurement_makes_no_step(database: Database, running: Run, ada: User) -> None:
-    """However long it takes, that is no lack of progress."""
+    """A measurement makes no steps, which is no lack of progress."""
     rule(database, ada, "no_progress", value=10.0)
     with database.writing() as session:
         run = session.get_one(Run, running.id)

@@ -86,9 +86,8 @@ def test_a_listener_reconnects_and_polls_once(
 def test_a_listener_without_notifications_reports_it(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a pooler that accepts LISTEN and shares the connection.
-
-    Here the listener's test notification goes to another database.
+    """A pooler accepts LISTEN and shares the connection, so no notification arrives. The test
+    notification is sent to another database here.
     """
     monkeypatch.setattr("db.alerts.notifications.PROOF_SECONDS", 0.05)
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", SECONDS)

@@ -64,7 +64,7 @@ def test_a_silent_worker_alerts_once_until_it_reports(database: Database, operat
 
 @pytest.mark.usefixtures("running")
 def test_a_worker_of_another_version_is_named(database: Database, operator: User) -> None:
-    """With both versions."""
+    """The alert has the versions of the worker and of the server."""
     rule(database, operator, "worker_outdated")
     with database.writing() as session:
         session.execute(update(Worker).values(versions={"halfstep": "0.0.9", "protocol": "1"}))
@@ -114,7 +114,7 @@ def test_a_full_disk_is_of_its_server(
 def test_backups_that_are_old_or_fail_alert(
     database: Database, operator: User, tmp_path: Path
 ) -> None:
-    """Also if there is none."""
+    """Backups that are old, failed or missing raise alerts."""
     rule(database, operator, "backup_old", 24)
     rule(database, operator, "backup_failed")
     assert texts(database, operator) == ["There is no complete backup."]
@@ -163,7 +163,7 @@ def test_rules_have_the_conditions_of_their_scope(database: Database, operator: 
 
 
 def test_the_service_is_evaluated_at_an_interval(database: Database, operator: User) -> None:
-    """And at once after a new rule."""
+    """The service is evaluated at an interval, and at once after a new rule."""
     seen = Seen()
     rule(database, operator, "backup_old", 24)
     assert evaluate(database, seen, "http://here") == 1
@@ -182,7 +182,9 @@ def test_the_service_is_evaluated_at_an_interval(database: Database, operator: U
 def test_the_condition_decides_on_a_scope_that_is_not_given(
     database: Database, operator: User
 ) -> None:
-    """As for `halfstep alert add backup_failed`."""
+    """A rule without a scope gets that of its condition, as with `halfstep alert add
+    backup_failed`.
+    """
     with database.writing() as session:
         scopes = [
             rules.make(session, operator, condition=condition, scope="").scope

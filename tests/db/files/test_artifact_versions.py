@@ -74,7 +74,7 @@ def found(database: Database, version: Version, project: str = "") -> int:
 def test_a_version_is_complete_with_its_last_file(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Until then no alias names it; its digest is that of its files."""
+    """No alias names the version before; its digest is that of its files."""
     version = save(database, ada, A, B, aliases=["best"])
     upload(database, store, version, A)
     with pytest.raises(NotFound, match="no artifact data:latest"):
@@ -144,7 +144,7 @@ def test_the_last_two_files_that_are_stored_concurrently_complete_a_version(
 def test_latest_is_the_later_of_two_versions_that_are_completed_concurrently(
     database: Database, ada: User, later_first: bool
 ) -> None:
-    """In either order of their commits."""
+    """The version with the higher number becomes `latest`, in either order of the commits."""
     older, later = save(database, ada, A), save(database, ada, B)
     steps = [
         lambda session: store_blob(session, older, A),
@@ -220,7 +220,7 @@ def used_by(database: Database, ada: User, key: str, version: ArtifactVersion) -
 
 
 def test_a_version_in_use_is_not_deleted(database: Database, ada: User, store: LocalStore) -> None:
-    """Not while a run goes on; afterwards if it is forced."""
+    """A version cannot be deleted while its run is active; afterwards only if forced."""
     version = save(database, ada, A)
     upload(database, store, version, A)
     run_id = used_by(database, ada, "1" * 32, version)
@@ -265,7 +265,7 @@ def test_a_run_makes_versions_and_uses_what_its_owner_may_see(
 
 
 def test_differences_are_of_files(database: Database, ada: User) -> None:
-    """Added, removed and changed ones, in order of path."""
+    """Added, removed and changed files are listed in order of path."""
     first = save(database, ada, A, B)
     second = save(database, ada, A._replace(sha256="f" * 64, size_bytes=9), C)
     with database.reading() as session:
@@ -292,7 +292,7 @@ def test_differences_are_of_files(database: Database, ada: User) -> None:
 def test_paths_that_lead_elsewhere_are_rejected(
     database: Database, ada: User, entries: list[Entry], problem: str
 ) -> None:
-    """Nothing is saved of such a version."""
+    """An artifact with such a path is rejected, and nothing of it is saved."""
     with pytest.raises(Invalid, match=problem):
         save(database, ada, *entries)
     with database.reading() as session:
@@ -309,7 +309,7 @@ def test_a_sum_of_sizes_that_no_column_holds_is_rejected(database: Database, ada
 def test_a_digest_names_the_version_that_is_left(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Not a later version that is deleted, although its digest begins alike."""
+    """The digest does not name a deleted version whose digest begins alike."""
     upload(database, store, left := save(database, ada, A), A)
     upload(database, store, gone := save(database, ada, B), B)
     with database.writing() as session:

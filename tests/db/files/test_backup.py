@@ -89,7 +89,9 @@ def test_a_database_that_cannot_be_written_is_not_backed_up(
 def test_the_store_is_waited_for_in_no_transaction(
     database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither as a backup is restored nor as what does not match is deleted: others would wait."""
+    """No transaction is open during requests to the store, neither in a restore nor in a
+    deletion, because others would wait.
+    """
     open_at_work: list[int] = []
 
     def watching(module: ModuleType, name: str) -> None:
@@ -145,7 +147,7 @@ def test_backup_restores_every_row_and_file(
 def test_uploaded_weights_that_a_run_starts_from_are_restored(
     database: Database, running: Run, ada: User, tmp_path: Path
 ) -> None:
-    """Those that none names, and those that are damaged, are not."""
+    """Uploads that no run names, or that are damaged, are not restored."""
     store, sha256 = MemoryStore(), hashlib.sha256(b"weights").hexdigest()
     named, damaged = f"{sha256}/net.pt", f"{'0' * 64}/net.pt"
     for upload in (named, damaged, f"{sha256}/other.pt"):
@@ -183,7 +185,7 @@ def test_a_damaged_file_is_left_out_of_a_backup_by_name(
 
 
 def test_backup_overwrites_nothing(database: Database, store: MemoryStore, tmp_path: Path) -> None:
-    """Neither a folder nor a database that has something in it is written over."""
+    """Neither an existing folder nor a database with runs is overwritten."""
     back_up(database, store, tmp_path / "backup")
     with pytest.raises(Conflict, match="exists already"):
         back_up(database, store, tmp_path / "backup")
@@ -411,7 +413,7 @@ def test_a_database_with_an_audit_log_is_not_restored_into(
 def test_a_failed_backup_leaves_nothing(
     database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever stops it, no folder is left that could be taken for a backup."""
+    """A backup that fails leaves no folder that could be mistaken for a backup."""
     monkeypatch.setitem(backup.CODECS, float, (str.upper, float))
     with pytest.raises(TypeError):
         back_up(database, store, tmp_path / "backup")

@@ -172,8 +172,9 @@ def test_files_are_deleted_each_by_a_request(
 def test_what_does_not_match_is_found_by_pages(
     bucket: Bucket, settings: Settings, database: Database, running: Run
 ) -> None:
-    """Of 2,000 artifacts a lost, a truncated and an unknown one are reported, without a request
-    for each."""
+    """Of 2,000 artifacts a lost, a truncated and an unknown one are reported, without a
+    request for each.
+    """
     store = open_store(settings)
     names = [f"{number:04}.txt" for number in range(2000)]
     keys = [f"runs/{running.id}/artifacts/step-00000001/{name}" for name in names]
@@ -208,7 +209,7 @@ def test_what_does_not_match_is_found_by_pages(
 def test_a_bucket_without_access_is_named_at_the_start(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One message, with the setting and the bucket's error; nothing for a working one."""
+    """The error has the setting and the bucket's message; a working bucket causes none."""
     monkeypatch.setattr("db.files.object_store.CHECK_SECONDS", 0.1)
     check_store(Settings(data=tmp_path, storage_url=bucket.url))
     begins = "HALFSTEP_STORAGE_URL: the bucket cannot be listed: "

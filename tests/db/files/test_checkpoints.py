@@ -102,7 +102,9 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
 def test_checkpoints_that_a_run_waits_to_measure_are_kept(
     database: Database, running: Run, ada: User, steps: list[str], kept: list[int]
 ) -> None:
-    """Until it has ended: a measurement, unlike a fork, does not need them again."""
+    """They are kept until the measurement has ended, which unlike a fork does not need
+    them again.
+    """
     lab = {"task": "precision_plan", "checkpoints": steps}
     with database.writing() as session:
         for step in (10, 20, 30, 40):
@@ -120,8 +122,8 @@ def test_checkpoints_that_a_run_waits_to_measure_are_kept(
 
 
 def test_shards_come_and_go_with_their_checkpoint(database: Database, running: Run) -> None:
-    """Those of a state are found with it, and it is deleted with all of them. Saved once more by
-    fewer ranks, it has those of fewer.
+    """A state is found and deleted with all its shards. If it is saved again by fewer ranks, it
+    has only theirs.
     """
     with database.writing() as session:
         for step in (10, 20):
@@ -146,7 +148,9 @@ def test_shards_come_and_go_with_their_checkpoint(database: Database, running: R
 
 
 def test_weights_to_start_from_are_those_of_all_modules(database: Database, running: Run) -> None:
-    """At the step that is named, or the newest that the store has any of; no averages."""
+    """The weights are those of the named step, or of the newest one in the store;
+    averages are left out.
+    """
     with database.writing() as session:
         for step, keys in ((10, "abcde"), (20, "fghij"), (30, [""] * 5)):
             event = saved_weights(step, "critic", "generator")
@@ -164,7 +168,7 @@ def test_weights_to_start_from_are_those_of_all_modules(database: Database, runn
 def test_weights_that_a_run_waits_to_start_from_are_kept(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Until that run is over."""
+    """The weights are kept until that run has ended."""
     with database.writing() as session:
         for step in (10, 20, 30):
             checkpoints.publish(
@@ -181,7 +185,7 @@ def test_weights_that_a_run_waits_to_start_from_are_kept(
 
 
 def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running: Run) -> None:
-    """Of the latest spikes: while others come, and when the run is over."""
+    """The checkpoints before the latest spikes are kept, during the run and after it."""
     spikes = [{"event": "spike", "step": step, "loss": 9.0, "z": 50.0} for step in (5, 25, 40)]
     record(database, running, events=spikes)
     with database.writing() as session:

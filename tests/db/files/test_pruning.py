@@ -66,7 +66,9 @@ def test_a_run_that_is_being_converted_keeps_its_checkpoints(database: Database,
 def test_old_checkpoints_are_previewed_and_deleted(
     database: Database, old: int, store: LocalStore
 ) -> None:
-    """All except the last and the best; files, sizes and history agree."""
+    """All checkpoints except the last and the best are deleted, and files, sizes and
+    history agree.
+    """
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.reading() as session:
         [planned] = pruning.plan(session, rules)
@@ -92,7 +94,7 @@ def test_old_checkpoints_are_previewed_and_deleted(
 def test_pinned_runs_and_parents_of_forks_keep_all(
     database: Database, old: int, store: LocalStore, ada: User
 ) -> None:
-    """Neither is planned for nor touched, though it was planned for before."""
+    """They are neither planned nor deleted, even if they were planned earlier."""
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.writing() as session:
         runs.get(session, old).tags = "a, pinned"
@@ -132,13 +134,13 @@ def test_parents_of_measurements_keep_all_until_their_end(
     "rules", [Rules(), Rules(checkpoint_days=50), Rules(log_days=50), Rules(50, 50)]
 )
 def test_younger_checkpoints_stay(database: Database, old: int, rules: Rules) -> None:
-    """Without a rule nothing is deleted."""
+    """Nothing is planned for younger checkpoints or without a rule."""
     with database.reading() as session:
         assert list(pruning.plan(session, rules)) == []
 
 
 def test_active_runs_are_not_pruned(database: Database, old: int) -> None:
-    """Their own policy decides."""
+    """An active run keeps what its own policy keeps."""
     with database.writing() as session:
         runs.get(session, old).status = Status.RUNNING
         assert list(pruning.plan(session, Rules(30, 30))) == []
@@ -147,7 +149,9 @@ def test_active_runs_are_not_pruned(database: Database, old: int) -> None:
 def test_a_file_that_another_row_names_stays(
     database: Database, old: int, store: LocalStore
 ) -> None:
-    """Of a watched run, files of the same content are one."""
+    """Files of a watched run with the same content are one file, which stays while a row
+    names it.
+    """
     key = f"runs/{old}/checkpoints/10.pt"
     with database.writing() as session:
         session.execute(update(CheckpointFile).where(CheckpointFile.step == 50).values(key=key))

@@ -109,7 +109,7 @@ def test_a_failed_backup_is_tried_again_after_a_while(
 
 
 def test_a_killed_backup_is_made_again(settings: Settings, database: Database) -> None:
-    """Once it has not been renewed for an hour; its folder is deleted."""
+    """A backup that has not been renewed for an hour is made again, and its folder is deleted."""
     folder = back_up_if_due(settings, database)
     assert folder
     rest = folder.parent / ".halfstep-20260101T000000Z-abc"

@@ -205,7 +205,7 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
 def test_a_best_checkpoint_by_a_metric_that_was_never_logged_is_a_finding(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Once the run has ended; a logged name is no finding."""
+    """The finding appears when the run has ended; a logged metric causes none."""
     with database.writing() as session:
         submit(session, ada, config=config() | {"checkpoints": {"keep_best": "val/none"}})
         run = claim(session, worker)
@@ -277,7 +277,7 @@ def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf
 
 
 def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> None:
-    """Without a step there is no evidence, in any precision."""
+    """A run without a step has no finding in any precision."""
     with database.writing() as session:
         for precision in ("fp16", "bf16", "fp32"):
             run = submit(session, ada, config=config(precision=precision))
@@ -305,7 +305,7 @@ def test_a_replayed_module_is_offered_to_a_fork(
 
 
 def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
-    """Where only its parameters were culprits, too."""
+    """The fork is offered also if only the module's parameters were culprits."""
     evidence = _evidence("oscillating", skips=_skips("head.weight"), modules=MODULES)
     assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
 
@@ -313,8 +313,9 @@ def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
 def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
     database: Database, running: Run
 ) -> None:
-    """Neither scale nor precision is blamed; a number somewhere, or an infinity first, is another
-    matter."""
+    """Neither scale nor precision is blamed, unless some loss was a number or the first
+    non-finite one was infinite.
+    """
     losses, skipped = [math.nan] * 40, range(1, 41)
     skips = [make_skip(n, "body.bias", loss_nonfinite=True, scale_before=2.0**-n) for n in skipped]
     record(database, running, make_steps(losses, skipped=skipped), events=skips)
@@ -390,7 +391,9 @@ def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> Non
 def test_updates_that_round_away_are_a_finding(
     database: Database, running: Run, lost: int, *, is_told: bool
 ) -> None:
-    """Where they are many, with the module that loses most; of the newest count."""
+    """The finding appears above a share of lost updates, names the module that loses most, and
+    uses the newest count.
+    """
     counted = [
         {"name": "body", "wanted": 100, "lost": lost - 5},
         {"name": "head", "wanted": 10, "lost": 8},
@@ -415,7 +418,7 @@ def test_updates_that_round_away_are_a_finding(
 
 
 def test_replays_of_the_first_skips_are_evidence(database: Database, running: Run) -> None:
-    """However many skips came after them."""
+    """The replays of the first skips count, however many skips followed."""
     skips = range(30, 130)
     events = [*(make_skip(step, "body.bias", loss_nonfinite=True) for step in skips)]
     replay = make_replay(30, direction="forward")
@@ -427,7 +430,7 @@ def test_replays_of_the_first_skips_are_evidence(database: Database, running: Ru
 
 
 def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, running: Run) -> None:
-    """By the modules' names, and with what to name instead."""
+    """The finding has the modules' names and what to name instead."""
     event = {"event": "uncalled", "step": 1, "modules": ["model.attention.out_proj"]}
     record(database, running, make_steps([1.0] * 40), events=[event])
     with database.reading() as session:
@@ -469,7 +472,9 @@ def headroom_of(**activations: float | str) -> dict[str, Any]:
 
 
 def test_little_headroom_is_the_first_warning(database: Database, running: Run) -> None:
-    """Of outputs in fp16, the largest that is finite; gradients' headroom is the scale's matter."""
+    """The warning is for fp16 outputs, by the largest finite one; gradients depend on the
+    loss scale.
+    """
 
     def found(**activations: float | str) -> list[findings.Finding]:
         record(database, running, make_steps([1.0] * 40), events=[headroom_of(**activations)])
@@ -505,7 +510,7 @@ def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) 
 def test_a_forward_overflow_of_unknown_place_says_what_later_steps_show(
     database: Database, running: Run, losses: list[float], words: str
 ) -> None:
-    """Only a later loss that is finite shows that the batch matters."""
+    """Only a finite later loss shows that the batch is the cause."""
     skip = make_skip(10, "head.bias") | {"loss_nonfinite": True}
     record(database, running, make_steps(losses, skipped=[10]), events=[skip])
     with database.reading() as session:
@@ -590,7 +595,7 @@ def test_a_scripts_learning_rate_is_named_if_its_loss_rose(
     losses: list[float],
     is_found: bool,
 ) -> None:
-    """By the rates and losses of its steps: the configuration of a script is not known."""
+    """The rates and losses of the steps are used, because a script's configuration is unknown."""
     steps = make_steps(losses)
     steps["lr"] = rate
     record(database, running, steps)
@@ -602,7 +607,7 @@ def test_a_scripts_learning_rate_is_named_if_its_loss_rose(
 
 
 def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:
-    """Of a graph with more nodes than are observed, the operation is unknown."""
+    """A graph with too many nodes has an unknown operation, and no rank is named."""
     nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
     titles = []
     for kind in ("unobserved", "elsewhere"):

@@ -53,7 +53,7 @@ def test_queued_runs_are_counted_by_why_they_wait(database: Database, ada: User)
 
 
 def test_devices_workers_and_runs(database: Database, ada: User) -> None:
-    """By kind and status; what trains on a worker that is gone keeps no device of another busy."""
+    """Figures are by kind and status; a run of a lost worker occupies no device of another one."""
     gpu = {**CPU, "kind": "cuda", "bf16": True}
     worker = add_worker(database, "gpus", [DIGITS], [gpu, {**gpu, "index": 1}])
     add_worker(database, "cpu", [DIGITS], [CPU])
@@ -73,7 +73,7 @@ def test_devices_workers_and_runs(database: Database, ada: User) -> None:
 def test_counters_never_decrease(
     database: Database, running: Run, ada: User, tmp_path: Path
 ) -> None:
-    """Neither by a repeated flush, nor a rewind, nor the trash, nor a purge."""
+    """A repeated flush, a rollback, the trash and a purge do not decrease a counter."""
     for _ in range(2):
         record(database, running, make_steps([1.0] * 9, skipped=[3, 6]))
     found = read(database)

@@ -52,7 +52,7 @@ def test_word_follows_from_the_skips(
 
 
 def test_one_skip_per_growth_interval_is_healthy() -> None:
-    """That is the configured rate, unless it costs much."""
+    """One skip per configured growth interval is healthy, unless the skips cost too much."""
     figures = health.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
     words = [health.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)]
     assert words == ["oscillating", "oscillating", "healthy", "healthy", "oscillating"]
@@ -61,7 +61,7 @@ def test_one_skip_per_growth_interval_is_healthy() -> None:
 
 
 def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
-    """Who set it too high reads so, and not of a growth that there was not."""
+    """The reason names a scale that was set by hand, and no growth that did not happen."""
     skips = [*SEARCH, 320, 345, 370, 399]
     found = health.judge(health.count(400, skips, 2.0**19, set_at=319))
     assert found.word == "oscillating"

@@ -91,7 +91,7 @@ def test_a_gang_is_of_workers_that_can_train_it_together(
 def test_a_gang_is_of_workers_that_offer_different_things_too(
     database: Database, ada: User
 ) -> None:
-    """As long as each of them can train it, however many kinds of workers there are."""
+    """A run gets workers with different recipes, as long as each of them can train it."""
     one, two = add_workers(database, 1, 1)
     (three,) = add_workers(database, 2, prefix="v", memory_bytes=2.0**40)
     with database.writing() as session:
@@ -130,8 +130,9 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
 
 
 def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada: User) -> None:
-    """After its patience no later run takes devices that it needs, only the rest, or those on
-    workers that are not reserved; a run ahead of it may take everything."""
+    """After the delay later runs take only the rest of the reserved devices, or devices of
+    other workers; a run ahead may take everything.
+    """
     one, two, three, four = up = add_workers(database, 2, 2, 2, 2)
     with database.writing() as session:
         small = [submit(session, ada) for _ in range(8)]
@@ -250,7 +251,7 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
 def test_runs_that_no_worker_could_train_hide_no_other(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many of them are ahead, the first that can be trained is looked at."""
+    """The first run that can be trained is considered, however many others are ahead of it."""
     monkeypatch.setattr(reservations, "MOST_CANDIDATES", 1)
     one, _two = add_workers(database, 1, 1)
     with database.writing() as session:
@@ -300,8 +301,9 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -> None:
-    """Neither for a claim of limited devices, nor for a holder of the longest waiting run: these
-    might wait for its locks."""
+    """Neither projects with limits nor the reservation of the longest waiting run are locked,
+    because others might wait for them.
+    """
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         session.add(Project(name="vision", devices=3))
@@ -324,7 +326,7 @@ def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -
 
 @pytest.mark.only_on("postgresql")
 def test_a_claim_that_had_to_wait_notes_nothing_that_is_old(database: Database, ada: User) -> None:
-    """Since when a run is the first that waits another has written meanwhile."""
+    """The time since a run waits first is not overwritten with an older state."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         busy = submit(session, ada, priority=1)

@@ -43,7 +43,9 @@ def test_no_estimate_without_evidence(database: Database, ada: User) -> None:
 
 
 def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) -> None:
-    """The least and the most of the latest five; the last checkpoint's files, in the middle."""
+    """The estimate is the range of the latest five speeds, and the median size of the
+    last checkpoints.
+    """
     other = finished(database, ada, 50.0, 16)
     assert asked(database) == Alike([other], 50.0, 50.0, False, True)
     ids = [

@@ -34,7 +34,9 @@ def take(database: Database, run: Run, *, only_run_id: int | None) -> None:
 
 
 def test_workers_are_needed_as_long_as_they_train_the_run(database: Database, ada: User) -> None:
-    """Whatever the last known state of the cluster, which may be old."""
+    """They are needed while they train the run, whatever the cluster last reported, which
+    may be old.
+    """
     with database.writing() as session:
         run = submit(session, ada)
     begin(database, run)

@@ -221,10 +221,8 @@ def test_control_messages_carry_cancel_and_requests(
 def test_a_request_is_pending_until_acknowledged(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Only its own event marks it; invalid ones are rejected.
-
-    Catches a request acknowledged when it was only passed on, and lost with the training that got
-    it.
+    """Only the event of a request acknowledges it, and invalid events are rejected. A request
+    that was merely passed on is not lost with its training.
     """
     with database.writing() as session:
         first = run_control.request_scale(session, running.id, ada, 512.0)
@@ -264,7 +262,7 @@ def test_a_run_waits_for_the_end_of_another(database: Database, ada: User, worke
 
 
 def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, worker: Worker) -> None:
-    """With a limit, a user's further runs wait and others' pass them by."""
+    """A user's further runs wait at the limit, and runs of others pass them."""
     with database.writing() as session:
         submit(session, ada)
         waits = submit(session, ada)
@@ -372,7 +370,7 @@ def test_a_cancel_prevails_over_an_earlier_pause(
 def test_a_cancelled_run_that_is_killed_ends_cancelled(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Also at the last attempt that is allowed."""
+    """The run is cancelled also at its last allowed attempt."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
         limits = {"max_attempts": 1, "max_stalled_attempts": 1}

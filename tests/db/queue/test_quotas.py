@@ -100,7 +100,9 @@ def test_two_claims_at_once_keep_to_a_projects_limit(database: Database, ada: Us
 
 
 def test_the_project_with_the_least_for_its_share_goes_first(database: Database, ada: User) -> None:
-    """Only at equal priority; positions agree with the claims; 3 to 1 by share."""
+    """At equal priority projects take turns by share, 3 to 1 here, and positions agree
+    with the claims.
+    """
     (worker,) = add_workers(database, 9)
     with database.writing() as session:
         make(session, "large", share=3.0)
@@ -151,8 +153,8 @@ def test_a_project_without_use_does_not_wait_for_ever(
     share: float,
     ends: list[int],
 ) -> None:
-    """Of a project that uses nothing a run has its turn after those that were there, at the latest,
-    however small its share is, and however much comes of the other projects.
+    """A run of a project without use is claimed at the latest after the runs that waited before
+    it, however small its share and however many runs other projects add.
     """
     with database.writing() as session:
         make(session, *"abc")
@@ -176,7 +178,9 @@ def test_a_project_without_use_does_not_wait_for_ever(
 
 
 def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> None:
-    """Neither of a project nor of a user, nor where files take too much, which a finding says."""
+    """Quotas of a project and of a user reject a submission; too many stored bytes do too, and
+    are a finding.
+    """
     with database.writing() as session:
         make(session, "vision", queued=2, stored_gib=1)
         run = submit(session, ada, project="vision")

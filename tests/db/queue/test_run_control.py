@@ -26,7 +26,9 @@ def test_cancel_ends_a_queued_run_and_stops_a_running_one(
 def test_a_repeated_cancel_still_waits_for_the_checkpoint(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Who had no answer in time asks again, and loses nothing; killing has a verb of its own."""
+    """A user who got no response may cancel again without losing the checkpoint; killing
+    is another action.
+    """
     with database.writing() as session:
         for _ in range(2):
             run = run_control.cancel(session, running.id, ada)
@@ -121,7 +123,7 @@ def test_a_run_without_a_loss_scale_rejects_one(
 
 
 def test_a_scale_set_by_hand_is_in_the_history(database: Database, running: Run, ada: User) -> None:
-    """With the user and the value."""
+    """The history has the user and the value."""
     with database.writing() as session:
         run_control.request_scale(session, running.id, ada, 512.0)
         last = runs.statuses(session, running.id)[-1]

@@ -92,7 +92,9 @@ def test_a_recipe_file_has_a_name_and_a_path(database: Database, worker: Worker,
 def test_a_drained_worker_claims_nothing_as_pending_reasons_say(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Neither a run nor a part of one; its present run continues. Undrained it claims again."""
+    """The worker claims neither a run nor a part of one, and its current run continues. After
+    undraining it claims again.
+    """
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with database.writing() as session:
         mine = submit(session, ada)

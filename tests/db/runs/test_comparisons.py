@@ -90,7 +90,7 @@ def test_names_that_most_runs_have_come_first(
 
 
 def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Worker) -> None:
-    """Of each run the lowest of all its steps; a run without one has none."""
+    """Each run has its lowest finite loss of all steps, or none."""
     for losses in ([3.0, -1.5, float("nan"), 2.0], [float("inf")] * 3, [0.5]):
         record(database, _start(database, ada, worker), make_steps(losses))
     with database.reading() as session:

@@ -49,7 +49,7 @@ def _areas(
 def test_the_mean_of_a_curve_is_its_area_by_the_trapezoidal_rule(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Over the steps of which all curves have a value; no value but a NaN is no curve."""
+    """The mean covers the steps that all curves share; a single value or NaN is no curve."""
     points = {1: 4.0, 3: 2.0, 4: 3.0, 8: 1.0, 9: 2.0}
     later = {2: 0.0, 3: 6.0, 6: 8.0, 8: 8.0, 9: 1.0, 10: 8.0}
     for each in (points, later, {5: 1.0}, {1: 1.0, 2: float("nan"), 9: 1.0}, {7: float("nan")}):
@@ -69,8 +69,9 @@ def test_the_mean_of_a_curve_is_its_area_by_the_trapezoidal_rule(
 def test_the_mean_of_a_long_curve_is_that_of_all_points(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Although only means of buckets are read, to a thousandth of its fall; of a longer one, in
-    the range that they share."""
+    """Means of buckets give the mean to a thousandth of the curve's fall, of a longer curve
+    within the shared range.
+    """
     for length in (12_000, 24_000):
         values = np.tile(_falling(12_000), 2)[:length].tolist()
         run = _start(database, ada, worker)
@@ -112,7 +113,7 @@ def test_long_curves_are_compared_only_at_the_same_steps(
 def test_curves_have_the_same_steps_whatever_their_values_are(
     database: Database, ada: User, worker: Worker, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Until the shorter one ends; a NaN is a point as well."""
+    """Curves have the same steps until the shorter one ends; NaN is a point too."""
     monkeypatch.setattr(curves, "MOST_POINTS", most)
     values = dict(enumerate(_falling(3_000).tolist(), start=1))
     nan = float("nan")
@@ -143,7 +144,9 @@ def test_curves_have_the_same_steps_whatever_their_values_are(
 def test_the_first_point_is_found_after_a_gap_of_steps(
     database: Database, run: Run, first: int, count: int
 ) -> None:
-    """Whatever its place in its bucket is: all points may be in one or two buckets."""
+    """The first point is found at any position in its bucket, also if one or two buckets
+    have all points.
+    """
     values = _falling(count)
     _score(database, run, {0: 9.0} | dict(enumerate(values.tolist(), start=first)))
     targets = [*np.quantile(values, np.linspace(0, 1, 6)).tolist(), *values[[0, -1]].tolist()]
@@ -173,7 +176,9 @@ def test_the_first_step_is_found_after_a_gap_of_steps(
 def test_the_time_to_a_target_is_that_of_the_first_point(
     database: Database, run: Run, count: int, is_low: bool
 ) -> None:
-    """Not of the lowest of its bucket; a target that is never reached has none."""
+    """The time is not that of the bucket's lowest point, and a target that is never
+    reached has none.
+    """
     values = _falling(count)
     values[3] = float("nan")
     values[:20][::7] = np.inf if is_low else -np.inf
@@ -196,7 +201,7 @@ def test_the_time_to_a_target_is_that_of_the_first_point(
 def test_a_metric_called_loss_is_read_where_steps_have_none(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Of a run whose steps have a loss, that one counts."""
+    """A metric called loss is read only for a run whose steps have no loss."""
     both, only = (_start(database, ada, worker) for _ in range(2))
     record(database, both, make_steps([3.0, 2.0, 1.0]))
     for run in (both, only):

@@ -45,7 +45,7 @@ def by(database: Database, name: str, *names: str, **options: Any) -> Grouped:
 
 
 def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, some: None) -> None:
-    """Only finite ones count; a run without the setting stands with those that lack it too."""
+    """Only finite values count; runs without the setting are one group."""
     found = by(database, "lr", "loss", "val/accuracy")
     assert [(each.value, each.runs, each.newest) for each in found.groups] == [
         (None, 1, 5),
@@ -105,7 +105,9 @@ def test_small_groups_have_the_ids_of_their_runs(
 
 
 def test_it_is_ordered_and_filtered_as_the_list_is(database: Database, some: None) -> None:
-    """By the mean of a column, by the number of runs, or by the common value; nulls last."""
+    """Groups are sorted by the mean of a column, by the number of runs or by the common value,
+    with nulls last.
+    """
     for sort, values in (
         ("loss", [0.1, 0.2, None]),
         ("-loss", [0.2, 0.1, None]),

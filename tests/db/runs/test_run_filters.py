@@ -39,7 +39,7 @@ def latest(database: Database) -> dict[str, tuple[int, float | None]]:
 
 
 def test_the_latest_point_of_a_metric_counts(database: Database, running: Run) -> None:
-    """Not one that comes late, nor one that was taken back; without a point there is none."""
+    """A late point of an earlier step and a point that was taken back do not count."""
     points = [make_metric(1, 0.25), make_metric(3, 0.75), make_metric(2, 0.5)]
     record(database, running, make_steps([1.0] * 3), events=points)
     record(database, running, events=[make_metric(2, 0.9), make_metric(3, 1.0, "late")])
@@ -54,7 +54,7 @@ def test_the_latest_point_of_a_metric_counts(database: Database, running: Run) -
 
 
 def test_a_watched_run_is_found_by_what_its_script_says_now(database: Database, ada: User) -> None:
-    """Whatever it is: names with points, lists, texts, numbers beyond all doubles."""
+    """Any configuration is found: names with dots, lists, texts, and numbers beyond doubles."""
     said: dict[str, Any] = {"a.lr": 1, "model": {"a": {"lr": 0.5}, "sizes": [1, 2], "on": True}}
     said |= {"text": "Some Words", "none": None, "huge": 10**400, "p" * 300: 1, "empty": {}}
     said["a"] = {"lr": 2}  # the path of the first again
@@ -102,7 +102,9 @@ def test_names_are_listed_each_once(database: Database, ada: User) -> None:
 def test_a_metric_with_the_name_of_a_column_goes_by_a_prefix(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """To filter, sort, show and group by; a setting too. Without it the name is the column."""
+    """The prefix works to filter, sort, show and group, for settings too; without it the name
+    is the column.
+    """
     started = []
     for n in (3, 2, 1):
         with database.writing() as session:

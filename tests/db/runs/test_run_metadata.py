@@ -43,7 +43,7 @@ def test_only_given_fields_change(database: Database, running: Run, ada: User) -
 def test_bad_values_are_named(
     database: Database, running: Run, ada: User, wanted: dict[str, Any], field: str, message: str
 ) -> None:
-    """With field, value and allowed values; nothing is written."""
+    """The error has field, value and allowed values, and nothing is written."""
     with pytest.raises(Invalid) as refused:
         edit(database, running.id, ada, **{"note": "fine", **wanted})
     assert refused.value.errors == {field: message}

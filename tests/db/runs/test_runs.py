@@ -56,7 +56,7 @@ def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
 def test_a_page_and_the_count_of_all_come_together(
     database: Database, ada: User, sort: str, filtered: bool
 ) -> None:
-    """As one by one, on a first page, a later one, and where nothing matches."""
+    """One query returns the same as two, on the first page, a later one and without a match."""
     with database.writing() as session:
         for name in ("warm", "cold", "scold"):
             submit(session, ada, name=name)
@@ -96,7 +96,7 @@ def test_pages_of_the_list_lead_on_and_back(database: Database, ada: User) -> No
 
 
 def test_runs_that_need_attention_are_found(database: Database, ada: User) -> None:
-    """Failed or out of contact, but neither cancelled nor queued."""
+    """Failed and unreachable runs are found, cancelled and queued ones are not."""
     with database.writing() as session:
         for status in (Status.FAILED, Status.UNREACHABLE, Status.CANCELLED, Status.QUEUED):
             runs.set_status(session, submit(session, ada), status)

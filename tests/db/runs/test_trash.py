@@ -355,7 +355,9 @@ def test_others_write_while_a_run_is_erased(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two batches another writer has its turn; two that erase the same run agree."""
+    """Another writer has its turn between two batches, and two concurrent erasures of a
+    run agree.
+    """
     monkeypatch.setattr(erasure, "BATCH_ROWS", 3)
     move_to_trash(database, ada, ended)
     with database.writing() as session:

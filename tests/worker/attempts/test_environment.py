@@ -78,7 +78,7 @@ def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.M
 def test_neither_secrets_nor_more_than_is_kept_are_in_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in the source, not in the diff, not in the command; a diff of a gigabyte is not read."""
+    """Secrets are removed from source, diff and command, and a diff of a gigabyte is not read."""
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", "postgresql://u:geheimnis@db/x")
     text = 'api_key = "abcdefgh12"\nos.environ["HF_TOKEN"] = "hf_abcdefgh"\nurl = "https://u:p@h"\n'
     text += 'db = "postgresql://u:geheimnis@db/x"\npad_token = "<|endoftext|>"\nx = "hidden-one"\n'

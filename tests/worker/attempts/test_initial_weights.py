@@ -15,7 +15,9 @@ from worker.attempts.initial_weights import allowed
 
 
 def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
-    """By name or link; whether other files exist is not revealed."""
+    """Weights outside of the allowed folders are rejected, by name or link, without revealing
+    whether they exist.
+    """
     models, other = tmp_path / "models", tmp_path / "other"
     for folder in (models, other):
         folder.mkdir()
@@ -50,7 +52,9 @@ def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
 
 
 def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
-    """Of another run, a file or an upload; unfit weights fail the run with their names."""
+    """Weights come from another run, a file or an upload; those that do not fit fail the run
+    with their names.
+    """
     models = tmp_path / "models"
     models.mkdir()
     save_file({"no.such": torch.ones(1)}, models / "net.safetensors")

@@ -180,8 +180,8 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
 def test_a_pause_leaves_one_checkpoint_from_which_both_resume(
     machines: Machines, site: Site
 ) -> None:
-    """As if it had never been paused. Each rank has written its shards, the second machine has sent
-    the first its own, and gets all of them from the bucket.
+    """Both resume as if the run had never been paused. Each rank has written its shards, the
+    second machine has sent its own to the first, and gets all of them from the bucket.
     """
     training = {"steps": 30, "batch_size": 16, "parallel": "fsdp"}
     wanted = {"recipe": "gated", "config": {"precision": "fp16", "training": training}}
@@ -311,7 +311,9 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
 
 
 def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Site) -> None:
-    """While another node may still train, no other attempt begins; the others detect its end."""
+    """No other attempt begins while another node may still train; the other nodes detect the
+    end of the first.
+    """
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
     attempt = site.lost_attempt(worker, run_id)

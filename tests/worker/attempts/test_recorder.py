@@ -224,7 +224,9 @@ def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
 
 
 def test_an_attempt_without_a_checkpoint_reports_that_it_starts_over(attempts: Attempts) -> None:
-    """In the run's history, as one that resumes says from where; the first just begins."""
+    """The run's history says so; a resumed attempt has its step there, and the first one
+    just begins.
+    """
     for _ in range(2):
         attempts.next().steps(attempts.steps(1, 3))
         supervisor = attempts.supervisor()
@@ -239,7 +241,9 @@ def test_an_attempt_without_a_checkpoint_reports_that_it_starts_over(attempts: A
 
 
 def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts) -> None:
-    """Neither a scale set by hand nor a spool that was rotated away costs a first attempt steps."""
+    """A scale that was set by hand, or a spool that was rotated away, costs a first
+    attempt no steps.
+    """
     spool = attempts.next(rotate_bytes=17)
     [event] = [event for event in make_events([5]) if event["kind"] == "skip"]
     spool.event(event_of(event | {"kind": "set"}))
@@ -286,7 +290,7 @@ def test_files_of_a_superseded_attempt_are_deleted_unread(attempts: Attempts) ->
 
 
 def test_files_of_an_unrecorded_attempt_are_not_lost(attempts: Attempts) -> None:
-    """Only data older than recorded steps are dropped."""
+    """Only data older than the recorded steps are dropped."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 50))
@@ -784,7 +788,9 @@ def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:
-    """Once, with the run that made them; the same content again makes no version."""
+    """They are stored once, with the run that made them, and the same content makes no
+    new version.
+    """
     content = b"weights"
     sha256 = hashlib.sha256(content).hexdigest()
     file = {"name": "a.pt", "path": f"blobs/{sha256}", "size_bytes": 7, "sha256": sha256}
@@ -810,7 +816,9 @@ def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> No
 
 @pytest.mark.parametrize("is_taken_over", [False, True])
 def test_a_run_gets_no_content_by_stating_its_hash(attempts: Attempts, is_taken_over: bool) -> None:
-    """Neither of a file with other content nor by one that was taken over as something else."""
+    """A file with other content is not stored under the hash, neither when it is saved nor when
+    it was taken over.
+    """
     stated, path = hashlib.sha256(b"theirs!").hexdigest(), "blobs/a"
     spool = attempts.next()
     settings, run_id = attempts.settings, attempts.run_id

@@ -77,7 +77,7 @@ def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
 
 
 def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) -> None:
-    """However long a store takes, the run does not look lost."""
+    """A slow store does not let the lease expire."""
     attempt._renew()
     is_renewed = threading.Event()
 

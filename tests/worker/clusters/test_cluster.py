@@ -48,7 +48,7 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_options_that_no_shell_would_parse_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any run is placed with them."""
+    """Invalid options are rejected before any run is placed with them."""
     monkeypatch.setenv("HALFSTEP_SLURM_OPTIONS", "--comment='it")
     with pytest.raises(Invalid, match=r"HALFSTEP_SLURM_OPTIONS.*--comment='it.*No closing quot"):
         Settings.read()

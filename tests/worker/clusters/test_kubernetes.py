@@ -205,7 +205,9 @@ KILLED = container(terminated={"reason": "OOMKilled", "exitCode": 137})
 def test_the_pending_reason_of_a_pod_is_that_of_kubernetes(
     engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
 ) -> None:
-    """Though another pod of the job is up already: the run needs all of them."""
+    """The reason is that of the pending pod, although another one is running: the run
+    needs all of them.
+    """
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Running")
@@ -251,7 +253,9 @@ def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) ->
 def test_the_end_of_a_pod_is_explained(
     engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
 ) -> None:
-    """While its job is being given up, and when it has been; an attempt after it is another job."""
+    """The reason is given while the job is being given up and afterwards; a later attempt
+    is another job.
+    """
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Running")
@@ -283,7 +287,7 @@ def test_a_job_that_is_over_makes_way_for_the_next_try(
 
 
 def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmulator) -> None:
-    """Those that have begun."""
+    """The log has the output of the pods that have started."""
     engine.place(TWO)
     cluster = Cluster(api)
     first, second = cluster.pod(0, "Running"), cluster.pod(1, "Pending")
@@ -325,7 +329,7 @@ def test_a_rejection_of_kubernetes_fails_the_run_and_silence_does_not(
 def test_an_api_that_is_away_is_waited_for(
     api: KubernetesEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing listens there."""
+    """An API that does not respond raises ConnectionError."""
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     with pytest.raises(ConnectionError, match="does not answer"):
         Kubernetes(settings(tmp_path)).poll(TWO)
@@ -340,7 +344,7 @@ def test_an_api_that_is_away_is_waited_for(
     ],
 )
 def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: str) -> None:
-    """Before any run is placed with it."""
+    """An invalid template is rejected before any run is placed with it."""
     path = tmp_path / "pod.yaml"
     path.write_text(text)
     with pytest.raises(Invalid, match=f"HALFSTEP_KUBERNETES_POD_TEMPLATE: .*{words}.*allowed"):
@@ -442,7 +446,7 @@ def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path
 def test_an_unreachable_cluster_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing says which it is, or nothing listens there."""
+    """A missing cluster configuration and a cluster that does not respond are reported."""
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     assert "NO Kubernetes does not answer" in checked(tmp_path)["kubernetes"]
     (tmp_path / "kubeconfig").unlink()

@@ -41,7 +41,7 @@ def placer(
 def test_a_rejection_is_one_line_with_the_run_and_the_clusters_message(
     placer: Placer, database: Database, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the placer's output, and as the run's pending reason."""
+    """The line is in the placer's log, and its message is the run's pending reason."""
     with database.writing() as session:
         run_id = submit(session, ada).id
     caplog.clear()
@@ -76,7 +76,7 @@ def test_a_run_is_queued_again_after_its_machine_is_lost(
 def test_an_extra_that_is_not_installed_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the words that install it."""
+    """The error has the extra that installs the package."""
     monkeypatch.setattr("worker.clusters.placement.ENGINES", {name: f"{name}_that_is_not:Engine"})
     needed = {"kubernetes_image": "lab/halfstep:1", "ray_address": "auto"}
     with pytest.raises(Invalid, match=rf"HALFSTEP_PLACEMENT.*halfstep-service\[{name}\]"):

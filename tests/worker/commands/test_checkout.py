@@ -17,8 +17,8 @@ def checked_out(repository: Path, commit: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path) -> None:
-    """Also those of submodules, by addresses relative to theirs; a second attempt takes them as
-    they are.
+    """Nested submodules with relative addresses are checked out too, and a second attempt
+    leaves them as they are.
     """
     committed(tmp_path / "inner", text="inner")
     committed(tmp_path / "lib", text="as it was")
@@ -40,7 +40,9 @@ def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path)
     "url", ["ssh://git@host/it", "git://host/it", "ext::touch it", "http://h/"]
 )
 def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
-    """Than the repository may; nothing is run, and half a checkout is none."""
+    """A submodule may use only the protocols that the repository may use; nothing is run, and
+    an incomplete checkout is removed.
+    """
     committed(tmp_path / "lib", text="lib")
     committed(tmp_path / "it", text="it")
     git(tmp_path / "it", "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")

@@ -94,7 +94,7 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
 
 
 def test_a_script_that_was_edited_while_it_was_queued_is_named(site: Site, tmp_path: Path) -> None:
-    """In the log and on the page; it runs as it is now."""
+    """Log and page name the changed files, and the script runs as it is now."""
     (tmp_path / "train.py").write_text("print('as submitted')")
     (tmp_path / "lib.py").write_text("")
     sources = sources_of(["python", "train.py"], str(tmp_path))
@@ -327,7 +327,9 @@ def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
 
 
 def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
-    """By a whole hash or its first digits; an invalid one fails that run with a message."""
+    """A commit is named by its whole hash or its first digits; an invalid one fails the
+    run with a message.
+    """
     repository = tmp_path / "repository"
     (repository / "src").mkdir(parents=True)
 

@@ -81,7 +81,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     ],
 )
 def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
-    """By exit code or signal; it heeds Ctrl-C's as any program does."""
+    """The runner ends with the exit code or signal of its command, also for Ctrl-C."""
     assert kept.start(sys.executable, "-c", code).wait(60) == end
 
 
@@ -107,7 +107,7 @@ def test_a_command_makes_sockets_however_deep_its_folder_lies(
 
 
 def test_a_command_that_cannot_be_started_is_reported(kept: Kept) -> None:
-    """The program and the reason."""
+    """The message has the program and the reason."""
     command_runner = kept.start("/nowhere/at/all")
     assert command_runner.wait(60) == NOT_STARTED
     assert command_runner.stderr is not None
@@ -115,7 +115,7 @@ def test_a_command_that_cannot_be_started_is_reported(kept: Kept) -> None:
 
 
 def test_sigterm_is_passed_on(kept: Kept) -> None:
-    """And the command dies of it."""
+    """The command receives the signal and ends with it."""
     command_runner, _family = kept.waits()
     command_runner.terminate()
     assert command_runner.wait(60) == -signal.SIGTERM
@@ -155,7 +155,9 @@ def test_processes_of_a_command_end_with_it(kept: Kept) -> None:
 
 @pytest.mark.slow
 def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
-    """If its supervisor is not its parent it is an orphan."""
+    """A command whose runner has lost its supervisor is killed, and so is one whose
+    runner was killed.
+    """
     command_runner = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
     assert command_runner.wait(60) == -signal.SIGKILL
     kept.begun.unlink(missing_ok=True)

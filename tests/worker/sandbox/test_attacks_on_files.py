@@ -41,9 +41,8 @@ def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bo
 
 
 def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
-    """Neither mode, owner, times nor attributes, whichever call it uses.
-
-    A set-user-ID program in its own folder has no effect there, and no other user reaches it.
+    """A run can change neither mode, owner, times nor attributes of such files by any call. A
+    set-user-ID program in its folder has no effect, and no other user reaches it.
     """
     with target.worker():
         _, victim = target.victim()
@@ -66,7 +65,9 @@ def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
 
 
 def test_a_run_opens_no_terminal_of_others(target: Target) -> None:
-    """Not those of the worker's user either, nor other devices; what is typed there stays."""
+    """A run opens neither terminals of other users, nor those of the worker's user, nor other
+    devices; typed input stays.
+    """
     terminal, slave = os.openpty()
     path = os.ttyname(slave)
     os.fchown(slave, target.user, target.user)

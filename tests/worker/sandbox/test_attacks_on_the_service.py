@@ -25,9 +25,8 @@ LARGEST_GIB = 1.5
 @pytest.mark.parametrize("again", [False, *extended([True])])
 @pytest.mark.parametrize("kind", ["fifo", *extended(["folder", "nested", "names"])])
 def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, again: bool) -> None:
-    """Whatever a run puts where the service reads, it ends, and others start.
-
-    again: whether it is killed then, and started a second time.
+    """Whatever a run writes where the service reads, the run ends and others start. again:
+    whether it is killed then and started a second time.
     """
     if target.kind == PLAIN or (again and kind == "names"):
         pytest.skip("as that of root")

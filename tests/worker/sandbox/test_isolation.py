@@ -117,8 +117,9 @@ def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 @pytest.mark.only_on("sqlite")
 def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, python: Path) -> None:
-    """Neither files of its worker nor another run's folder nor /tmp; its processes end with it; one
-    that starts too many processes fails without affecting others, and a recipe trains in it, too.
+    """The run reaches neither files of its worker, nor folders of other runs, nor /tmp. Its
+    processes end with it, too many of them fail without affecting others, and a recipe trains
+    under its own user.
     """
     assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     site = passable
@@ -222,7 +223,9 @@ def _is_of(process: psutil.Process, user: int) -> bool:
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 def test_invalid_users_are_reported(tmp_path: Path) -> None:
-    """Without walls, for more devices than users, in a folder that they cannot reach."""
+    """Users without a sandbox, fewer users than devices, and a folder that they cannot
+    reach are reported.
+    """
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     settings = Settings(data=closed / "data", run_users=USERS)
@@ -235,7 +238,9 @@ def test_invalid_users_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor those of two data folders, whose processes stay alive; if all are held, it raises."""
+    """Runs of two data folders have different users too, and their processes stay alive;
+    without a free user it raises.
+    """
     settings = Settings(data=tmp_path / "one", run_users=USERS)
     first = run_users.RunUser.taken(settings)
     assert first is not None
@@ -268,7 +273,9 @@ def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.M
 def test_limits_are_written_into_a_cgroup_of_the_runs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Next to the worker's, which is moved for them; a missing controller is named."""
+    """The run's cgroup is next to the worker's, which is moved for it; a missing
+    controller is named.
+    """
     settings = Settings(run_memory_gib=1.5, run_processes=7, run_cpus=0.5)
     own = Path("/proc/self/cgroup").read_text()
     path = next(line[3:] for line in own.splitlines() if line.startswith("0::"))

@@ -219,7 +219,9 @@ def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path:
 def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
     site: Site, tmp_path: Path
 ) -> None:
-    """Neither a library by LD_PRELOAD nor a program that git is configured with."""
+    """Neither a library of LD_PRELOAD nor a program in git's configuration is loaded outside of
+    the sandbox.
+    """
     places = [tmp_path / "preloaded", tmp_path / "configured"]
     (tmp_path / "it.c").write_text(PRELOADED.replace("PLACE", str(places[0])))
     library = str(tmp_path / "it.so")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_each_kind_of_worker_has_a_working_sandbox(target: Target) -> None:
-    """Nothing of what the probe tries in it succeeds."""
+    """None of the probe's attacks succeeds in the sandbox of any kind of worker."""
     with target.worker(), target.database.reading() as session:
         [(row, _)] = workers.all_workers(session)
         assert row.is_sandboxed, row.sandbox

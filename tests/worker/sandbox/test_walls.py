@@ -62,7 +62,9 @@ def spied(site: Site, run_id: int) -> dict[str, str]:
 
 @pytest.mark.only_on("sqlite")
 def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -> None:
-    """Neither database, key, files of others nor the daemons' memory; their own folder they do."""
+    """A run reaches neither the database, keys, files of others nor the daemons' memory, but
+    its own folder.
+    """
     assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     settings = Settings(data=site.data, database_url=site.url)
     settings.secrets_key.write_text("key")
