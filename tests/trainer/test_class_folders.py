@@ -19,7 +19,7 @@ def names_of(images):
 
 
 def test_classes_are_folders_in_order_of_their_names(tmp_path):
-    """With train and val: labels count the classes; folders within a class are gone through."""
+    """Labels count the classes of train and val; folders within a class are searched."""
     write(tmp_path, "train/dog/a.png", "train/cat/deep/b.JPG", "train/cat/a.png")
     write(tmp_path, "val/dog/c.png", "val/cat/d.png")
     (tmp_path / "train/cat/notes.txt").touch()
@@ -42,7 +42,7 @@ def test_without_val_some_of_each_class_validate(tmp_path):
 
 
 def test_an_example_is_read_when_it_is_wanted(tmp_path):
-    """In RGB, transformed, with its label."""
+    """An example is an RGB image, transformed, with its label."""
     write(tmp_path, "train/cat/a.png", "train/dog/a.png", "val/cat/a.png", "val/dog/a.png")
     dataset = LabelledImages(find(tmp_path)[0], np.asarray)
     pixels, label = dataset[1]
@@ -52,7 +52,7 @@ def test_an_example_is_read_when_it_is_wanted(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00"])
 def test_a_broken_image_is_named(tmp_path, content):
-    """By its path."""
+    """The error has the path of the image."""
     write(tmp_path, "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     (tmp_path / "cat/a.png").write_bytes(content)
     with pytest.raises(ValueError, match=f"{tmp_path}/cat/a.png cannot be read as an image: "):
@@ -60,7 +60,7 @@ def test_a_broken_image_is_named(tmp_path, content):
 
 
 def test_an_image_that_ends_too_early_is_named(tmp_path):
-    """As after an interrupted copy."""
+    """A truncated image, as after an interrupted copy, is reported with its path."""
     write(tmp_path, "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(
         path := tmp_path / "cat/a.png"

@@ -118,7 +118,7 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
-    """After errors in the check, and invalid settings, the list is unchanged."""
+    """After errors in the check or invalid settings, the list of recipes is unchanged."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     typo = tmp_path / "typo.py"
     typo.write_text(TEMPLATE.read_text().replace("torch.tensor(", "torch.tensr(", 1))

@@ -27,7 +27,9 @@ def test_help_lists_recipes_and_fields(capsys):
 
 @pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
 def test_help_of_a_recipe_has_its_own_defaults(capsys, name):
-    """Of every field, one that all share too, and of no other recipe."""
+    """Every field of the recipe has its default, common ones too; fields of other recipes
+    are not listed.
+    """
     main([name, "--help"])
     lines = capsys.readouterr().out.splitlines()
     result = dict(
@@ -223,7 +225,7 @@ def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
 def test_an_exception_of_a_recipe_is_reported_with_its_line(
     capsys, tmp_path, old, new, said, code, frames
 ):
-    """In a line, below the frames of its own file where it was training; as JSON one object."""
+    """The error is one line below the frames of the recipe's file, or one JSON object."""
     file = tmp_path / "mine.py"
     assert old in TEMPLATE
     file.write_text(TEMPLATE.replace(old, new, 1))
@@ -251,7 +253,7 @@ def test_an_exception_of_a_recipe_is_reported_with_its_line(
 def test_a_run_that_learned_nothing_ends_as_a_servers_does(
     capsys, tmp_path, precision, factor, outcome, why
 ):
-    """With the same word, and exit code 5."""
+    """The outcome has the word that the server uses, and the exit code is 5."""
     file = tmp_path / "mine.py"
     file.write_text(TEMPLATE.replace("yield Loss(", f"yield Loss({factor} * ", 1))
     words = [str(file), "--precision", precision, "--set", "training.steps=4"]

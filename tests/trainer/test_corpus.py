@@ -13,7 +13,7 @@ def texts(path, field="text", max_bytes=2**20):
 
 
 def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
-    """Nothing is lost between them, and only the last one ends the document."""
+    """No text is lost between the pieces, and only the last one ends the document."""
     monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 8)
     (tmp_path / "a.txt").write_text("one two\nthree\nfour\nfive")
     pieces = texts(tmp_path / "a.txt")
@@ -47,7 +47,7 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
     ],
 )
 def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, reported):
-    """With the file, and its actual keys; empty lines count."""
+    """The error has file, number and keys of the line; empty lines count."""
     (tmp_path / "b.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(ConfigError, match=reported):
         texts(tmp_path)

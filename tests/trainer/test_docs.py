@@ -103,6 +103,8 @@ def test_saved_weights_load_as_documented(run_loop, tmp_path, monkeypatch, begin
 
 
 def test_every_way_of_loading_is_tried():
-    """None is missed; that of a Hugging Face model is by tests/frameworks/test_finetune.py."""
+    """All documented ways are tested; that of a Hugging Face model is in
+    tests/frameworks/test_finetune.py.
+    """
     assert len(LINES) == 6
     assert LINES[-1][0].startswith("A Hugging Face model")

@@ -49,7 +49,7 @@ def averages_of(path, name="model"):
 
 
 def test_it_is_the_average_of_what_the_updates_made(run_loop, tmp_path):
-    """By torch's lerp on the host, which sees which steps were skipped: those do not move it."""
+    """The average equals torch's lerp on the host, and skipped steps do not change it."""
     run = run_loop(Followed, WITH | SKIPPING, folder=tmp_path)
     assert len(run.skipped()) > 2
     saved = averages_of(tmp_path / "step-00000030.pt")
@@ -59,7 +59,7 @@ def test_it_is_the_average_of_what_the_updates_made(run_loop, tmp_path):
 
 
 def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
-    """AveragedModel's multi_avg_fn, with the same decay in each step."""
+    """With the same decay in each step the average equals that of AveragedModel's multi_avg_fn."""
     recipe = Regression(run_loop(Regression).recipe.config, CPU)
     optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
     model = recipe.modules["model"]
@@ -98,7 +98,7 @@ class Noisy(Digits):
 
 
 def test_it_is_evaluated_in_addition_to_the_weights(run_loop, tmp_path):
-    """Under the metrics' names with ema/ before; its numbers are those of the saved averages."""
+    """Its metrics have the prefix ema/, and are those of the saved averages."""
     run = run_loop(Noisy, WITH, folder=tmp_path)
     names = {e["name"] for e in run.of("metric")}
     assert {"val/noise", "val/size", "ema/val/noise", "ema/val/size"} <= names
@@ -253,7 +253,7 @@ def test_tied_weights_of_a_transformer(run_loop, tmp_path):
 
 
 def test_an_update_never_waits_for_the_device():
-    """On torch's meta device, where whatever reads a value raises."""
+    """On torch's meta device, where every read of a value raises, the update works."""
     model = nn.Linear(4, 4, device="meta")
     optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=0.1)}
     modules = {"model": model}

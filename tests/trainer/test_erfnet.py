@@ -30,7 +30,7 @@ def make(folder, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
-    """Without a folder: the loss falls, and mean IoU is reported with it."""
+    """Without a folder the loss falls on generated streets, and mean IoU is reported."""
     values = {"recipe": TINY, "precision": precision, "training": {"steps": 8, "batch_size": 4}}
     run = run_loop(ERFNet, values)
     metrics = {event["name"]: event["value"] for event in run.of("metric")}
@@ -57,7 +57,9 @@ def test_it_is_evaluated_in_batches(folder):
 
 
 def test_the_documented_command_evaluates_once_in_some_epochs():
-    """On Cityscapes, 2,975 images to train on, not at the interval of the small streets."""
+    """With the 2,975 images of Cityscapes the command evaluates once in some epochs, not at the
+    interval of the generated streets.
+    """
     words = erfnet.__doc__.replace("\\", " ").split()
     command = words[words.index("train") + 1 : words.index("An")]
     config = parse_config(ERFNet, nested([word for word in command if "=" in word]))
@@ -68,8 +70,8 @@ def test_the_documented_command_evaluates_once_in_some_epochs():
 
 @pytest.mark.extended
 def test_it_learns_to_separate_road_and_sky(run_loop, folder):
-    """In fp32, 120 small steps reach three times the score of the best constant prediction, about
-    0.06.
+    """In fp32, 120 small steps reach three times the score of the best constant
+    prediction, about 0.06.
     """
     values = {
         "recipe": TINY | {"folder": str(folder), "dilations": 1},
@@ -110,7 +112,7 @@ def test_the_drawn_streets_are_the_same_each_time(folder, tmp_path):
 
 
 def test_images_and_labels_are_augmented_alike(folder):
-    """With torch's generator only; each example by itself."""
+    """Each example is augmented by itself, with torch's generator only."""
     dataset = make(folder).dataset
 
     def augmented(seed):
@@ -147,7 +149,9 @@ def test_mean_iou_counts_the_classes_that_occur():
 
 @pytest.mark.slow
 def test_the_prediction_is_a_picture(run_loop, folder, tmp_path):
-    """After an evaluation: the image, the prediction and the truth, one below another."""
+    """After an evaluation the picture has the image, the prediction and the truth, one
+    below another.
+    """
     values = {
         "recipe": TINY | {"folder": str(folder)},
         "precision": "fp32",

@@ -32,7 +32,7 @@ def test_a_tiny_model_learns_the_standard_library(run_loop):
     ("sizes", "millions"), [((4, 128, 4, 128), 0.84), ((25, 640, 10, 1024), 124)]
 )
 def test_sizes_are_those_that_the_module_documents(sizes, millions):
-    """From the default to 124 M parameters, by settings only."""
+    """The documented sizes, from the default to 124 M parameters, follow from the settings."""
     settings = dict(zip(("layers", "width", "heads", "context"), sizes, strict=True))
     with torch.device("meta"):
         model = Transformer(GPTConfig(**settings))
@@ -106,7 +106,7 @@ def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):
 
 
 def test_folders_are_read_where_their_names_belong(tmp_path):
-    """Between files, at any depth; links to folders are not followed."""
+    """Folders are sorted among files at any depth, and links to folders are not followed."""
     for number, name in enumerate(("a.txt", "b/c/d.txt", "b/e.txt", "b.txt", "f/tests/g.txt")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(str(number))

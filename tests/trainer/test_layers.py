@@ -9,7 +9,7 @@ from trainer.layers import MOST_SAMPLES, layer_interval
 
 
 def test_layer_norms_are_those_of_the_gradients_before_the_clip(run_loop):
-    """In each step that is due, over all optimizers, in forward order; others say nothing."""
+    """Every interval has norms of all optimizers in forward order; other steps have none."""
     values = {"diagnosis": {"layer_norms_every_steps": 4}, "training": {"max_grad_norm": 1e-3}}
     run = run_loop(Pair, values)
     result = run.of("layer_norms")
@@ -23,7 +23,7 @@ def test_layer_norms_are_those_of_the_gradients_before_the_clip(run_loop):
 
 
 def test_layer_norms_change_no_bit(run_loop):
-    """With or without them, the same weights."""
+    """Weights are equal with and without layer norms."""
     without = run_loop(Pair, {"diagnosis": {"layer_norms_every_steps": 0}})
     assert not without.of("layer_norms")
     with_them = run_loop(Pair, {"diagnosis": {"layer_norms_every_steps": 1}})

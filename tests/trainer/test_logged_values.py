@@ -35,7 +35,7 @@ def reported(run, name):
 
 
 def test_a_number_of_each_step_is_reported_once(run_loop):
-    """As a metric of that step, with its time; an evaluation in between logs none."""
+    """The number is a metric of its step with its time; an evaluation in between logs none."""
     values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
     run = run_loop(Telling, values)
     steps, doubles = reported(run, "train/double")
@@ -46,14 +46,14 @@ def test_a_number_of_each_step_is_reported_once(run_loop):
 
 
 def test_the_mean_of_micro_batches_is_recorded(run_loop):
-    """Of a number on the host, too."""
+    """The mean over micro-batches is recorded, of a number on the host too."""
     run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
     assert reported(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_tensor_or_an_array_of_one_number_is_that(run_loop, accumulation):
-    """Whatever its shape."""
+    """A tensor or an array of one element is logged as a number, whatever its shape."""
     run = run_loop(Telling, {"training": {"steps": 2, "accumulation_steps": accumulation}})
     assert reported(run, "train/one") == reported(run, "train/array") == ([1, 2], [1.0, 1.0])
 
@@ -73,7 +73,7 @@ class Showing(Regression):
 
 
 def test_other_values_become_files_of_their_step(run_loop, tmp_path):
-    """Of several micro-batches the last one's; numbers are logged as usual."""
+    """Of several micro-batches the last one's file is kept; numbers are logged as usual."""
     values = {"training": {"steps": 3, "accumulation_steps": 2}}
     run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
     files = {e["name"]: (tmp_path / e["path"]).read_bytes() for e in run.of("artifact")}
@@ -119,7 +119,7 @@ def test_replays_and_retries_are_not_recorded(run_loop):
 
 
 def test_no_bit_of_training_is_different(run_loop):
-    """For all logged values, with skipped steps among them."""
+    """Logged values change no bit, with skipped steps among the others."""
     values = SKIPPING | {"training": {"steps": 30}}
     run = run_loop(Telling, values)
     assert run.skipped()
@@ -128,7 +128,9 @@ def test_no_bit_of_training_is_different(run_loop):
 
 @pytest.mark.usefixtures("nothing_compiled")
 def test_it_never_waits_for_the_device(monkeypatch):
-    """A number on the device, one on the host, of several micro-batches."""
+    """Numbers on the device and on the host are logged without a wait, with several
+    micro-batches.
+    """
     values = {"training": {"accumulation_steps": 2}}
     recipe = attempt_steps(monkeypatch, Telling, values)
     assert recipe.batches == 6
@@ -166,7 +168,7 @@ def test_an_unrecordable_name_is_left_out(run_loop, name):
     ],
 )
 def test_what_cannot_be_shown_ends_the_run_by_name(run_loop, values, message):
-    """Before the step is made."""
+    """The error has the name of the value and comes before the step."""
 
     class Wrong(Regression):
         def training_step(self, batch):

@@ -164,7 +164,9 @@ def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 def test_the_compiler_gets_the_mode(run_loop, monkeypatch, mode):
-    """Once for each network; with CUDA graphs each step is marked as a new one."""
+    """Each network is compiled once in that mode; with CUDA graphs each step is marked as
+    a new one.
+    """
     asked, steps = [], []
 
     def compiled(module, mode="default"):

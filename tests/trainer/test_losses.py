@@ -164,7 +164,7 @@ def test_one_loss_can_feed_several_optimizers(run_loop):
 
 @pytest.mark.parametrize("recipe", [Regression, Pair])
 def test_two_losses_for_one_optimizer_are_rejected_with_accumulation_too(run_loop, recipe):
-    """Even the last micro-batch's second loss is not lost in silence."""
+    """The second loss of the last micro-batch is rejected too, and not silently lost."""
 
     class Twice(recipe):
         def training_step(self, batch):
@@ -199,7 +199,7 @@ class Averaging(Regression):
 
 
 def test_after_step_comes_once_a_step(run_loop):
-    """However many micro-batches there are, and with the weights after the update."""
+    """It is called once for any number of micro-batches, with the weights after the update."""
     run = run_loop(Averaging, {"training": {"accumulation_steps": 4, "steps": 6}})
     assert (run.recipe.steps, run.recipe.micro_batches) == (6, 24)
     average = run.recipe.modules["average"]

@@ -45,7 +45,7 @@ class Reading(Tied):
 
 
 def test_each_kind_of_bytes_is_counted_once() -> None:
-    """Tied weights once, frozen ones without gradient, buffers by their own dtype."""
+    """Tied weights count once, frozen ones without a gradient, and buffers by their own dtype."""
     trained = 40 + 18 + 2
     steps = 3 * 4  # AdamW counts them in a tensor for each parameter
     assert to_builtins(memory.count(Tied)) == {
@@ -57,7 +57,7 @@ def test_each_kind_of_bytes_is_counted_once() -> None:
 
 
 def test_it_is_what_real_tensors_take() -> None:
-    """Of two networks and their optimizers, after a step of each."""
+    """The count is that of two networks and their optimizers after a step of each."""
     config = parse_config(WGANGP, {})
     recipe = WGANGP(config, torch.device("cpu"))
     for optimizer in recipe.optimizers.values():

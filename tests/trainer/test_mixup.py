@@ -33,7 +33,7 @@ def test_images_and_losses_are_mixed_alike():
 
 
 def test_hits_are_counted_among_the_largest():
-    """Of fewer classes than k, all are."""
+    """With k or fewer classes every label is a hit."""
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
     labels = torch.tensor([0, 1, 0])
     assert [hits(logits, labels, k).item() for k in (1, 2, 5)] == [1, 2, 3]

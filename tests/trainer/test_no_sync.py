@@ -30,7 +30,7 @@ from trainer.telemetry import Telemetry
     "recipe_class", [Regression, Pair, Digits, GPT, WGANGP, *extended([ERFNet])]
 )
 def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision):
-    """With fused optimizers: clip, accumulation, two optimizers, telemetry, and no wait."""
+    """With fused optimizers nothing waits: clip, accumulation, two optimizers and telemetry."""
     values = {
         "precision": precision,
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},

@@ -100,7 +100,7 @@ def surplus(monkeypatch, parameters, kind, precision, *, clip, **values) -> dict
 @pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "fused SGD"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, kind, precision):
-    """One for all norms, and one for the row."""
+    """One operator is for all norms, and one for the row."""
     assert surplus(monkeypatch, parameters, kind, precision, clip=False) == {
         "_foreach_norm": 1,
         "stack": 1,

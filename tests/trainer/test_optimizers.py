@@ -70,7 +70,7 @@ def test_dampening_of_a_fused_sgd_is_rejected(run_loop):
 
 
 def test_an_argument_that_is_not_an_optimizer_is_named():
-    """Its type and the allowed ones."""
+    """The error has its type and the allowed ones."""
     with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed: a torch'):
         check_kind("adam", nn.Linear(1, 1))
     with pytest.raises(RecipeError, match="evaluates the loss several times per step"):
@@ -121,7 +121,7 @@ def test_a_recipes_own_schedule_is_applied_and_recorded(run_loop, tmp_path):
 
 
 def test_a_scheduler_that_would_be_overwritten_is_rejected(run_loop):
-    """Neither frozen nor without effect in silence: the sentence says what to set."""
+    """The error says which setting gives the recipe's scheduler an effect."""
     with pytest.raises(RecipeError, match="set it to recipe and step the scheduler in after_step"):
         run_loop(Scheduled)
 
@@ -162,7 +162,7 @@ def test_a_frozen_teacher_stays_in_eval_mode(run_loop):
 
 
 def test_examples_come_as_they_are_without_shuffle(run_loop):
-    """training.shuffle off: the order of the data, epoch after epoch."""
+    """With training.shuffle off the data keep their order in each epoch."""
     seen = []
 
     class Seeing(Regression):
@@ -189,7 +189,7 @@ def test_a_schedule_of_epochs_ends_with_them(run_loop):
 
 
 def test_evaluation_can_come_before_the_first_step(run_loop, tmp_path):
-    """Of the untrained model, at step 0; a resumed run does not repeat it."""
+    """The untrained model is evaluated at step 0, and a resumed run does not repeat that."""
 
     class Evaluated(Regression):
         def evaluate(self):

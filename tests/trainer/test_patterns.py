@@ -101,9 +101,8 @@ def test_autocast_as_a_decorator_and_inside_forward(run_loop, network, in_fp16, 
 
 @pytest.mark.parametrize("cast", [True, False])
 def test_a_nested_region_that_is_off_wants_its_inputs_cast(run_loop, cast):
-    """With .float() the region computes in fp32; without, fp16 meets fp32 weights and raises.
-
-    Mutation: the test puts the mistake in itself, `cast=False`.
+    """With .float() the region computes in fp32; without it fp16 meets fp32 weights and raises.
+    Mutation: the test makes the mistake itself, `cast=False`.
     """
 
     class Nested(Watched):
@@ -200,7 +199,6 @@ def test_cache_enabled(run_loop, cache_enabled):
 
 def test_enabled_is_the_one_switch(run_loop):
     """With autocast and scaler off, the same recipe and loop are plain fp32, to the last bit.
-
     Mutation: make_autocast with enabled=True.
     """
     values = {"precision": "fp32", "training": {"steps": 20, "max_grad_norm": None}}
@@ -434,9 +432,8 @@ def test_a_compiled_model_trains_under_its_own_names(run_loop):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_is_a_switch(run_loop, deterministic):
-    """On, an operation that has no deterministic algorithm raises; off, it runs.
-
-    Mutation: make_deterministic without use_deterministic_algorithms.
+    """If it is on, an operation without a deterministic algorithm raises; if it is off, it
+    runs. Mutation: make_deterministic without use_deterministic_algorithms.
     """
 
     class Scattering(Regression):

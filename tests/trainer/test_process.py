@@ -291,10 +291,8 @@ with joined(torch.device("cpu")) as (ranks, device):
 
 
 def test_compiled_ranks_average_gradients_once_a_step(tmp_path):
-    """However many batches are accumulated, one all-reduce follows the last of them.
-
-    Catches a search for DistributedDataParallel that torch.compile's wrapper hides it from: the
-    gradients are the same, and travel three times as often.
+    """One all-reduce follows the last accumulated batch. If torch.compile's wrapper hid
+    DistributedDataParallel, the gradients would be the same, and be sent three times as often.
     """
     run_ranks(tmp_path, COMPILED)
     assert [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)] == [5, 5]
@@ -386,8 +384,9 @@ def test_two_ranks_train_every_recipe(tmp_path, recipe):
 
 
 def test_data_workers_leave_the_end_to_the_training(tmp_path):
-    """After SIGTERM to all its processes, as from systemd, there is a checkpoint, and no process is
-    left."""
+    """After SIGTERM to all its processes, as from systemd, there is a checkpoint, and no
+    process is left.
+    """
     config = {"training": {"steps": 10**6, "batch_size": 4}, "data": {"workers": 2}}
     write_job(tmp_path, recipe=f"{warm.ROOT}/tests/reading.py:Reading", config=config)
     with start(tmp_path) as training:

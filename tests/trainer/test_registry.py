@@ -111,7 +111,9 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
 
 @pytest.mark.slow
 def test_a_declared_name_is_unique(monkeypatch, tmp_path, own_file):
-    """Of two with the same name the later is named by its file; an invalid name is reported."""
+    """The later of two recipes with the same name is named by its file; an invalid name
+    is reported.
+    """
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"
     taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
     nameless.write_text(OWN_RECIPE.replace('"mine"', '"a name, with a comma"'))

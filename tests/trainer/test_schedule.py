@@ -43,7 +43,7 @@ def test_without_skips_both_schedules_give_the_same_rates(run_loop):
 
 
 def test_each_optimizer_counts_its_own_steps(run_loop):
-    """With two optimizers the recorded rate, the first one's, waits for the first one's skips."""
+    """With two optimizers the recorded rate is the first one's, and waits for its skips only."""
     values = VALUES | {"scaler": {"init_scale": 2.0**18, "growth_interval": 4}}
     run = run_loop(Pair, values)
     flags = run.records["flags"]

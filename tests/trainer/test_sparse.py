@@ -57,7 +57,7 @@ def test_sparse_gradients_train_as_dense_ones(run_loop, precision):
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's own Adagrad
 @pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.Adagrad])
 def test_the_other_optimizers_of_sparse_gradients_train_too(run_loop, make):
-    """The loss falls."""
+    """The loss falls with each of these optimizers."""
     recipe = with_embedding(lambda parameters: make(parameters, lr=0.1))
     run = run_loop(recipe, {"training": {"steps": 24}})
     assert run.records["loss"][-1] < run.records["loss"][0]
@@ -79,7 +79,7 @@ def test_a_sparse_overflow_is_counted_and_replayed(run_loop):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_fused_optimizer_of_sparse_gradients_is_rejected(run_loop, precision):
-    """With the parameter's name, and what to do instead of torch's own message."""
+    """The error has the parameter's name and what to do, instead of torch's message."""
     recipe = with_embedding(lambda parameters: sgd(parameters, fused=True))
     with pytest.raises(RecipeError, match=r"the gradient of table.weight is sparse, .* fused=F"):
         run_loop(recipe, {"precision": precision})

@@ -45,7 +45,7 @@ def write(telemetry, step):
 
 @pytest.mark.parametrize("polls", [0, 3, 10**6])
 def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
-    """Over several rounds of the ring, for any delay of the copies."""
+    """Rows are complete over several rounds of the ring, for any delay of the copies."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     received, event = [], SlowEvent(polls)
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
@@ -78,7 +78,9 @@ def test_a_time_without_updates_is_short(linear, monkeypatch):
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_norms_may_be_taken_rarely(run_loop, clip):
-    """Without a clip, which computes them anyway; the weights are the same."""
+    """Norms are taken at the interval, unless the clip computes them anyway; the weights
+    are the same.
+    """
     training = {"steps": 12, "batch_size": 8, "max_grad_norm": clip}
     values = {"precision": "fp16", "training": training}
     each = run_loop(Regression, values)

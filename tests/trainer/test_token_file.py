@@ -71,7 +71,7 @@ def test_an_interrupted_file_is_rebuilt(text):
 
 
 def test_one_of_two_processes_builds_the_file(text):
-    """As at the start of a run on several devices."""
+    """Several processes that start at once, as for several devices, build one file."""
     encode, found = Bytes(), []
     threads = [
         threading.Thread(target=lambda: found.append(tokens(text, encode))) for _ in range(4)
@@ -85,7 +85,9 @@ def test_one_of_two_processes_builds_the_file(text):
 
 
 def test_unread_notifications_are_deleted_after_a_month(text):
-    """When another is written; one that is read stays."""
+    """Files that were not read for a month are deleted when another is written; one that
+    is read stays.
+    """
     tokens(text, Bytes(), "old")
     [old] = folder().glob("*.tokens")
     tokens(text, Bytes(), "read")
@@ -101,7 +103,7 @@ def test_unread_notifications_are_deleted_after_a_month(text):
 
 @pytest.mark.slow
 def test_a_text_is_never_in_memory_as_a_whole(text):
-    """Nor are its tokens."""
+    """Neither the text nor its tokens are in memory as a whole."""
     lines = '{"text": "' + "a" * 1000 + '"}\n'
     (text / "b.jsonl").write_text(lines * 6_000)  # 6 MB, tokens of 24 MB
     tracemalloc.start()

@@ -56,7 +56,7 @@ def evil(tmp_path):
 
 @pytest.mark.parametrize("is_checked", [True, False])
 def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
-    """Even if its digest matches: another process may have written it."""
+    """It is rejected even if its digest matches, because another process may have written it."""
     path, trace = evil
     with pytest.raises(CheckpointError, match=r"step-00000002\.pt cannot be read"):
         run_loop(Regression, resume=path, is_checked=is_checked)
@@ -100,7 +100,7 @@ def test_no_source_of_ours_trusts_a_pickle():
     ],
 )
 def test_what_trusts_a_pickle_is_found(source):
-    """By whatever name it goes."""
+    """Every way to load a pickle without weights_only is detected, whatever the name."""
     assert list(trusting(source))
     assert not list(trusting("import torch\ntorch.load(path, weights_only=True)"))
 

@@ -40,7 +40,7 @@ def test_the_penalty_does_not_depend_on_the_scale(scale):
 
 @pytest.mark.slow
 def test_skips_are_counted_for_each_optimizer(monkeypatch, run_loop):
-    """As the scaler's kernel finds them, in every step."""
+    """The counts are those of the scaler's kernel in every step."""
     truth = []
     kernel = torch._amp_foreach_non_finite_check_and_unscale_
 

@@ -80,7 +80,7 @@ def test_a_step_is_of_all_micro_batches_and_devices() -> None:
 def test_of_a_device_that_is_not_listed_nothing_is_claimed(
     name: str, values: dict[str, object], tera: float | None
 ) -> None:
-    """Nor of a slice of one, nor of a precision that it has no hardware for."""
+    """A slice of a device, and a precision without hardware support, have no peak either."""
     peak = peak_flops(name, parse_config(Regression, values))
     assert peak == (None if tera is None else pytest.approx(tera * 1e12))
 

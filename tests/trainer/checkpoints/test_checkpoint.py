@@ -215,7 +215,7 @@ def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch
 
 
 def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
-    """Not with the same settings on the same device either: possible differences are reported."""
+    """Possible differences are reported, also with equal settings on the same device."""
     values = {"training": {"steps": 3, "deterministic": False}, "checkpoints": {"every_steps": 2}}
     run_loop(Regression, values, folder=tmp_path)
     run = run_loop(Regression, values, resume=tmp_path / "step-00000002.pt")
@@ -273,9 +273,10 @@ def test_a_checkpoint_of_a_version_with_fewer_settings_resumes_exactly(run_loop,
 
 @pytest.mark.slow
 def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch):
-    """While it is loaded its bytes are not memory of this process; after the first step nothing of
-    it is left, neither optimizers, averages nor the recipe's state. The bits are those of an
-    uninterrupted run."""
+    """While it is loaded its bytes are not memory of this process; after the first step nothing
+    of it is left, neither optimizers, averages nor the recipe's state. The bits are those of an
+    uninterrupted run.
+    """
     states, seen = [], []
     load = checkpoint.load
 
@@ -333,7 +334,7 @@ def private_bytes(path):
     ("rank", "is_checked", "times"), [(0, False, 1), (1, False, 0), (0, True, 0)]
 )
 def test_a_resumed_file_is_checked_once(run_loop, saved, monkeypatch, rank, is_checked, times):
-    """Only by the first rank, and not if the supervisor has checked it."""
+    """The first rank checks the file, unless the supervisor has done so."""
     ranks = Ranks()
     ranks.rank, ranks.world_size = rank, rank + 1
     checks = []

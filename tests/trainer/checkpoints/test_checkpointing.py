@@ -110,7 +110,9 @@ def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("steps", [40, 100_000], ids=["at the end", "at a step boundary"])
 def test_a_full_disk_fails_the_run(run_loop, tmp_path, steps, suffix):
-    """With the system's message; earlier checkpoints are complete, no partial file is left."""
+    """The error is the system's message; earlier checkpoints are complete, and no partial
+    file is left.
+    """
     (tmp_path / f".step-00000040.{suffix}.partial").symlink_to("/dev/full")
     values = {"training": {"steps": steps}, "checkpoints": {"every_steps": 20}}
     boundaries = []
@@ -159,7 +161,7 @@ def bytes_read():
 
 @pytest.mark.slow
 def test_saved_files_are_hashed_without_reading_them(run_loop, tmp_path):
-    """While two saves write 128 MiB each, the process reads not one of them."""
+    """While two saves write 128 MiB each, the process reads none of these bytes."""
     before = []
 
     class Large(Regression):
@@ -197,7 +199,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("name", ["state.pt", "weights.safetensors"])
 def test_a_full_disk_names_folder_and_sizes(small_disk, name):
-    """Instead of torch's error: the folder, the needed and the free bytes."""
+    """The message has the folder and the needed and free bytes, instead of torch's error."""
     state = {"weight": torch.zeros(3 * 2**20)}  # 12 MiB, in the middle of which it is full
     write = partial(torch.save, state)
     if name.endswith("safetensors"):

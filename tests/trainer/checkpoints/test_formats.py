@@ -17,7 +17,7 @@ def state(number: Any, spikes: dict[str, Any], spike: dict[str, Any]) -> dict[st
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_names_of_the_earliest_versions_are_converted(number: int) -> None:
-    """Only those of the product; a recipe's own setting of such a name stays."""
+    """Only names of the product are converted; a recipe's own setting of such a name stays."""
     before = {"rewind": True, "most_rewinds": 2, "look_every_steps": 5, "afterwards": "go on"}
     after = {
         "rollback": True,
@@ -37,7 +37,7 @@ def test_a_state_of_format_1_with_todays_names_stays() -> None:
 
 
 def test_a_newer_format_is_refused_with_both_numbers() -> None:
-    """Also what is no checkpoint."""
+    """A newer format and a file that is no checkpoint are refused."""
     with pytest.raises(FormatError, match=rf"format 99; this version reads formats up to {FORMAT}"):
         converted(state(99, {}, {}))
     for foreign in ({"format": "pt"}, {"model": {}}, [1]):

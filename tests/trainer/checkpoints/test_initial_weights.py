@@ -105,7 +105,7 @@ def unfitting(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_reported_and_fail_the_run(run_loop, unfitting):
-    """By default: names and shapes in the message."""
+    """By default the run fails with the names and shapes in the message."""
     with pytest.raises(ConfigError) as raised:
         start(run_loop, unfitting)
     for part in (
@@ -118,7 +118,7 @@ def test_weights_that_do_not_fit_are_reported_and_fail_the_run(run_loop, unfitti
 
 
 def test_weights_that_do_not_fit_are_reported_and_left_out(run_loop, unfitting):
-    """Not strict: the rest is loaded, and those are as the recipe draws them."""
+    """With weights.strict off the other weights are loaded, and these keep the recipe's values."""
     drawn = run_loop(Kept, ONE_STEP).recipe.first
     run = start(run_loop, unfitting, strict=False)
     expected = {"0.weight": other_weights()["0.weight"], "0.bias": drawn["0.bias"]}
@@ -133,7 +133,7 @@ def test_weights_that_do_not_fit_are_reported_and_left_out(run_loop, unfitting):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_file_of_another_network_altogether(run_loop, tmp_path, strict):
-    """Where no name fits nothing is started, strict or not."""
+    """A file without any matching name is rejected, strict or not."""
     save_file({"stem.kernel": torch.ones(3)}, tmp_path / "net.safetensors")
     with pytest.raises(
         ConfigError, match=r"no weight of .* matches .* it has stem.kernel; the recip"
@@ -142,7 +142,7 @@ def test_a_file_of_another_network_altogether(run_loop, tmp_path, strict):
 
 
 def test_a_tied_weight_need_not_be_there_twice(fitted):
-    """As Hugging Face saves an embedding and the head that shares it."""
+    """An embedding and the head that shares it may be saved once, as Hugging Face does."""
     network = nn.ModuleDict({"wte": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
     network["head"].weight = network["wte"].weight
     event, trouble = fitted({"wte.weight": torch.ones(4, 2)}, {"model": network})

@@ -38,7 +38,9 @@ def file_of(state):
 
 
 def test_a_snapshot_makes_the_same_file_as_its_state():
-    """Byte for byte: types, strides, shared memory, and modules' extra state."""
+    """Both files are byte for byte equal, with types, strides, shared memory and modules'
+    extra state.
+    """
     state = make_state()
     assert file_of(Staging(CPU).take(state).state) == file_of(state)
 
@@ -64,7 +66,7 @@ def test_a_conjugate_keeps_its_values():
 
 
 def test_it_takes_the_state_once_and_the_next_takes_the_same_memory():
-    """No second copy, and no new memory for a state of the same size."""
+    """Neither a second copy nor new memory is needed for a state of the same size."""
     state = {"large": torch.randn(1000), "tied": None, "small": torch.randn(3)}
     state["tied"] = state["large"][:10]
     assert room(state) <= 4 * 1003 + 2 * ALIGNMENT
@@ -96,8 +98,9 @@ QUEUED = {"empty", "empty_strided", "set_", "copy_"}
 
 @pytest.mark.parametrize("spoil", [None, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu])
 def test_nothing_in_it_waits_for_a_device(spoil):
-    """Only copies that do not wait are queued, for tensors as they lie in checkpoints; whatever
-    else reads a tensor would be seen."""
+    """Only asynchronous copies are queued for the tensors of a checkpoint; any other read
+    would be seen.
+    """
     state = {name: make_state()[name] for name in ("modules", "optimizer", "types")}
     with Asked() as asked:
         Staging(CPU).take(state)

@@ -33,7 +33,7 @@ def test_a_file_of_safetensors(tmp_path):
     ],
 )
 def test_files_of_torch_save(tmp_path, content, expected):
-    """A state_dict, one within a training's whole state, and a checkpoint of ours."""
+    """A state_dict, a state_dict within a training's state, and our own checkpoint are read."""
     torch.save(content, tmp_path / "net.pt")
     assert names(tmp_path / "net.pt") == expected
 
@@ -45,7 +45,7 @@ def test_a_file_of_torch_save_from_before_1_6(tmp_path):
 
 
 def test_a_folder_with_one_file(tmp_path):
-    """As Hugging Face has them, by its own name or any."""
+    """A folder with one file of any name is read, as Hugging Face saves it."""
     save_file(ONE, tmp_path / "any.safetensors")
     assert names(tmp_path) == ["a.weight"]
     save_file(TWO, tmp_path / "model.safetensors")
@@ -119,7 +119,7 @@ def cut(path):
     ],
 )
 def test_invalid_files_are_explained(tmp_path, capsys, name, write, message):
-    """With file and problem; no code in them runs."""
+    """The error has file and problem, and no code in the file runs."""
     write(tmp_path / name)
     with pytest.raises(WeightsError, match=message) as raised:
         read_weights(tmp_path / name)

@@ -44,7 +44,7 @@ def written(weights):
     ids=["types", "names", "module", "nothing"],
 )
 def test_the_bytes_are_the_librarys(weights):
-    """Header, order, padding and values, for every dtype of weights."""
+    """Header, order, padding and values are those of the library, for every dtype of weights."""
     assert written(weights) == safetensors.torch.save(weights, METADATA)
 
 

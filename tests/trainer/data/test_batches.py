@@ -51,7 +51,7 @@ def test_a_recipe_that_ignores_its_indices_is_not_called_exact(run_loop, tmp_pat
 
 
 def test_a_loader_with_saved_state_is_exact(run_loop, tmp_path):
-    """With its state in the checkpoint the batches are the same."""
+    """Batches are the same if the loader's state is in the checkpoint."""
     whole, resumed = resume(run_loop, tmp_path, Remembered)
     assert resumed.of("resumed")[0]["exact"]
     assert resumed.records["loss"].tolist() == whole.records["loss"][3:].tolist()
@@ -66,7 +66,7 @@ def test_a_checkpoint_draws_no_batch_twice(run_loop, tmp_path):
 
 
 def test_a_fork_of_an_old_checkpoint_names_unknown_values(run_loop, tmp_path):
-    """Without a fingerprint in it, nothing is claimed."""
+    """Without a fingerprint in the checkpoint nothing is claimed about the batches."""
     run_loop(Regression, VALUES, tmp_path)
     path = tmp_path / "step-00000003.pt"
     state = torch.load(path, weights_only=True)
@@ -77,7 +77,9 @@ def test_a_fork_of_an_old_checkpoint_names_unknown_values(run_loop, tmp_path):
 
 
 def test_drawing_ahead_changes_neither_order_nor_position():
-    """For any number of calls, with accumulation, across the end of an epoch."""
+    """Order and position stay the same for any number of calls, with accumulation, across
+    epochs.
+    """
     training = Training(batch_size=5, accumulation_steps=3)
 
     def drawn(asks):
@@ -129,7 +131,7 @@ clock = [0.0]
 
 
 def test_the_data_wait_of_a_step_is_in_its_row(run_loop, monkeypatch):
-    """The sum over its micro-batches, at most the time of the step."""
+    """The data wait is the sum over micro-batches, and at most the time of the step."""
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     training = {"steps": 3, "batch_size": 8, "accumulation_steps": 2}
     run = run_loop(Slow, {"training": training})

@@ -38,7 +38,7 @@ def settings(workers, **groups):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, *extended([1, 4])])
 def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
-    """Nor does a resume with another number: losses and weights are those of no worker at all."""
+    """Losses and weights are those without workers, also after a resume with another number."""
     alone = run_loop(Reading, settings(0), tmp_path / "alone")
     read = run_loop(Reading, settings(workers), tmp_path / "read")
     assert read.records["loss"].tolist() == alone.records["loss"].tolist()
@@ -54,7 +54,7 @@ def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
 
 
 def test_a_recipe_has_one_kind_of_data():
-    """Neither, or both, is a sentence; the size is the dataset's."""
+    """A recipe without data, or with both kinds, is rejected; the size is the dataset's."""
 
     class Neither(Regression):
         batch = Recipe.batch
@@ -97,7 +97,9 @@ class Streaming(Reading):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_continues_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
-    """For any prefetch, over its end, and any number of workers after a resume."""
+    """The stream continues for any prefetch, across its end, and with any number of
+    workers after a resume.
+    """
     whole = run_loop(Streaming, settings(workers), tmp_path / "a")
     resumed = run_loop(
         Streaming,
@@ -179,7 +181,7 @@ def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, work
 
 @pytest.mark.slow
 def test_examples_of_different_shape_are_named(run_loop):
-    """Two of them, with their shapes, and collate's error."""
+    """The error names two examples with their shapes, and collate's message."""
     with pytest.raises(
         DataError, match=r"example \d+ has the shape .*example 20 \(12,\), \(1,\); coll"
     ):
@@ -187,7 +189,7 @@ def test_examples_of_different_shape_are_named(run_loop):
 
 
 def test_a_collate_that_fails_is_reported(run_loop):
-    """With the examples of the batch."""
+    """The error names the examples of the batch."""
 
     class Failing(Reading):
         def collate(self, examples):
@@ -238,14 +240,14 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
 
 
 def test_too_small_a_dataset_is_reported(run_loop):
-    """In the words that any recipe's data get."""
+    """The error is the same as for other kinds of data."""
     with pytest.raises(ConfigError, match="has 37 training examples: choose at most 37"):
         run_loop(Reading, {"training": {"batch_size": 38}})
 
 
 @pytest.mark.slow
 def test_workers_end_with_the_training(run_loop):
-    """Also when a step raises; and the training's own random numbers are not theirs."""
+    """Workers end also if a step raises, and leave the training's random numbers alone."""
 
     class Raising(Reading):
         def training_step(self, batch):
@@ -269,7 +271,7 @@ def test_a_batch_that_cannot_be_sent_is_reported(run_loop, base):
 
 
 def test_a_batch_beyond_shared_memory_is_reported(run_loop):
-    """As one that cannot be pickled is."""
+    """A batch beyond shared memory is reported like one that cannot be pickled."""
 
     class Vast(Reading):
         def collate(self, examples):
@@ -370,7 +372,7 @@ def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monke
 
 
 def test_a_worker_that_has_closed_its_files_is_waited_for_until_it_is_dead():
-    """As the kernel closes those of a process that is killed, before anyone gets its exit code."""
+    """The kernel closes the files of a killed process before its exit code is available."""
     fork = multiprocessing.get_context("fork")
     worker_pool, may_die = WorkerPool(1), fork.Event()
 

@@ -19,14 +19,16 @@ WHOLE = Order(SIZE, 1, shuffle=True).take(0, 8 * SIZE)
 
 @given(size=SIZES, seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))
 def test_every_example_has_one_place_in_an_epoch(size, seed, epoch):
-    """Whatever the size: squares, one more than a square, one."""
+    """Every example has one position for any size, such as a square, one more than a
+    square, and one.
+    """
     order = Order(size, seed, shuffle=True).take(epoch * size, size)
     assert sorted(order.tolist()) == list(range(size))
 
 
 @given(start=st.integers(0, 4 * CHUNK), count=st.integers(1, 3 * CHUNK))
 def test_a_slice_equals_the_slice_of_the_whole(start, count):
-    """Across chunks and epochs, and after any earlier request."""
+    """A slice is the same across chunks and epochs, and after any earlier request."""
     order = Order(SIZE, 1, shuffle=True)
     assert order.take(start, count).equal(WHOLE[start : start + count])
     assert order.take(start // 2, count).equal(WHOLE[start // 2 : start // 2 + count])
@@ -45,7 +47,9 @@ def test_all_orders_of_a_few_examples_are_about_as_likely():
 
 
 def test_neighbours_are_strangers():
-    """In ten million: steps between neighbours, and where an example comes in two epochs."""
+    """With ten million examples, steps between neighbours and positions in two epochs
+    look random.
+    """
     first, second = (
         Order(TEN_MILLION, 5, shuffle=True).take(epoch * TEN_MILLION + 9_000_000, CHUNK).numpy()
         for epoch in (0, 1)
@@ -59,7 +63,7 @@ def test_neighbours_are_strangers():
 
 
 def test_without_shuffling_they_come_as_they_are():
-    """Epoch after epoch."""
+    """Without shuffling examples keep their order in each epoch."""
     indices = Order(5, 0, shuffle=False).take(3, 9).tolist()
     assert indices == [3, 4, 0, 1, 2, 3, 4, 0, 1]
 

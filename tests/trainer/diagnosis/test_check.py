@@ -488,7 +488,7 @@ class DiabetesConfig"""
 
 
 def test_a_gradient_penalty_as_documented_is_no_mistake(tmp_path, capsys):
-    """Scaled, and divided by the scale again."""
+    """A penalty that is scaled, and whose gradient is divided by the scale, is no mistake."""
     one = "torch.ones((), device=inputs.device)"
     penalty = PENALTY.format(scale=f"self.scaler.scale({one})", inverse="(1 / scale)")
     code, text = checked(tmp_path, capsys, (STEP, penalty))
@@ -497,7 +497,7 @@ def test_a_gradient_penalty_as_documented_is_no_mistake(tmp_path, capsys):
 
 
 def test_a_penalty_without_half_precision_needs_no_scale(tmp_path, capsys):
-    """In a region that is off nothing underflows that fp32 holds."""
+    """A penalty in a disabled region is computed in fp32, where nothing underflows."""
     step = """penalised, model = inputs.clone().requires_grad_(), self.modules["model"]
         with torch.autocast(self.device.type, enabled=False):
             score = model(penalised).mean()

@@ -49,7 +49,7 @@ def test_the_cpus_own_autocast_comes_back():
 
 
 def test_explicit_dtypes_and_disabled_regions_are_respected():
-    """Neither does CUDA cast there."""
+    """Explicit dtypes and disabled regions prevent the casts of CUDA's autocast."""
     half = torch.ones(3, dtype=torch.float16)
     with cudas_autocast(), torch.autocast("cpu", torch.float16):
         assert half.softmax(0, dtype=torch.float16).dtype == torch.float16

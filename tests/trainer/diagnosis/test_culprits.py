@@ -11,9 +11,8 @@ from trainer.recipes.digits import Digits
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("recipe", [Digits, Pair])
 def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, fused):
-    """At each skip: the parameters with inf or NaN, in forward order, with the number of each.
-
-    The clip, which makes every gradient NaN if one is, comes later: counting after it is caught.
+    """Each skip has the parameters with inf or NaN in forward order, with their counts.
+    Counting after the clip, which makes every gradient NaN if one is, would be detected.
     """
     truth = []
     original = optimizers.WatchedOptimizer.count_nonfinite
@@ -59,7 +58,7 @@ def test_counts_are_of_elements():
 
 @pytest.mark.parametrize("recipe", [Digits, Pair])
 def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, recipe):
-    """As on a GPU, where counting would synchronize: only names, from the norms."""
+    """On a GPU, where counting would synchronize, the norms name the same parameters."""
     values = {"training": {"steps": 60}, "scaler": {"init_scale": 2.0**22, "growth_interval": 5}}
     counted = run_loop(recipe, values).of("scaler", kind="skip")
     monkeypatch.setattr("trainer.step.value_on_host", lambda _: None)

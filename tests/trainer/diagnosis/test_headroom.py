@@ -26,7 +26,9 @@ class Loud(Regression):
 
 
 def test_the_largest_and_smallest_of_each_module_in_steps_that_are_due(run_loop):
-    """Of innermost modules, by the names of culprits, over all micro-batches, at the scale."""
+    """Values are of innermost modules, named like culprits, over all micro-batches, at
+    the scale.
+    """
     values = EVERY | {"precision": "fp16", "training": {"steps": 7, "accumulation_steps": 2}}
     values |= {"scaler": {"init_scale": 256.0}}
     run = run_loop(Loud, values)
@@ -58,7 +60,7 @@ def measured(network, *passes):
 
 
 def test_zeros_are_no_smallest_numbers():
-    """Of a ReLU those that it lets through; where all is zero there is none."""
+    """The smallest number of a ReLU is one that it passes; a module of zeros has none."""
     network = nn.Sequential(nn.Identity(), nn.ReLU())
     inputs = torch.tensor([[-3.0, 2.0**-30, 5.0]], requires_grad=True)
     assert measured(network, inputs)["1"] == [[5.0, 2.0**-30], [1.0, 1.0]]
@@ -69,7 +71,9 @@ def test_zeros_are_no_smallest_numbers():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_magnitudes_are_exact_in_every_type(dtype):
-    """By the bits: subnormal numbers, both zeros, infinities, and a NaN above all."""
+    """Magnitudes follow from the bits: subnormal numbers, both zeros and infinities, with
+    NaN above all.
+    """
     tiny = torch.finfo(dtype).smallest_normal / 2
     for values, largest, smallest in (
         ([-0.0, 0.0, -tiny, 1.5], 1.5, tiny),
@@ -87,7 +91,7 @@ def test_magnitudes_are_exact_in_every_type(dtype):
 
 @pytest.mark.parametrize("recipe_class", [Pair, Digits])
 def test_no_bit_of_training_is_different(run_loop, recipe_class):
-    """With a event at every step or none, skips and replays included."""
+    """Headroom at every step or none gives the same bits, with skips and replays."""
     values = {"training": {"steps": 30}, "modules": {"checkpointed": ["model.0"]}}
     if recipe_class is Pair:
         values["scaler"] = {"init_scale": 2.0**20, "growth_interval": 5}
@@ -131,6 +135,6 @@ def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
 
 
 def test_none_is_taken_when_it_is_switched_off(run_loop):
-    """0 means never."""
+    """An interval of 0 disables the measurement."""
     values = {"diagnosis": {"headroom_every_steps": 0}, "training": {"steps": 3}}
     assert run_loop(Regression, values).of("headroom") == []

@@ -60,9 +60,8 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     ],
 )
 def test_shares_are_those_at_the_scale_of_the_step(exponent, scale, underflow, near_overflow):
-    """A scale of 2^k shifts every exponent by k against fp16's window.
-
-    Catches shares taken of the unscaled gradients, which the backward pass never saw.
+    """A scale of 2^k shifts every exponent by k against fp16's window. Shares of the unscaled
+    gradients, which the backward pass never saw, would be detected.
     """
     counts = np.zeros(BINS, np.int64)
     counts[exponent + BIAS] = 3
@@ -96,7 +95,7 @@ def test_a_run_samples_every_so_many_steps_and_before_the_clip(run_loop):
 
 
 def test_none_is_taken_when_it_is_switched_off(run_loop):
-    """0 means never."""
+    """An interval of 0 disables the histograms."""
     values = {"diagnosis": {"histogram_every_steps": 0}}
     assert not run_loop(Regression, values).of("histogram")
 

@@ -101,7 +101,7 @@ def test_a_diff_is_of_the_batch_that_the_training_had_next(
 
 
 def test_a_plan_is_of_the_first_batches_of_a_training(tmp_path: Path, run_loop: Any) -> None:
-    """Augmented as the training augments them."""
+    """The batches are the first ones of a training, with the same augmentation."""
     seen: list[Any] = []
 
     class Seen(Augmented):
@@ -137,8 +137,8 @@ def test_modules_keep_their_own_precision_in_a_diff() -> None:
 
 
 def test_a_plan_passes_through_its_event(capsys: pytest.CaptureFixture[str]) -> None:
-    """Infinite errors too: the page and the API rebuild what the trainer planned. Its log begins
-    with what is measured, and ends with the plan.
+    """The page and the API rebuild the plan from its event, with infinite errors too. The log
+    begins with what is measured, and ends with the plan.
     """
     [event] = measured(Regression, {"lab": {"task": "precision_plan", "batches": 1}})
     assert isinstance(event, PrecisionPlan)
@@ -158,7 +158,7 @@ def test_a_plan_passes_through_its_event(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_plan_without_weights_is_rejected() -> None:
-    """Neither fresh weights nor a checkpoint."""
+    """A plan needs fresh weights or a checkpoint."""
     with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
         measured(Regression, {"lab": {"task": "precision_plan", "fresh_weights": False}})
 
@@ -191,7 +191,9 @@ def test_weights_in_bf16_are_not_measured(task: str) -> None:
 
 
 def test_a_worker_measures_checkpoints_of_an_ended_run(site: Site) -> None:
-    """In runs of their own without steps; a measurement can be cancelled; files must exist."""
+    """Measurements are runs of their own without steps. They can be cancelled, and their
+    files must exist.
+    """
 
     def submit(task: str, **lab: Any) -> int:
         lab |= {"task": task, "fresh_weights": True, "batches": 1}

@@ -152,7 +152,9 @@ def test_checkpoints_of_one_name_are_all_planned_with(tmp_path: Path) -> None:
     "recipe", [pytest.param(Pair, marks=pytest.mark.extended), Regression, Digits]
 )
 def test_healthy_recipe_is_in_fp16_everywhere(recipe: Any) -> None:
-    """Also one of several optimizers, of which the first loss counts."""
+    """The best plan is fp16 everywhere, also with several optimizers, of which the first
+    loss counts.
+    """
     values = {"training": {"batch_size": 16}, "modules": {"fp32": ["model"]}}
     plan, _ = plan_recipe(recipe, values, device=CPU, bounds=Bounds(0.1, 0.99))
     assert str(plan.best) == "fp16 everywhere"

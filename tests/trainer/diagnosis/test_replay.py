@@ -184,8 +184,7 @@ def _told(run):
 @pytest.mark.parametrize("fused", [True, *extended([False])])
 def test_telemetry_histogram_and_replay_together_change_no_bit(run_loop, fused):
     """With all of them in every step, digits ends as in PyTorch's documented loop without any.
-
-    Catches whatever measures with a hand on the weights, their gradients or dropout's generator.
+    A change of the weights, their gradients or dropout's generator would be detected.
     """
     values = {
         "training": {"steps": 130, "fused": fused},
@@ -224,7 +223,7 @@ def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
 
 
 def test_only_the_first_skips_are_replayed(run_loop):
-    """After as many as the setting says nothing is watched any more."""
+    """After the number of replays in the setting no skip is observed any more."""
     run = run_loop(Digits, {"diagnosis": {"replay_skips": 1}})
     assert len(run.of("replay")) == 1
     assert len(run.skipped()) > 5
@@ -256,7 +255,7 @@ def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path
 
 
 def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
-    """Those that its parent has replayed do not count."""
+    """Skips that its parent has replayed do not count."""
     values = {"training": {"steps": 60}, "diagnosis": {"replay_skips": 1}}
     parent = run_loop(Digits, values, folder=tmp_path / "parent")
     assert len(parent.of("replay")) == 1
@@ -284,8 +283,9 @@ def test_a_step_to_come_is_replayed_on_request(run_loop):
 
 
 def test_a_past_skip_is_replayed_on_request(run_loop):
-    """With the current weights, at the scale of that step, and the event says that it is not exact;
-    for each request."""
+    """Each request replays with the current weights at the scale of that step, and the event
+    says that this is not exact.
+    """
     calls = []
 
     def control():
@@ -362,7 +362,9 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_which_skips_are_replayed_depends_on_steps_alone(run_loop, monkeypatch, seconds):
-    """Not on when the host receives them: at once, or as late as the ring allows."""
+    """The moment at which the host receives skips has no effect: at once, or as late as
+    the ring allows.
+    """
     monkeypatch.setattr(ring, "DRAIN_SECONDS", seconds)
     run = run_loop(PlantedForward)
     skips = [event["step"] for event in run.of("scaler", kind="skip")]
@@ -564,7 +566,7 @@ class Late:
 
 
 def test_the_host_waits_only_where_a_skip_is_likely(run_loop, monkeypatch):
-    """In the step after a growth: elsewhere flags are polled, in calibration, too."""
+    """The host waits in the step after a growth; elsewhere flags are polled, in calibration too."""
     late = Late(monkeypatch, steps=3)
     values = {"precision": "fp16", "scaler": {"init_scale": 1024.0, "growth_interval": 40}}
     run = run_loop(Regression, {"training": {"steps": 150}, **values})

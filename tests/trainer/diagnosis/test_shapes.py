@@ -54,7 +54,7 @@ def test_only_half_precision_is_concerned(precision):
 
 
 def test_the_batch_size_counts_where_a_row_is_an_example():
-    """Only in linear layers; a sequence or an image multiplies the rows."""
+    """The batch size counts in linear layers only; a sequence or an image multiplies the rows."""
     assert layers_of(nn.Linear(8, 8), batch_size=50) == (["model.0 (8 to 8)"], 50)
     assert layers_of(nn.Embedding(8, 8), nn.Linear(8, 8), batch_size=50) is None
     assert layers_of(nn.Conv2d(8, 8, 3), nn.Linear(8, 8), batch_size=50) is None

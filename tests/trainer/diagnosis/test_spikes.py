@@ -60,7 +60,9 @@ def test_a_spike_is_reported_with_its_step_and_height():
 
 @given(cuts=st.lists(st.integers(0, 80), max_size=6))
 def test_how_records_are_handed_over_changes_nothing(cuts):
-    """For any split the same spikes are found: each depends only on earlier records."""
+    """Any split of the records gives the same spikes, because each depends only on
+    earlier records.
+    """
     losses = noise(80)
     losses[[30, 60]] = 4.0, 9.0
     made = records(losses)
@@ -77,7 +79,7 @@ def test_the_first_step_of_an_excursion_is_reported():
 
 
 def test_a_loss_that_falls_or_rests_is_no_spike():
-    """Neither training as it should be nor a constant with its last bits astir."""
+    """Neither a falling loss nor a constant one with noise in its last bits is a spike."""
     assert reported(records(np.exp(-np.arange(200) / 30))) == []
     constant = np.full(200, 0.5) + np.random.default_rng(1).normal(0, 1e-7, 200)
     assert reported(records(constant)) == []
@@ -109,7 +111,7 @@ def test_what_decides_of_the_next_step_is_in_the_state():
 
 @pytest.mark.parametrize("rollback", [True, False])
 def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rollback):
-    """Where most losses are exactly 0, as of a hinge: a checkpoint with it loads without code."""
+    """A spike after losses of 0 has plain numbers, so its checkpoint loads with weights_only."""
     losses = np.zeros(60)
     losses[40] = 5.0
     spikes = Spikes(Spike(window_steps=WINDOW, rollback=rollback), lambda event: None)
@@ -131,7 +133,9 @@ def test_a_pending_spike_of_the_version_before_is_loaded():
 
 
 def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):
-    """To the last checkpoint before, then on with the examples after those of the steps undone."""
+    """The run goes back to the last checkpoint before, then takes the examples after those of
+    the undone steps.
+    """
     run = run_loop(Poisoned, VALUES, tmp_path / "a")
     first, *_ = run.of("rolled_back")
     spike = next(each for each in run.of("spike") if "rolled_back_to" in each)

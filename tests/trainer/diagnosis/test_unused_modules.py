@@ -26,7 +26,7 @@ class Attentive(Regression):
 
 @pytest.mark.parametrize("field", ["fp32", "bf16", "checkpointed"])
 def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
-    """Once, after the first step; not for modules that are called."""
+    """They are reported once after the first step; modules that are called are not."""
     names = ["model.attention.out_proj", "model.head"]
     run = run_loop(Attentive, {"precision": "fp16", "modules": {field: names}})
     [event] = run.of("uncalled")
@@ -34,7 +34,7 @@ def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
 
 
 def test_called_modules_are_not_reported_and_lose_their_hooks(run_loop):
-    """Nor does looking change a bit."""
+    """The hooks of called modules are removed, and no bit changes."""
     run = run_loop(Attentive, {"modules": {"fp32": ["model.attention", "model.head"]}})
     assert not run.of("uncalled")
     model = run.recipe.modules["model"]

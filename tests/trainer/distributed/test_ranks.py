@@ -20,7 +20,9 @@ def group():
 
 
 def test_ranks_agree_by_time_and_not_in_every_step(group, monkeypatch):
-    """Steps of a millisecond: they agree in every 200th; of a second: in each."""
+    """With steps of a millisecond they agree in every 200th step, with steps of a second
+    in each.
+    """
     now = [0.0]
     monkeypatch.setattr(ranks.time, "monotonic", lambda: now[0])
     asked = []

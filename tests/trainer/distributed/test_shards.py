@@ -114,7 +114,7 @@ def test_diagnoses_look_at_whole_gradients(found):
 
 
 def test_blocks_of_a_transformer_are_shards_of_their_own(found):
-    """With a tied weight, accumulation and activation checkpoints."""
+    """Each block is a shard, with a tied weight, accumulation and activation checkpoints."""
     shards, whole = both(found, "gpt")
     assert_alike(shards, whole)
     assert shards["units"] == ["", "blocks.0", "blocks.1"]
@@ -148,7 +148,7 @@ def test_a_replay_is_left_out_and_says_so(found):
 
 
 def test_skipped_steps_are_retried_in_fp32(found):
-    """On all ranks, to the same losses."""
+    """All ranks retry the skipped steps and have the same losses."""
     shards, whole = both(found, "retry")
     assert_alike(shards | {"grad_norm": []}, whole | {"grad_norm": []})
     retries = events(shards, "retry"), events(whole, "retry")
@@ -161,7 +161,7 @@ def test_skipped_steps_are_retried_in_fp32(found):
 
 
 def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
-    """To the bit, with skips among the steps: weights and scale."""
+    """Weights and scale are bit-equal to those of torch's own loop, with skips among the steps."""
     for rank in found:
         ours, bare = rank["policy"], rank["policy bare"]
         assert_same_bits(ours["weights"], bare["weights"])
@@ -179,14 +179,14 @@ def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
     ],
 )
 def test_a_policy_goes_with_fewer_settings_than_autocast(values, message):
-    """It casts all of a network, in each step."""
+    """A policy casts a whole network in each step, so settings for parts of it are rejected."""
     training = {"parallel": "fsdp", "shard_casts": "policy"} | values.get("training", {})
     with pytest.raises(ConfigError, match=f"cannot be combined with {message}; allowed: autocast"):
         parse_config(Digits, {"precision": "fp16"} | values | {"training": training})
 
 
 def test_shards_go_back_from_a_spike(found):
-    """From the same steps to the same ones, as often."""
+    """Shards go back from the same steps to the same ones as whole weights, as often."""
     shards, whole = both(found, "spiking")
     assert events(shards, "rolled_back")
     places = [
@@ -198,7 +198,7 @@ def test_shards_go_back_from_a_spike(found):
 
 
 def test_ranks_on_other_machines_go_back_as_well(found, folder):
-    """To a checkpoint that is only on the first one's disk."""
+    """Ranks on other machines go back to a checkpoint that only the first one has on disk."""
     for parallel in ("ddp", "fsdp"):
         for rank in found:
             apart, together = rank[f"apart {parallel}"], rank[f"spiking {parallel}"]
@@ -276,7 +276,7 @@ def test_the_last_save_is_one_file_and_those_before_are_shards(found, folder):
 
 
 def test_torchs_own_tools_read_the_folder(folder, tmp_path):
-    """Into one file with all tensors by their places in the state."""
+    """torch's tool assembles one file with all tensors by their names in the state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it runs in a single process
         dcp_to_torch_save(folder / "checkpoints/step-00000003", tmp_path / "whole.pt")
@@ -315,14 +315,14 @@ def test_altered_shards_are_rejected(folder, tmp_path, capsys):
 
 
 def test_a_full_disk_of_one_rank_is_reported_by_all(found, folder):
-    """With the system's message, which the page shows; nothing is left of the save."""
+    """All ranks report the system's message, and nothing is left of the save."""
     for rank in (0, 1):
         assert os.strerror(errno.ENOSPC) in found[rank]["full disk"]
     assert list((folder / "full").iterdir()) == []
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
-    """From which the ranks of the next attempt make the same shards again, bit for bit."""
+    """The ranks of the next attempt make the same shards from the save before, bit for bit."""
     place = tmp_path / "checkpoints"
     place.mkdir()
     training = DIGITS["training"] | {"parallel": "fsdp", "steps": 21}
@@ -351,7 +351,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
 
 
 def test_a_network_that_no_device_holds_is_drawn_by_one_rank(found):
-    """To the weights, masks and data that each rank of ddp draws."""
+    """Each rank gets the weights, masks and data that it draws with ddp."""
     shards, whole = both(found, "placed")
     assert_alike(shards, whole)
     assert [each["placed fsdp"]["made_on"] for each in found] == [["cpu"], ["meta"]]
@@ -381,7 +381,7 @@ def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_f
     ],
 )
 def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, words):
-    """By all ranks alike; but for what only a step can show, before a weight has changed."""
+    """All ranks reject them, before a weight has changed unless only a step can show it."""
     first, second = (each[f"refused {what}"] for each in found)
     assert first == second
     assert first.startswith("RecipeError: ")
@@ -404,7 +404,7 @@ def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, 
     ],
 )
 def test_settings_that_conflict_with_shards_are_rejected(values, words):
-    """At the submission, by name."""
+    """The submission is rejected with the name of the setting."""
     training = values.get("training", {}) | {"parallel": "fsdp"}
     with pytest.raises(ConfigError, match=words):
         parse_config(Regression, values | {"training": training})

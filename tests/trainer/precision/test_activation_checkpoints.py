@@ -54,7 +54,7 @@ def test_no_bit_is_different(run_loop, precision, more):
 
 @pytest.mark.slow
 def test_blocks_of_a_transformer_by_pattern(run_loop):
-    """With accumulation; the recipe's code says nothing of it."""
+    """A pattern selects blocks, with accumulation, without a change of the recipe."""
     values = {
         "training": {"steps": 2, "batch_size": 2, "accumulation_steps": 2},
         "recipe": {"layers": 2, "heads": 2, "width": 16, "context": 8},
@@ -73,7 +73,7 @@ def kept_bytes(network: nn.Module) -> int:
 
 
 def test_only_inputs_are_saved():
-    """No other activation of a checkpointed module."""
+    """No activation of a checkpointed module is saved besides its inputs."""
     network = nn.Sequential(nn.Linear(6, 256), nn.Tanh(), nn.Linear(256, 1))
     before = kept_bytes(network)
     keep_no_activations(network)
@@ -91,7 +91,9 @@ def test_without_gradients_it_is_called_plainly(monkeypatch):
 
 @pytest.mark.slow
 def test_a_compiled_run_has_them_too(run_loop, monkeypatch):
-    """Also of modules with buffers, which are left to Python."""
+    """A compiled run has activation checkpoints too, also of modules with buffers, which
+    are not compiled.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     values = FP16 | {"training": {"steps": 3}}
     run = run_loop(Deep, values | HERE)
@@ -118,6 +120,6 @@ def test_a_replay_finds_the_module_all_the_same(run_loop):
 
 
 def test_an_unknown_name_is_reported(run_loop):
-    """By the field."""
+    """The error names the field of the unknown module."""
     with pytest.raises(ConfigError, match=r'modules\.checkpointed: no module is named "blocks"'):
         run_loop(Deep, {"modules": {"checkpointed": ["blocks"]}})

@@ -38,8 +38,9 @@ class Large(Regression):
     [("bf16", 2.0**-10, 384), ("bf16", 2.0**-6, 0), ("fp32", 2.0**-10, None)],
 )
 def test_updates_that_round_away_are_counted(run_loop, weights, rate, lost):
-    """Of 768 weights 384 have a gradient; at 1, bf16's next number is 2^-8 below. In fp32 all move,
-    and nothing is looked at."""
+    """384 of 768 weights have a gradient, and the number below 1 in bf16 is 2^-8 away. In fp32
+    all weights move, and nothing is counted.
+    """
     values = {"precision": "bf16", "training": {"weights": weights, "max_grad_norm": None}}
     values |= {"recipe": {"learning_rate": rate}, "diagnosis": {"updates_every_steps": 2}}
     run = run_loop(Large, values)
@@ -103,7 +104,7 @@ def test_all_but_running_statistics_and_their_norm_is_bf16(run_loop, tmp_path):
 
 
 def test_a_fork_may_change_the_weights_type(run_loop, tmp_path):
-    """To bf16 they are rounded, to fp32 they are unchanged."""
+    """Weights are rounded to bf16, and unchanged in fp32."""
     run_loop(Mixed, BF16, folder=tmp_path)
     path = tmp_path / "step-00000004.pt"
     fork = run_loop(Mixed, {"precision": "bf16", "training": {"steps": 6}}, resume=path)
@@ -113,7 +114,9 @@ def test_a_fork_may_change_the_weights_type(run_loop, tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_in_other_precisions_the_setting_says_nothing(run_loop, precision):
-    """So that a run may be compared in all of them."""
+    """The setting has no effect in other precisions, so that a run can be compared in all
+    of them.
+    """
     values = {"precision": precision}
     run = run_loop(Digits, values | {"training": {"steps": 3, "weights": "bf16"}})
     assert_same_bits(run.weights(), run_loop(Digits, values | {"training": {"steps": 3}}).weights())
@@ -158,7 +161,9 @@ def test_a_fused_sgd_that_would_not_train_is_rejected(run_loop):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_rejected_fused_sgd_is_explained(dtype, momentum):
-    """On a CPU it updates only the last n mod 16 of n weights; see docs/explanation/amp.md."""
+    """On a CPU a fused SGD updates only the last n mod 16 of n weights; see
+    docs/explanation/amp.md.
+    """
     for count in (1, 15, 16, 17, 1000, 40_003):
         weights = torch.nn.Parameter(torch.ones(count, dtype=dtype))
         sgd = torch.optim.SGD([weights], lr=0.125, momentum=momentum, fused=True)

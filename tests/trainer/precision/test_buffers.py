@@ -55,8 +55,9 @@ def statistics(run):
 
 
 def test_poisoned_buffers_are_named_once(run_loop):
-    """After the first skip, with its step; those that are sound are not named, nor are they again
-    at the next skip."""
+    """Buffers are named once after the first skip with its step; sound buffers are not, and
+    later skips name none again.
+    """
     run = run_loop(Ahead)
     assert run.skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
@@ -83,7 +84,7 @@ def test_buffers_that_began_infinite_are_not_poisoned():
 
 
 def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
-    """Once, even if the run was resumed meanwhile; again if it is poisoned after a rewind."""
+    """Each buffer is reported once, also if the run was resumed, and again after a rollback."""
     module = nn.BatchNorm1d(3)
     poison, events = followed(module)
     poison.before_step(1)
@@ -107,7 +108,7 @@ def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
 
 
 def test_a_fork_reports_inherited_nonfinite_buffers():
-    """With the step since which its parent had it, at a skip of its own."""
+    """A fork reports them at its own skip, with the step since which its parent had them."""
     module = nn.BatchNorm1d(3)
     poison, _events = followed(module)
     poison.before_step(1)
@@ -134,7 +135,7 @@ def reported(step, *buffers):
 
 
 def test_restored_buffers_are_those_before_the_skip(run_loop):
-    """Also those that count: all are as if the skipped batches had never been seen."""
+    """All buffers, counters too, are as if the skipped batches had never been seen."""
     run = run_loop(Ahead, RESTORED)
     assert run.skipped() == [4, 8]
     assert all(buffer.isfinite().all() for buffer in statistics(run).values())
@@ -197,7 +198,7 @@ class Regularly(Ahead):
 
 
 def test_neither_waits_for_the_device():
-    """On torch's meta device, where whatever reads a value raises."""
+    """On torch's meta device, where every read of a value raises, both work."""
     modules = {"model": nn.BatchNorm1d(4, device="meta")}
     rule = BufferRule(modules, is_on=True)
     rule.keep()

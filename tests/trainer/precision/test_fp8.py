@@ -85,8 +85,8 @@ def test_layers_train_in_fp8_and_report_rounding(run_loop, emulated, capsys, tmp
 
 
 def test_the_share_that_becomes_0_is_counted(emulated):
-    """For e4m3 with a minimum of 2^-9 and a maximum of 448; a scale per row preserves small values
-    in a row of small values.
+    """The share is that of e4m3 with a minimum of 2^-9 and a maximum of 448; a scale per row
+    preserves small values in a row of small values.
     """
     small = torch.ones(2, 32)
     small[0, :8], small[1], small[1, :4] = 2.0**-20, 2.0**-20, 0.0
@@ -102,7 +102,7 @@ def test_the_share_that_becomes_0_is_counted(emulated):
 
 
 def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
-    """By modules.fp32 and modules.bf16, with all that is in them."""
+    """Modules of modules.fp32 and modules.bf16, and those within them, are not converted to fp8."""
     run = run_loop(Layers, values(2, modules={"bf16": ["model.0"]}))
     kinds = [type(run.recipe.modules["model"][at]).__name__ for at in (0, 2)]
     assert kinds == ["Linear", "Float8Linear"]

@@ -42,8 +42,9 @@ def moments(run):
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])
 def test_weights_and_moments_lie_with_their_channels_last(run_loop, kind):
-    """Those of an optimizer that makes its state at once, too; the numbers are the same but for
-    rounding. Catches a fused step through weights and moments that lie in unlike order."""
+    """The moments of all optimizers have the format, and the numbers are equal up to rounding.
+    A fused step through weights and moments of different formats would be detected.
+    """
     recipe = type("Some", (Images,), {"kind": kind})
     run, plain = run_loop(recipe, LAST), run_loop(recipe)
     first, second = run.recipe.modules["model"][0][0], run.recipe.modules["model"][1]

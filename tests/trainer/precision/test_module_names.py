@@ -47,6 +47,6 @@ def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
     ],
 )
 def test_a_pattern_without_a_match_is_an_error(pattern, message):
-    """With the field, the pattern and some names of modules."""
+    """The error has the field, the pattern and some names of modules."""
     with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
         chosen(blocks(), "modules.fp32", [pattern])

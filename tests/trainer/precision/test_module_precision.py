@@ -45,7 +45,7 @@ class BySetting(Regression):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_setting_equals_a_region_by_hand(run_loop, dtype):
-    """To the last bit: loss, weights and scale, with no line of the recipe changed."""
+    """Loss, weights and scale are bit-equal, without a change of the recipe."""
     by_hand = run_loop(type("ByHand", (ByHand,), {"dtype": dtype}), FP16)
     field = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     run = run_loop(BySetting, FP16 | {"modules": {field: ["model.2"]}})
@@ -78,7 +78,7 @@ def test_all_that_goes_in_is_cast_and_nothing_else(dtype):
 
 
 def test_fp32_holds_where_both_name_a_module(run_loop):
-    """Also where one is within the other."""
+    """fp32 has precedence also if one module is within the other."""
     fp32 = run_loop(BySetting, FP16 | {"modules": {"fp32": ["model"]}})
     for bf16 in (["model"], ["model.0"]):
         both = run_loop(BySetting, FP16 | {"modules": {"fp32": ["model"], "bf16": bf16}})
@@ -133,7 +133,7 @@ def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
 
 @pytest.mark.slow
 def test_a_compiled_run_is_controlled(run_loop, monkeypatch):
-    """With training.compile, by the names that the network has without it."""
+    """With training.compile modules have their names without it."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     values = FP16 | {"modules": {"fp32": ["model.2"]}}
     run = run_loop(BySetting, values)
@@ -143,7 +143,7 @@ def test_a_compiled_run_is_controlled(run_loop, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_where_it_says_nothing_new_no_bit_is_different(run_loop, precision):
-    """In fp32 all is in fp32 anyhow; modules.bf16 is for fp16."""
+    """fp32 runs have no other precision, and modules.bf16 is for fp16, so no bit changes."""
     field = {"fp32": "fp32", "bf16": "bf16"}[precision]
     run, plain = (
         run_loop(BySetting, {"precision": precision, "modules": {field: patterns}})
@@ -153,7 +153,7 @@ def test_where_it_says_nothing_new_no_bit_is_different(run_loop, precision):
 
 
 def test_an_unknown_name_ends_the_run_before_its_first_step(run_loop):
-    """Whatever its precision, for the setting comes along into comparisons."""
+    """The run ends in any precision, because comparisons copy the setting."""
     with pytest.raises(ConfigError, match=r'modules\.bf16: no module is named "model\.x"'):
         run_loop(BySetting, {"precision": "fp32", "modules": {"bf16": ["model.x"]}})
 

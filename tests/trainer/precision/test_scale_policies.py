@@ -69,10 +69,9 @@ def scale_as_described(records, settings):
     ],
 )
 def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
-    """At every step it equals a plain Python implementation of the rules.
-
-    Catches patience that is not restored at a growth, a share counted over the whole run, and a
-    ceiling that lets one growth through.
+    """At every step the scale equals that of a plain Python implementation of the rules.
+    Patience that is not restored at a growth, a share counted over the whole run, and a ceiling
+    that lets one growth through would be detected.
     """
     values = {
         "scaler": settings,
@@ -86,9 +85,8 @@ def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
 
 
 def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
-    """At the floor the scale stays, and the step is recorded as skipped.
-
-    Catches skips derived from a falling scale.
+    """At the floor the scale stays, and the step is recorded as skipped, so skips are not
+    derived from a falling scale.
     """
     run = run_loop(Digits, {"scaler": {"floor": 2.0**24}, "training": {"steps": 10}})
     assert run.skipped() == list(range(1, 11))
@@ -137,9 +135,8 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
     ],
 )
 def test_invalid_settings_are_rejected(settings, message):
-    """For a conflict the message names both.
-
-    Catches a scale that is 0 in fp32, or has an infinite reciprocal there.
+    """The message of a conflict names both settings. Scales that are 0 in fp32, or have an
+    infinite reciprocal, are rejected.
     """
     with pytest.raises(ConfigError, match=message):
         parse_config(Regression, {"scaler": settings})
@@ -147,9 +144,8 @@ def test_invalid_settings_are_rejected(settings, message):
 
 @pytest.mark.slow
 def test_a_run_that_only_skips_is_stopped(run_loop):
-    """After so many skips in a row, once calibrated, it fails with a reason that has the figures.
-
-    Catches a rule that ends a run in its calibration: digits begins with five skips in a row.
+    """After so many skips in a row, once calibrated, the run fails with a reason that has the
+    figures. Digits begins with five skips in a row, which do not count.
     """
     with pytest.raises(ScaleUnusableError, match="step 44 was skipped, the last of 4 in a"):
         run_loop(Overflowing, {"scaler": {"stop_after_skips": 4}})
@@ -272,9 +268,8 @@ def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
 
 
 def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
-    """Neither after a back-off at the very last step, nor of a checkpoint that lacks the scale.
-
-    Catches a scale that is not the one after the last step, or was rounded on its way.
+    """No event is emitted after a back-off at the last step, or for a checkpoint without the
+    scale. A scale that is rounded, or not the one after the last step, would be detected.
     """
     values = {"scaler": {"init_scale": 2.0**24 / 3}, "training": {"steps": 3}}
     stop = iter([Control(), Control("pause")])
@@ -346,9 +341,8 @@ class InfiniteAtFirst(Regression):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_scale_that_falls_without_end_spares_the_weights(run_loop, fused):
-    """Without a floor of its own a run's scale stops where its reciprocal is still finite.
-
-    Catches torch's own way: at a scale of 0 the next finite step turns every weight to NaN.
+    """The scale stops where its reciprocal is still finite. torch's own scale reaches 0, and
+    the next finite step turns every weight to NaN.
     """
     # A replay would draw batches, too.
     values = {"training": {"fused": fused}, "diagnosis": {"replay_skips": 0}}

@@ -78,7 +78,7 @@ def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_resumes_exactly_and_forks_may_round_otherwise(run_loop, tmp_path):
-    """The chances depend on the seed and the updates before, and on no other random numbers."""
+    """Rounding depends on the seed and the earlier updates, and on no other random numbers."""
     whole = run_loop(Small, values(9))
     run_loop(Small, values(4), folder=tmp_path)
     path = tmp_path / "step-00000004.pt"
@@ -96,7 +96,7 @@ def test_a_run_resumes_exactly_and_forks_may_round_otherwise(run_loop, tmp_path)
 
 
 def test_ranks_round_alike():
-    """Whatever their own random numbers are, or weights would part that should be the same."""
+    """Ranks with different random numbers round alike, because their weights must stay equal."""
     weights = []
     for seed in (1, 2):
         weight = nn.Parameter(torch.ones(512, dtype=torch.bfloat16))
@@ -136,13 +136,13 @@ class Scheduled(Small):
     ],
 )
 def test_unsupported_optimizers_are_rejected(run_loop, recipe, message):
-    """With the optimizer's name and the allowed ones."""
+    """The error has the optimizer's name and the allowed ones."""
     with pytest.raises(ConfigError, match=message):
         run_loop(recipe, values(2, schedule="recipe"))
 
 
 def test_without_torchao_or_bf16_weights_it_is_rejected(run_loop, monkeypatch):
-    """With what to install; fp32 weights have nothing to round."""
+    """The error says what to install, or that fp32 weights have nothing to round."""
     with pytest.raises(
         ConfigError, match="rounding is stochastic, but weights is fp32; set weights"
     ):
